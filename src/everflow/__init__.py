@@ -58,8 +58,12 @@ if TYPE_CHECKING:
         ValueTransformer,
         punctuate,
     )
-    from everflow.operators.processors.stores import KeyValueStore, SessionStore, WindowStore
-    from everflow.operators.processors.versioned_store import VersionedStore
+    from everflow.operators.processors.stores import (
+        KeyValueStore,
+        SessionStore,
+        VersionedStore,
+        WindowStore,
+    )
     from everflow.records import TaskId, TopicPartition
     from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
     from everflow.runtime.describe import TaskStatus

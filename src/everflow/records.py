@@ -161,7 +161,8 @@ class EdgeBatch:
     those of the originating input record. ``headers`` is of type `HEADERS`, or None where no
     record has any (or the plan carries none). ``put``: of a table's updates, from which place on
     the table had each, where that is before the update came to who reads it (note 031); None: it
-    is not.
+    is not. ``old``: of a table's updates, what each entry was before, row by row, for an operator
+    that compares them (note 035).
     """
 
     key: pa.Array
@@ -173,6 +174,7 @@ class EdgeBatch:
     offset: Int64
     headers: pa.Array | None = None
     put: Int64 | None = None
+    old: EdgeBatch | None = None
 
     @property
     def known_from(self) -> Int64:
@@ -195,6 +197,7 @@ class EdgeBatch:
             offset=self.offset[indices],
             headers=None if self.headers is None else self.headers.take(idx),
             put=None if self.put is None else self.put[indices],
+            old=None if self.old is None else self.old.take(indices),
         )
 
     def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:

@@ -14,18 +14,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from everflow.operators.aggregates.aggregate import PythonCogroup
+from everflow.operators.aggregates.sliding_aggregate import SlidingBook
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, table_table
 from everflow.operators.joins.foreign_keys import ForeignKeys
+from everflow.operators.joins.join_side import WaitingRecords
 from everflow.operators.joins.joined_table import Held, JoinedTable
-from everflow.operators.joins.stream_global import StreamGlobalJoin
-from everflow.operators.joins.waiting_records import WaitingRecords
+from everflow.operators.joins.stream_table import StreamGlobalJoin
 from everflow.operators.processors.stores import KeyValueStore
-from everflow.operators.python_aggregate import PythonCogroup
-from everflow.operators.sliding.sliding_book import SlidingBook
 from everflow.operators.suppress import _Buffer
-from everflow.operators.table import TableSpec
-from everflow.operators.table_changes import HeldRows, TableChanges
-from everflow.operators.versioned_table import VersionedTableSpec
+from everflow.operators.table import TableChanges, TableSpec, VersionedTableSpec
 from everflow.records import EdgeBatch
 from everflow.state.left_out import KeptEntry
 from everflow.topology.graph import Inputs
@@ -61,12 +59,10 @@ def _waiting_longer(buffer: _Buffer) -> _Buffer:
 def _later(join: Callable[..., Any]) -> Callable[..., Any]:
     """A record asks one ms later."""
 
-    def joined(self: HeldRows, inputs: Inputs) -> Any:
-        left, right = inputs.sides
-        later = replace(left, timestamp=left.timestamp + 1)
-        return join(self, inputs._replace(sides=(later, right)))
+    def held(self: JoinedTable, asking: EdgeBatch, inputs: Inputs) -> Any:
+        return join(self, replace(asking, timestamp=asking.timestamp + 1), inputs)
 
-    return joined
+    return held
 
 
 def _never_behind(process: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,8 +100,9 @@ def _with_left(inputs: Inputs, made: Callable[[EdgeBatch], EdgeBatch]) -> Inputs
     return inputs._replace(sides=(made(left), *others))
 
 
-def _without_values(batch: EdgeBatch) -> EdgeBatch:
-    return batch.with_columns(value=pa.nulls(len(batch), batch.value.type))
+def _without_old_values(batch: EdgeBatch) -> EdgeBatch:
+    old = batch.with_columns(value=pa.nulls(len(batch), batch.value.type))
+    return replace(batch, old=old)
 
 
 def _keyed(batch: EdgeBatch) -> EdgeBatch:
@@ -146,7 +143,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "_process",
         _never_behind,
     ),
-    "a table one ms later": ("join with grace", HeldRows, "run", _later),
+    "a table one ms later": ("join with grace", JoinedTable, "held", _later),
     "a global table without entries": (
         "join with global table",
         StreamGlobalJoin,
@@ -159,7 +156,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "foreign-key join",
         ForeignKeys,
         "run",
-        lambda join: lambda self, inputs: join(self, _with_left(inputs, _without_values)),
+        lambda join: lambda self, inputs: join(self, _with_left(inputs, _without_old_values)),
     ),
     "one aggregator for all streams": ("cogroup", PythonCogroup, "__call__", _of_the_first),
     "a processor's store keeps what is deleted": (
@@ -200,7 +197,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "grouped table",
         TableChanges,
         "run",
-        lambda join: lambda self, inputs: join(self, _with_left(inputs, _without_values)),
+        lambda join: lambda self, inputs: join(self, _with_left(inputs, _without_old_values)),
     ),
     "the earlier time": (
         "join of tables",

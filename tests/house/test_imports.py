@@ -72,7 +72,7 @@ MUTATIONS = {
         "new_module everflow.errors",
     ),
     "No circles, of folders or of modules": (
-        "operators.agg everflow.operators.aggregate",
+        "operators.agg everflow.operators.aggregates.aggregate",
         "dsl.lowering.stream everflow.dsl.lowering.tables",
         "errors everflow.config",
     ),
@@ -110,7 +110,7 @@ MUTATIONS = {
         "runtime.restore.restore_plan everflow.state.lmdb_store",
         "runtime.commit.batch confluent_kafka",
         "runtime.topics.end_offsets everflow.kafka.admin",
-        "operators.joins.asof everflow.dsl.functions",
+        "operators.joins.asof everflow.dsl.expressions",
     ),
     "A worker reaches neither Spark's side of the driver nor the driver's rooms": (
         "runtime.worker.serve everflow.spark.session",

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
-from everflow.operators.folds.packed_lists import pack, unpack
+from everflow.operators.aggregates.folds import pack, unpack
 from everflow.records import StoreChanges
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import column_of

@@ -123,19 +123,16 @@ class GraphBuilder:
         return node.name
 
     def has(self, name: str) -> bool:
-        """Whether there is a node called so."""
+        """True if there is a node called so."""
         return name in self._nodes
 
     def node(self, name: str) -> Node:
-        """The node called ``name``; KeyError."""
         return self._nodes[name]
 
     def reaches_first(self, first: str, second: str) -> bool:
-        """See `everflow.topology.arrival.reaches_first`."""
         return reaches_first(self._nodes.values(), first, second)
 
     def hands_on_first(self, first: str, second: str) -> bool:
-        """See `everflow.topology.arrival.hands_on_first`."""
         return hands_on_first(self._nodes.values(), first, second)
 
     def replace(self, node: Node) -> None:
@@ -146,10 +143,6 @@ class GraphBuilder:
         """The table of the node called as ``keeper`` has a store as soon as somebody asks what it
         holds: then ``keeper``, whose input is what gives its values, takes the node's place."""
         self._unkept[keeper.name] = keeper
-
-    def may_keep(self, name: str) -> bool:
-        """Whether there is a store for the table of this node that nobody has asked for."""
-        return name in self._unkept
 
     def keep(self, name: str) -> None:
         """Somebody asks what the table of this node holds."""

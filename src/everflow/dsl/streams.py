@@ -47,7 +47,7 @@ from everflow.dsl.lowering.aggregation import (
     given_fields,
 )
 from everflow.dsl.lowering.global_tables import joined_with_global, whole_table
-from everflow.dsl.lowering.join_call import JoinCall, store_of
+from everflow.dsl.lowering.join_call import JoinCall
 from everflow.dsl.lowering.processors import Deduplication, ProcessorCall, Supplier, Transformer
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.lowering.stream_joins import (
@@ -57,10 +57,10 @@ from everflow.dsl.lowering.stream_joins import (
     joined_with_stream,
     joined_with_table,
 )
-from everflow.dsl.lowering.suppress import suppressed as suppressed_stream
 from everflow.dsl.lowering.table_joins import ForeignKeyJoin, joined_by_foreign_key, joined_by_key
+from everflow.dsl.lowering.table_reads import checked_ttl, store_of
 from everflow.dsl.lowering.tables import TableCall, table_of
-from everflow.dsl.lowering.versioned import checked_ttl
+from everflow.dsl.lowering.tables import suppressed as suppressed_stream
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import EmitStrategy, Suppressed
 from everflow.dsl.topics import partitioner_of

@@ -14,11 +14,14 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from everflow.columns.key_partitions import BY_HASH
-from everflow.dsl.expressions import Edge, Expression, is_column, refuse_calls
-from everflow.dsl.functions import (
+from everflow.dsl.expressions import (
+    Edge,
+    Expression,
     check_parameters,
     function_name,
+    is_column,
     key_value_function,
+    refuse_calls,
     required_parameters,
 )
 from everflow.dsl.graph_builder import check_name

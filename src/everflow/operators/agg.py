@@ -7,6 +7,7 @@ as Java's do. NaN is larger than every number.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import pyarrow as pa
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import fitting, telling
-from everflow.operators.folds.sketch import HIGHEST, LOWEST, precision_of
 from everflow.serdes.arrow_types import holds, type_text
 from everflow.user_program import user_line
 
@@ -23,7 +23,14 @@ KINDS = (
     *("collect_list", "collect_set", "min_by", "max_by", "approx_count_distinct", "top_n"),
 )
 _BY = ("min_by", "max_by", "top_n")
+LOWEST, HIGHEST = 4, 18
+"""The precisions of sketches that the corrections know."""
 _FULL = ("fail", "keep_first", "keep_last")
+
+
+def precision_of(rsd: float) -> int:
+    """The precision whose relative standard deviation is at most ``rsd``, as Spark's."""
+    return math.ceil(2.0 * math.log(1.106 / rsd) / math.log(2.0))
 
 
 @dataclass(frozen=True, kw_only=True)

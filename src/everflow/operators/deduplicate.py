@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times
 from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
-from everflow.operators.joins.joined_table import NEVER
-from everflow.operators.joins.joined_values import task_codes
+from everflow.operators.joins.joined_table import NEVER, task_codes
 from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
@@ -41,7 +40,7 @@ class DeduplicateSpec(TableOperator):
 
     store: str
     key_serde: Serde
-    """Of the ids."""
+    """The serde of the ids."""
     value_serde: Serde
     result_key: pa.DataType
     result: pa.DataType
@@ -57,7 +56,6 @@ class DeduplicateSpec(TableOperator):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `Operator`."""
         return self.value_serde
 
     def run(self, inputs: Inputs) -> TasksResult:
@@ -99,7 +97,7 @@ class DeduplicateSpec(TableOperator):
         times: Int64,
         stores: Mapping[int, Mapping[str, StoreView]],
     ) -> Kept:
-        """What is stored of the batch's ids, near its records."""
+        """The stored entries of the batch's ids, near its records."""
         low = np.full(len(groups.keys), np.iinfo(np.int64).max)
         high = np.full(len(groups.keys), -1)
         np.minimum.at(low, codes, times)
@@ -120,7 +118,7 @@ class DeduplicateSpec(TableOperator):
 
 
 def _new(codes: Int64, times: Int64, stored: Kept, spec: DeduplicateSpec) -> npt.NDArray[np.bool_]:
-    """Which records go on; ``codes``: their ids, in processing order."""
+    """True for records that pass; ``codes``: their ids, in processing order."""
     counts = np.bincount(codes)
     counts[np.unique(stored.codes)] += 1
     new = np.ones(len(codes), bool)

@@ -29,7 +29,7 @@ TIME_BYTES = 8
 
 @dataclass(frozen=True)
 class DueIndex:
-    """How the keys of waiting entries are written.
+    """Writes the keys of waiting entries.
 
     Attributes:
         prefix: of all keys of the index; a store may hold several indexes.
@@ -56,7 +56,7 @@ class DueIndex:
         return int(_PLAIN.unpack_from(key, at)[0])
 
     def rest_of(self, key: bytes) -> bytes:
-        """What follows the time in a stored key."""
+        """The bytes behind the time in a stored key."""
         return key[len(self.prefix) + TIME_BYTES :]
 
     def stored(

@@ -28,7 +28,7 @@ _CUT = ("largest", "smallest")
 
 
 class Bounds(NamedTuple):
-    """How many values a list has, or a sketch's precision; ``when_full``: what a list does beyond,
+    """The length of a list, or a sketch's precision; ``when_full``: what a list does beyond it,
     ``fail``, ``keep_first`` or ``keep_last``."""
 
     limit: int
@@ -38,8 +38,8 @@ class Bounds(NamedTuple):
 @dataclass(frozen=True)
 class StateColumn:
     """One field of the stored state. ``op`` is ``count``, ``sum``, ``min``, ``max``, ``first`` or
-    ``last``, or one of `everflow.operators.folds`; ``field`` the field of the input struct it
-    reads, None to count records. ``bounds``: of a list or a sketch."""
+    ``last``, or one of `everflow.operators.aggregates.folds`; ``field`` the field of the input
+    struct that it reads, None to count records. ``bounds``: of a list or a sketch."""
 
     name: str
     type: pa.DataType
@@ -153,7 +153,7 @@ class ColumnFold:
         return pa.concat_arrays([self.stored, values]).take(pa.array(at))
 
     def _firsts(self) -> Int64:
-        """Where the first of each group is, as `_picked` takes it."""
+        """The place of each group's first value, as `_picked` takes it."""
         groups = len(self.present)
         at = np.arange(groups)
         new = np.flatnonzero(~self.present[self.codes])
@@ -292,7 +292,6 @@ def as_numbers(
 
 
 def valid(values: pa.Array) -> _Bools:
-    """Where ``values`` is not null."""
     if values.null_count == 0:
         return np.ones(len(values), bool)
     found: _Bools = values.is_valid().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""What ``topology.optimization`` makes of a topology: the topics of tables as their changelogs.
+"""Applies ``topology.optimization``: the topics of tables serve as their changelogs.
 
 Pure. A table that is read from a topic holds what the topic holds: the topic can restore it, and no
 changelog has to be written.
@@ -62,7 +62,7 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
 
 
 def _as_it_is(reading: Reading) -> bool:
-    """Whether all of the topic is read, each record with its own time or not at all."""
+    """True if all of the topic is read, each record with its own time or not at all."""
     own = None | FailOnInvalidTimestamp | LogAndSkipOnInvalidTimestamp
     return isinstance(reading.timestamp, own) and reading.offset_reset in (None, "earliest")
 

@@ -54,14 +54,13 @@ class BufferBounds:
     stops: bool = False
 
     def over(self, records: int, size: int) -> bool:
-        """Whether a buffer of these is too large."""
+        """True if a buffer of these is too large."""
         return (self.records is not None and records > self.records) or (
             self.bytes is not None and size > self.bytes
         )
 
     @property
     def given(self) -> bool:
-        """Whether there are any."""
         return self.records is not None or self.bytes is not None
 
 
@@ -105,7 +104,7 @@ class SuppressSpec(TableOperator):
 
     @property
     def held_ms(self) -> int:
-        """How far stream time is behind an entry's place when it goes."""
+        """The delay of stream time behind an entry's place when it is emitted (ms)."""
         return self.wait_ms if self.early is None else 0
 
     def place_of(self, time: int, stream_time: int) -> int:
@@ -118,21 +117,19 @@ class SuppressSpec(TableOperator):
 
     @property
     def key_serde(self) -> Serde:
-        """Of the table's keys; those of the store are this module's."""
+        """The serde of the table's keys; the store's keys are this module's."""
         return self.table_key_serde
 
     @property
     def value_serde(self) -> Serde:
-        """Of the table's values; those of the store are this module's."""
+        """The serde of the table's values; the store's values are this module's."""
         return self.table_value_serde
 
     @property
     def results(self) -> ResultDecoder:
-        """See `Operator`."""
         return self.table_value_serde
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         (batch,) = inputs.sides
         keys = written_bytes(self.table_key_serde, batch.key, self.store, batch).to_pylist()
         values = written_bytes(self.table_value_serde, batch.value, self.store, batch).to_pylist()
@@ -167,7 +164,6 @@ class SuppressSpec(TableOperator):
         return TasksResult(self._shown(batch, given), changes, after, {})
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         given, changes = list[_Given](), dict[int, list[StoreChanges]]()
         for row, partition in enumerate(ticks.partition.tolist()):
             buffer = _Buffer(
@@ -284,7 +280,7 @@ class _Buffer:
                 yield from self._first_out(by)
 
     def passed(self, by: int) -> Iterator[_Given]:
-        """What comes out with stream time alone."""
+        """The entries that stream time alone lets go."""
         self._load([])
         yield from self._due(by)
 
@@ -293,7 +289,7 @@ class _Buffer:
             yield from self._out(*due, by)
 
     def changes(self) -> list[StoreChanges]:
-        """Of the store: what is not held any more, then what came in."""
+        """The store's changes: entries that are not buffered any more, then new ones."""
         made, more, index = Changes(), 0, not self.spec.by_window
         for key, place in self.before.items():
             entry = self.held.get(key)
@@ -321,14 +317,14 @@ class _Buffer:
         return made.of(self.spec.store)
 
     def _book(self, more: int) -> bytes | None:
-        """What is to be stored of count and size; ``more``: entries than there were."""
+        """The count and size to be stored; ``more``: the number of new entries."""
         if not self.spec.bounds.given or not self.count:
             return None
         entries = self.view.entries() + more + (self.booked is None)
         return _BOOK.pack(self.count, self.size, entries)
 
     def _load(self, updates: list[_Update]) -> None:
-        """What the updates can meet or let out."""
+        """The entries that the updates can meet or let go."""
         keys = sorted({update.key for update in updates})
         self._load_book()
         latest = max([self.stream_time, *(update.entry.time for update in updates)])
@@ -380,7 +376,7 @@ class _Buffer:
         return kept
 
     def _entry(self, place: int, stored: bytes) -> _Entry:
-        """What stands in the store at a place."""
+        """The stored entry at a place."""
         time, data = unpack_value(stored)
         if self.spec.early is None:
             return _unpacked(place, time, data)

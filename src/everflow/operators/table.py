@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.grouping import KeyedOperator, Tasks, entries, group, result
-from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, TasksResult
+from everflow.operators.grouping import (
+    KeyedOperator,
+    Tasks,
+    entries,
+    group,
+    result,
+    stream_times,
+    task_slices,
+)
+from everflow.operators.joins.joined_table import JoinedTable, Stores, latest_when_put
+from everflow.operators.suppress import SuppressSpec
+from everflow.operators.user_code import written_alike, written_bytes
+from everflow.records import EdgeBatch, StoreChanges, TasksResult
 from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder
+from everflow.serdes.changed import changed_type
+from everflow.topology.graph import Inputs, Operator, TableOperator
+from everflow.topology.plan import StatefulOp
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,6 @@ class TableSpec(KeyedOperator):
         return self.value_serde.type
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
-        """Upserts and deletes."""
         if self.only_visible:
             batch, tasks = self._visible(batch, tasks)
         groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
@@ -77,3 +91,157 @@ class TableSpec(KeyedOperator):
         kept[groups.rows] = there | before
         rows = np.flatnonzero(kept)
         return batch.take(rows), tasks._replace(of_records=tasks.of_records[rows])
+
+
+# --- versioned tables (KIP-889, KIP-914): each update is a version, and so is a deletion ----------
+# A version that is older than the history retention is ignored and counted as late. One that comes
+# out of order is kept, and passed on, but it is not the latest: what works on the table's latest
+# values (joins of tables, groups) leaves it out.
+
+
+@dataclass(frozen=True)
+class VersionedTableSpec(KeyedOperator):
+    """Keeps every version within ``history_ms`` (ms) of stream time, and the latest; null keys are
+    dropped. All updates are passed on, each with its time, in ``emit_every_update`` or not."""
+
+    store: str
+    key_serde: Serde
+    value_serde: Serde
+    history_ms: int
+    emit_every_update: bool = True
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value."""
+        return self.value_serde.type
+
+    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+        keyed = np.flatnonzero(valid(batch.key))
+        times, owners = batch.timestamp[keyed], tasks.of_records[keyed]
+        running, after = stream_times(times, owners, tasks.stream_times)
+        rows = keyed[times >= running - self.history_ms]
+        put = batch if len(rows) == len(batch) else batch.take(rows)
+        keys = written_bytes(self.key_serde, put.key, self.store, put)
+        values = written_bytes(self.value_serde, put.value, self.store, put)
+        order = np.argsort(put.partition, kind="stable")
+        changes = {}
+        for partition, part in task_slices(put.partition[order]):
+            mine = order[part]
+            index = pa.array(mine)
+            changes[partition] = [
+                StoreChanges(
+                    self.store,
+                    keys.take(index).to_pylist(),
+                    values.take(index).to_pylist(),
+                    put.timestamp[mine],
+                )
+            ]
+        dropped = {"null-key": len(batch) - len(keyed), "late": len(keyed) - len(rows)}
+        return TasksResult(
+            put, changes, after, {reason: count for reason, count in dropped.items() if count}
+        )
+
+
+@dataclass(frozen=True)
+class LatestUpdates(TableOperator):
+    """The updates of a versioned table that are the latest of their key when they come; the others
+    are dropped, and counted as ``out-of-order``."""
+
+    table: JoinedTable
+    result_key: pa.DataType
+    emit_every_update: bool = True
+    one_result: ClassVar[bool] = True
+    passes_on: ClassVar[bool] = True
+
+    @property
+    def key_serde(self) -> Serde:
+        return self.table.spec.key_serde
+
+    @property
+    def value_serde(self) -> Serde:
+        return self.table.spec.value_serde
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value: the table's."""
+        return self.table.type
+
+    @property
+    def results(self) -> ResultDecoder:
+        return self.table.results
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
+        rows = np.flatnonzero(latest_when_put(self.table, batch, inputs.stores))
+        dropped = {"out-of-order": len(batch) - len(rows)} if len(rows) < len(batch) else {}
+        return TasksResult(batch.take(rows) if dropped else batch, {}, {}, dropped)
+
+
+# --- changes of a table's entries, and what they were: for filters and groupings of tables --------
+# A change is ``struct<new, old>`` (KTable-groupBy, KIP-904). An entry that moves to another group
+# leaves its old one first.
+
+
+def with_old(op: StatefulOp, output: EdgeBatch, stores: Stores) -> EdgeBatch:
+    """A table's updates with what each entry was, null where there was none; ``stores`` show what
+    they held before the batch."""
+    operator: Any = op.operator
+    if not len(output):
+        return replace(output, old=output)
+    if operator.old_from:
+        return output
+    if isinstance(operator, SuppressSpec):  # a result comes once for each key: nothing was there
+        nothing = pa.nulls(len(output), op.type.value)
+        return replace(output, old=output.with_columns(value=nothing))
+    if isinstance(operator, LatestUpdates):
+        table = operator.table
+    else:
+        table = JoinedTable(op.stores[0], operator.results, op.type.value)
+    held = table.before(output, stores)
+    return replace(output, old=output.with_columns(value=held.values))
+
+
+@dataclass(frozen=True)
+class VisibleUpdates(Operator):
+    """A filtered table's updates, without those of entries that were not there before and are not
+    now."""
+
+    one_result: ClassVar[bool] = True
+    old_sides: ClassVar[tuple[int, ...]] = (0,)
+    old_from: ClassVar[tuple[int, ...]] = (0,)
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
+        assert batch.old is not None
+        seen = valid(batch.old.value) | valid(batch.value)
+        return TasksResult(batch if seen.all() else batch.take(np.flatnonzero(seen)), {}, {}, {})
+
+
+@dataclass(frozen=True)
+class TableChanges(Operator):
+    """Puts together what was and what is: of each update the old pair of group and value, and the
+    new one. A pair without a group or a value is none. ``key_serde`` writes the groups: two are the
+    same where their bytes are."""
+
+    key_serde: Serde
+    old_sides: ClassVar[tuple[int, ...]] = (0,)
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: one change where the group is the same, else one for each group."""
+        (right,) = inputs.sides
+        left = right.old
+        assert left is not None
+        was, there = (valid(side.key) & valid(side.value) for side in (left, right))
+        same = was & there & written_alike(self.key_serde, left.key, right.key)
+        count = len(right)
+        rows = np.concatenate([np.flatnonzero(was & ~same), np.flatnonzero(there)])
+        is_old = np.arange(len(rows)) < np.count_nonzero(was & ~same)
+        order = np.lexsort((~is_old, rows))
+        rows, is_old = rows[order], is_old[order]
+        values = [
+            right.value.take(pa.array(rows, mask=is_old)),
+            left.value.take(pa.array(rows, mask=~(is_old | same[rows]))),
+        ]
+        key = pa.concat_arrays([right.key, left.key]).take(pa.array(rows + is_old * count))
+        value = pa.StructArray.from_arrays(values, fields=list(changed_type(right.value.type)))
+        return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times
-from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
@@ -49,7 +48,6 @@ class TimeToLiveSpec(TableOperator):
 
     @property
     def store(self) -> str:
-        """Of the entries."""
         return self.inner.store
 
     @property
@@ -59,12 +57,10 @@ class TimeToLiveSpec(TableOperator):
 
     @property
     def key_serde(self) -> Serde:
-        """Of the entries' keys."""
         return self.inner.key_serde
 
     @property
     def value_serde(self) -> Serde:
-        """Of the stored values."""
         return self.inner.value_serde
 
     @property
@@ -79,7 +75,6 @@ class TimeToLiveSpec(TableOperator):
 
     @property
     def results(self) -> ResultDecoder:
-        """See `Operator`."""
         return self.inner.results
 
     def run(self, inputs: Inputs) -> TasksResult:
@@ -112,7 +107,6 @@ class TimeToLiveSpec(TableOperator):
         return _one(parts)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`: entries end."""
         parts = [
             _Task(
                 spec=self,
@@ -185,7 +179,7 @@ class _Task:
         self.queue = DueQueue(index=ENDS, view=self.views[self.spec.index])
 
     def is_quiet(self) -> bool:
-        """Whether no entry can end with these records."""
+        """True if no entry can end with these records."""
         times = self.batch.timestamp[self.rows][self.counted]
         if not len(times):
             return True
@@ -195,7 +189,7 @@ class _Task:
         return next(ENDS.stored(self.views[self.spec.index], last), None) is None
 
     def passed(self) -> TasksResult:
-        """What ends with stream time alone, which its only row says."""
+        """The entries that end with stream time alone, which its only row says."""
         row = int(self.rows[0])
         now = int(self.batch.timestamp[row])
         stored, due = self._load_due(now, set())
@@ -268,7 +262,7 @@ class _Task:
             self.ended.append((len(self.given), row, key, end))
 
     def _takes(self, key: bytes, time: int, oldest: int, there: bool) -> bool:
-        """Whether a record is taken; one before ``oldest`` begins no entry."""
+        """True if a record is taken; one before ``oldest`` begins no entry."""
         known = self.times.get(key)
         if isinstance(self.inner, TableSpec):
             if not there:

@@ -1,4 +1,4 @@
-"""What may come out of the user's own code, and the record that was being processed when it did."""
+"""Failures of the user's own code, and the record that was being processed."""
 
 from __future__ import annotations
 

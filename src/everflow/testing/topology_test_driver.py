@@ -32,7 +32,7 @@ from everflow.foreign_names import Telling
 from everflow.handlers import Handlers
 from everflow.kafka.reading.record_columns import LogChunk, LogColumns
 from everflow.logs import moves
-from everflow.operators.lookups.loaded_rows import loaded_rows
+from everflow.operators.stored_records import loaded_rows
 from everflow.records import (
     HEADERS,
     Bytes,

@@ -55,13 +55,11 @@ class Way(NamedTuple):
 @dataclass(frozen=True)
 class Ways:
     """The ways of records to an operator, for each slot of each side. ``member``: bytes that tell
-    it from others that it runs together with. ``several``: one record may give several results.
-    ``aligned``: its sides are one flow of records, row by row."""
+    it from others that it runs together with. ``several``: one record may give several results."""
 
     sides: tuple[tuple[Way, ...], ...]
     member: bytes
     several: bool
-    aligned: bool
 
 
 def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
@@ -174,17 +172,16 @@ def _ways(node: Node, sides: tuple[tuple[Way, ...], ...], group: tuple[str, ...]
         ),
         member=_digits(group.index(node.name)) if group else b"",
         several=gives_several(node),
-        aligned=_aligned(node),
     )
-
-
-def _aligned(node: Node) -> bool:
-    return isinstance(node, StatefulNode) and node.operator.row_by_row
 
 
 def _passes_on(node: Node) -> bool:
     """True if its results are updates of the table that it reads."""
     return isinstance(node, StatefulNode) and node.operator.passes_on
+
+
+def _meets(node: Node, sides: int) -> Iterable[Iterable[int]]:
+    return node.operator.meets(sides) if isinstance(node, StatefulNode) else (range(sides),)
 
 
 def _digits(number: int) -> bytes:
@@ -205,18 +202,25 @@ class _Places:
         """Operators for which no order of the ways is that of the records."""
 
     def add(self, node: Node, sides: tuple[tuple[Way, ...], ...]) -> None:
-        """``sides``: what it reads. An operator whose sides are one flow has one way."""
-        ways = [way for side in (sides[-1:] if _aligned(node) else sides) for way in side]
-        makers = [self._behind.get(way.maker, frozenset((way.maker,))) for way in ways]
+        """``sides``: what it reads."""
+        ways = [way for side in sides for way in side]
+        behind = [
+            [self._behind.get(way.maker, frozenset((way.maker,))) for way in side] for side in sides
+        ]
+        makers = [one for side in behind for one in side]
         self._behind[node.name] = frozenset((node.name,)).union(*makers)
-        common = [one & other for one, other in combinations(makers, 2) if one & other]
-        if any(way.maker in self._met for way in ways) or common:
-            self._met.add(node.name)
-        if gives_several(node) or common or any(way.maker in self._several for way in ways):
-            self._several.add(node.name)
         met = any(way.maker in self._met for way in ways)
-        if common and (met or len(common) > 1 or any(one & self._several for one in common)):
-            self.in_turn.append(node.name)
+        several = gives_several(node) or any(way.maker in self._several for way in ways)
+        met_before, in_turn = met, False
+        for group in _meets(node, len(sides)):
+            pairs = combinations([one for side in dict.fromkeys(group) for one in behind[side]], 2)
+            common = [one & other for one, other in pairs if one & other]
+            if common:
+                more = met_before or len(common) > 1 or any(one & self._several for one in common)
+                met, several, in_turn = True, True, in_turn or more
+        self._met.update([node.name] if met else ())
+        self._several.update([node.name] if several else ())
+        self.in_turn += [node.name] if in_turn else []
 
 
 def _before(children: Mapping[str, list[str]], first: str, second: str) -> bool:

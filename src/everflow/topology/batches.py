@@ -213,6 +213,7 @@ def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
     filled = [batch for batch in batches if len(batch)] or [batches[0]]
     if len(filled) == 1:
         return filled[0]
+    olds = [batch.old for batch in filled if batch.old is not None]
     return EdgeBatch(
         key=pa.concat_arrays([_as(batch.key, filled[0].key.type) for batch in filled]),
         value=pa.concat_arrays([_as(batch.value, filled[0].value.type) for batch in filled]),
@@ -222,6 +223,7 @@ def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
         partition=np.concatenate([batch.partition for batch in filled]),
         offset=np.concatenate([batch.offset for batch in filled]),
         headers=joined_headers([(batch.headers, len(batch)) for batch in filled]),
+        old=appended(olds) if len(olds) == len(filled) else None,
     )
 
 

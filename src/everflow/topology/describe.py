@@ -40,6 +40,7 @@ from everflow.topology.graph import (
 from everflow.topology.plan import (
     ARROW,
     PYTHON,
+    AskOp,
     Choice,
     ColumnsOp,
     FunctionOp,
@@ -363,6 +364,8 @@ def _of_op(op: PlanOp | TimeOp) -> Iterator[Road]:
             yield Road(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
         case FunctionOp():
             yield Road(op.name, PYTHON, f"calls {_texts(op.fn)} for each record", op.where)
+        case AskOp():
+            yield Road(op.name, PYTHON, f"calls {_texts(op.operator)} for entries", op.where)
         case TakeOp():
             answer = "true" if op.taken else "false"
             yield Road(op.name, ARROW, f"the records whose answer is {answer}", None)

@@ -8,7 +8,7 @@ Columns and operators are opaque here: this layer knows neither Spark nor stores
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -323,6 +323,8 @@ class Inputs(NamedTuple):
             none yet.
         clocks: of each task the numbers named in `Operator.marks`, -1 = none yet.
         now_ms: the wall clock (epoch ms).
+        through: makes of rows that were found in a table what the stateless nodes of these names
+            make of the table's records (`Operator.through`), row by row.
     """
 
     sides: Sequence[EdgeBatch]
@@ -330,6 +332,7 @@ class Inputs(NamedTuple):
     stream_times: Mapping[int, int] = MappingProxyType({})
     clocks: Mapping[int, Mapping[str, int]] = MappingProxyType({})
     now_ms: int = 0
+    through: Callable[[tuple[str, ...], EdgeBatch], EdgeBatch] | None = None
 
 
 class Operator:
@@ -384,6 +387,33 @@ class Operator:
     def one_result(self) -> bool:
         """True if a record gives one result at most."""
         return False
+
+    @property
+    def through(self) -> tuple[tuple[str, ...], ...]:
+        """Names of stateless nodes, in order, that lie between a store that it reads and the table
+        that it looks up: a value getter of Kafka Streams (note 035)."""
+        return ()
+
+    @property
+    def old_sides(self) -> tuple[int, ...]:
+        """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
+        return ()
+
+    @property
+    def old_from(self) -> tuple[int, ...]:
+        """As `old_sides`, where its own results are asked what they were: it gives their ``old``
+        itself. Empty: its store tells."""
+        return ()
+
+    @property
+    def asked(self) -> Operator | None:
+        """The same for rows that are looked up and no records of its own; None where it keeps
+        something of its records."""
+        return None
+
+    def meets(self, sides: int) -> Iterable[Iterable[int]]:
+        """Groups of its sides whose records need one order."""
+        return (range(sides),)
 
 
 class TableOperator(Operator):
@@ -506,6 +536,9 @@ class StatefulNode(Node):
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
     """The nodes that ``describe()`` shows for it; empty: itself."""
+    old: str | None = None
+    """The last input, if it gives what the first one's entries were, row by row; None: the table
+    behind the first one does (`Operator.old_sides`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,6 +222,19 @@ class FunctionOp:
     where: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskOp:
+    """A transformer of a table (`Operator.asked`) for rows that are no records of its own."""
+
+    name: str
+    operator: ProcessorOperator
+    subtopology: int
+    type: EdgeType
+    inputs: tuple[int, ...]
+    output: int
+    where: str | None
+
+
 @dataclass(frozen=True)
 class TakeOp:
     """A TakeNode."""
@@ -255,6 +268,18 @@ class UnnestOp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Through:
+    """What makes of rows in slot ``input``, which were found in a store, what the stateless
+    ``nodes`` behind it make of its records; it is in slot ``output``."""
+
+    nodes: tuple[str, ...]
+    input: int
+    output: int
+    ops: tuple[Any, ...]
+    """Operators in order; in a step its Columns are prepared."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
@@ -276,10 +301,17 @@ class StatefulOp:
     """The processors among them that hand it records directly."""
     idle: tuple[str, ...] = ()
     """The sources whose silence moves its stream time, by the names under which theirs is kept."""
+    through: tuple[Through, ...] = ()
+    """By `Operator.through`."""
+    old_sides: Mapping[int, int] = field(default_factory=dict)
+    """By side, the slot of its entries' earlier values (`EdgeBatch.old`)."""
+    old: int | None = None
+    """The slot of the earlier values of its own results; None: no operator reads them."""
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        return tuple(slot for side in self.sides for slot in side)
+        sides = (slot for side in self.sides for slot in side)
+        return (*sides, *self.old_sides.values())
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
@@ -304,13 +336,15 @@ class SinkOp:
     where: str | None
 
 
-StepOp = FunctionOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+StepOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
 PlanOp = ColumnsOp | StepOp
 
 
 def _made(op: PlanOp) -> tuple[int, ...]:
     if isinstance(op, ColumnsOp):
         return tuple(projection.output for projection in op.projections)
+    if isinstance(op, StatefulOp) and op.old is not None:
+        return op.output, op.old
     return () if isinstance(op, SinkOp | PrintOp) else (op.output,)
 
 
@@ -385,8 +419,14 @@ class PhysicalPlan:
 
     @property
     def columns(self) -> tuple[ColumnsOp, ...]:
-        """All that compute Columns, in the order in which they run."""
-        return tuple(op for op in (*self.times, *self.ops) if isinstance(op, ColumnsOp))
+        """All that compute Columns, in the order in which they run; those of rows that an operator
+        looks up behind the operator's records."""
+        found: list[Any] = []
+        for op in (*self.times, *self.ops):
+            found += [op]
+            if isinstance(op, StatefulOp):
+                found += [one for through in op.through for one in through.ops]
+        return tuple(op for op in found if isinstance(op, ColumnsOp))
 
     @property
     def stateful(self) -> tuple[StatefulOp, ...]:
@@ -562,6 +602,22 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
     return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
 
 
+def _function_op(node: FunctionNode, inputs: tuple[int, ...], output: int) -> FunctionOp:
+    return FunctionOp(
+        name=node.name,
+        op=node.op,
+        fn=node.fn,
+        type=node.out,
+        inputs=inputs,
+        output=output,
+        where=node.where,
+    )
+
+
+def _is_op_of(op: object, name: str) -> bool:
+    return isinstance(op, StatefulOp) and op.name == name
+
+
 class _Columns:
     """Projections that become one `ColumnsOp`."""
 
@@ -598,10 +654,14 @@ class _Planner:
         self._loaded_tables: list[LoadedTable] = []
         self._times: list[_Columns | TimeOp] = []
         self._ops: list[_Columns | StepOp] = []
+        self._through: list[tuple[str, Through]] = []
+        """With the names of the nodes whose operators look rows up."""
         self._columns: dict[tuple[int, str], _Columns] = {}
         """Columns that others may join, by their input slot and execution path."""
         self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
         """The nodes that each side of an operator or a sink reads."""
+        self._old: dict[str, int] = {}
+        """By a table's node, the slot of what its entries were before its updates."""
 
     # -- slots -------------------------------------------------------------------------------------
 
@@ -723,7 +783,10 @@ class _Planner:
         self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
     ) -> Iterator[int]:
         group, links = self._together.get(node.name, ()), tuple[Link, ...]()
-        read: tuple[tuple[str, ...], ...] = tuple((name,) for name in node.inputs)
+        given = node.inputs
+        if isinstance(node, StatefulNode) and node.old is not None:
+            given = given[:-1]
+        read: tuple[tuple[str, ...], ...] = tuple((name,) for name in given)
         if group:
             links, others = ways_to(self._topology, node, group)
             read = (others, *read[1:])
@@ -733,15 +796,7 @@ class _Planner:
         out = self._slot(node.name, node.out)
         op: StepOp
         if isinstance(node, FunctionNode):
-            op = FunctionOp(
-                name=node.name,
-                op=node.op,
-                fn=node.fn,
-                type=node.out,
-                inputs=inputs,
-                output=out,
-                where=node.where,
-            )
+            op = _function_op(node, inputs, out)
         elif isinstance(node, TakeNode):
             op = TakeOp(node.name, node.taken, inputs, out)
         elif isinstance(node, UnnestNode):
@@ -760,9 +815,73 @@ class _Planner:
                 together=group,
                 links=links,
                 idle=self._idle_names(node),
+                old_sides=self._old_sides(node, node.operator.old_sides),
             )
         self._ops.append(op)
+        if isinstance(node, StatefulNode):
+            for names in dict.fromkeys(node.operator.through):
+                self._through.append((node.name, self._place_through(node, names)))
         yield out
+
+    # -- tables that are asked (note 035) ----------------------------------------------------------
+
+    def _place_through(self, node: StatefulNode, names: tuple[str, ...]) -> Through:
+        """The stateless nodes ``names`` on slots of their own, for rows that ``node`` looks up."""
+        stages = [self._topology.node(name) for name in names]
+        source = self._topology.node(stages[0].inputs[0])
+        given = slot = self._slot(names[0], source.out)
+        ops: list[Any] = []
+        for stage in stages:
+            slot = self._again(stage, slot, ops, self._sub[node.name])
+        return Through(nodes=names, input=given, output=slot, ops=tuple(ops))
+
+    def _again(self, node: Node, given: int, ops: list[Any], subtopology: int) -> int:
+        """A stateless node of a table once more, on other rows; its output."""
+        out = self._slot(node.name, node.out)
+        match node:
+            case ProjectNode(predicate=None, key=None, value=None):
+                return given
+            case ProjectNode():
+                self._project(Projection(node, given, out), ops)
+            case FunctionNode():
+                ops.append(_function_op(node, (given,), out))
+            case StatefulNode():
+                assert isinstance(node.operator.asked, ProcessorOperator)
+                ask = AskOp(
+                    name=node.name,
+                    operator=node.operator.asked,
+                    subtopology=subtopology,
+                    type=node.out,
+                    inputs=(given,),
+                    output=out,
+                    where=node.where,
+                )
+                ops.append(ask)
+        return out
+
+    def _old_sides(self, node: StatefulNode, sides: tuple[int, ...]) -> dict[int, int]:
+        if node.old is not None:
+            (slot,) = self._outputs[node.old]
+            return {0: slot}
+        return {side: self._old_of(node.inputs[side]) for side in sides}
+
+    def _old_of(self, name: str) -> int:
+        """The slot of what a table's entries were before its updates, row by row, where an operator
+        asks for it: Kafka Streams' ``enableSendingOldValues``."""
+        if name in self._old:
+            return self._old[name]
+        node = self._topology.node(name)
+        if isinstance(node, StatefulNode) and node.operator.asked is None:
+            self._old[name] = self._slot(name, node.out)
+            sides = self._old_sides(node, node.operator.old_from)
+            at = next(n for n, op in enumerate(self._ops) if _is_op_of(op, name))
+            op = self._ops[at]
+            assert isinstance(op, StatefulOp)
+            self._ops[at] = replace(op, old=self._old[name], old_sides={**op.old_sides, **sides})
+        else:
+            given = self._old_of(node.inputs[0])
+            self._old[name] = self._again(node, given, self._ops, self._sub[name])
+        return self._old[name]
 
     def _idle_names(self, node: Node) -> tuple[str, ...]:
         if not self._idle:
@@ -852,20 +971,19 @@ class _Planner:
     # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
-        read = {
-            slot: op
-            for op in (*self._times, *self._ops)
-            for slot in ([op.input] if isinstance(op, _Columns) else op.inputs)
-        }
+        through = [one for _, one in self._through]
+        read = {one.output for one in through}
+        for op in (*self._times, *self._ops, *(op for one in through for op in one.ops)):
+            read.update([op.input] if isinstance(op, _Columns) else op.inputs)
         times = [one.op(read) if isinstance(one, _Columns) else one for one in self._times]
-        ops = [one.op(read) if isinstance(one, _Columns) else one for one in self._ops]
+        ops = [self._finished(one, read) for one in self._ops]
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
-        columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))
+        columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))  # a getter sees none
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)
         return PhysicalPlan(
             application_id=self._app,
@@ -877,6 +995,20 @@ class _Planner:
             global_tables=tuple(self._global_tables),
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
+        )
+
+    def _finished(self, op: _Columns | StepOp, read: Collection[int]) -> PlanOp:
+        if isinstance(op, _Columns):
+            return op.op(read)
+        mine = [one for name, one in self._through if name == op.name]
+        if not isinstance(op, StatefulOp) or not mine:
+            return op
+        return replace(
+            op,
+            through=tuple(
+                replace(one, ops=tuple(self._finished(stage, read) for stage in one.ops))
+                for one in mine
+            ),
         )
 
     def _needs_headers(self) -> bool:

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 
 from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
 from everflow.errors import RecordError
+from everflow.operators.agg import precision_of
+from everflow.operators.aggregates.folds import Items, distinct, estimates
 from everflow.operators.fold import Bounds, StateColumn
-from everflow.operators.folds.items import Items
-from everflow.operators.folds.sketch import distinct, estimates, precision_of
 from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.operators.joins import JoinKind
 from everflow.operators.joins.asof import AsOfJoin
-from everflow.operators.joins.held_back import HeldBack
+from everflow.operators.joins.stream_table import HeldBack
 from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (

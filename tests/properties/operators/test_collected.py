@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators import AggregateSpec, SessionAggregateSpec, UserFunctionError, agg
-from everflow.operators.folds.packed_lists import pack, unpack
+from everflow.operators.aggregates.folds import pack, unpack
 from everflow.serdes.base import decode_one
 from everflow.state.store import InMemoryStore
 from everflow.windows import SessionWindows, TimeWindows

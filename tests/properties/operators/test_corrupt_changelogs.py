@@ -21,7 +21,7 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import DamagedEntryError
 from everflow.operators import AggregateSpec, SessionAggregateSpec, agg
-from everflow.operators.versioned_table import VersionedTableSpec
+from everflow.operators.table import VersionedTableSpec
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.restore.restoration import RestoreJob, restore

@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.answers import Answers, AnswersOfRows, AskAgain, StaleNulls
-from everflow.operators.joins.foreign_keys import SUBSCRIPTION, ForeignKeys, Order, selected_type
-from everflow.operators.joins.subscriptions import Subscriptions
+from everflow.operators.joins.foreign_keys import (
+    SUBSCRIPTION,
+    Answers,
+    AskAgain,
+    ForeignKeys,
+    Order,
+    Subscriptions,
+    selected_type,
+)
+from everflow.operators.joins.joined_table import MappedTable
 from everflow.operators.table import TableSpec
-from everflow.operators.table_changes import HeldRows, PreviousValues
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.batches import appended
@@ -67,13 +73,18 @@ class Join:
             for name, serde in (("orders", ORDER), ("people", TEXT))
         )
         self.kind, self.every = kind, every
-        self.before = PreviousValues(orders, pa.string())
+        self.orders = orders
         self.asking = ForeignKeys(TEXT, ORDER, TEXT, kind, emit_every_update=every)
         self.answering = Subscriptions(
             store="asks", table=people, entry_serde=TEXT, foreign_serde=TEXT, kept=kind.keeps_left
         )
-        self.held = HeldRows(table=orders, as_of=False, table_first=True, null_keys=False)
-        self.joined = Answers(table=orders, value_serde=ORDER, kind=kind, emit_every_update=every)
+        self.joined = Answers(
+            table=replace(orders, side=0),
+            selected=None if kind.keeps_left else mapped(replace(orders, side=0)),
+            value_serde=ORDER,
+            kind=kind,
+            emit_every_update=every,
+        )
         self.asks: dict[str | None, list[EdgeBatch]] = {"ann": [], "an": [], None: []}
         self.answers = list[EdgeBatch]()
         self.shown: dict[str, Any] = {}
@@ -104,8 +115,9 @@ class Join:
         answers = [self._sent(one) for one in self._next(self.answers, count)]
         rows = [first, self._rows("orders", after)]
         updates, store = self._table("orders", rows)
-        old = self.before.run(Inputs((updates,), self._views("orders"), {0: -1})).output
-        asks = [self.asking.run(Inputs((selected(old), selected(updates)), {}, {})).output]
+        was = self.orders.before(updates, self._views("orders")).values
+        side = replace(selected(updates), old=selected(updates.with_columns(value=was)))
+        asks = [self.asking.run(Inputs([side])).output]
         for one in answers:
             done, again = self._results(updates, one)
             self.shown.update(zip(done.key.to_pylist(), done.value.to_pylist(), strict=True))
@@ -121,13 +133,15 @@ class Join:
     def _results(self, updates: EdgeBatch, answers: EdgeBatch) -> tuple[EdgeBatch, list[EdgeBatch]]:
         """What is shown, and what is asked again."""
         views = self._views("orders")
+        inputs = Inputs((updates, answers), views, through=lambda nodes, rows: selected(rows))
+        shown = self.joined.run(inputs).output
         if self.kind.keeps_left:
-            return self.joined.run(Inputs((updates, answers), views, {})).output, []
-        held = self.held.run(Inputs((answers, updates), views, {})).output
-        stale = selected(StaleNulls("orders", ORDER).run(Inputs([held, answers])).output)
-        rows = AnswersOfRows(answers=self.joined, emit_every_update=self.every)
-        again = AskAgain(TEXT, ORDER).run(Inputs((selected(updates), stale), {}, {})).output
-        return rows.run(Inputs([held, stale, answers])).output, [again]
+            return shown, []
+        ask_again = AskAgain(
+            table=self.orders, selected=mapped(self.orders), key_serde=TEXT, value_serde=ORDER
+        )
+        inputs = inputs._replace(sides=(selected(updates), updates, answers))
+        return shown, [ask_again.run(inputs).output]
 
     def _next(self, queue: list[EdgeBatch], count: int) -> list[EdgeBatch]:
         """The next records of a topic, in one batch; none where there are none."""
@@ -160,7 +174,8 @@ class Join:
     def _answer(self, asks: EdgeBatch | None, updates: EdgeBatch | None) -> None:
         none = edge_batch([], pa.string(), 0)
         if asks is None:
-            empty = self.asking.run(Inputs([edge_batch([], WANTED, 0)] * 2))
+            none_at_all = edge_batch([], WANTED, 0)
+            empty = self.asking.run(Inputs([replace(none_at_all, old=none_at_all)]))
             asks = empty.output
         done = self.answering.run(
             Inputs(
@@ -177,6 +192,10 @@ class Join:
 
 
 WANTED = selected_type(pa.string(), ORDER.type)
+
+
+def mapped(orders: JoinedTable) -> MappedTable:
+    return MappedTable(orders, ("orders-new",), WANTED)
 
 
 def selected(batch: EdgeBatch) -> EdgeBatch:

@@ -14,7 +14,7 @@ from everflow import serdes
 from everflow.columns.key_partitions import java_partitions
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.foreign_keys import selected_type
-from everflow.operators.joins.stream_global import StreamGlobalJoin
+from everflow.operators.joins.stream_table import StreamGlobalJoin
 from everflow.records import StoreChanges
 from everflow.runtime.step.stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.foreign_keys import selected_type
-from everflow.operators.joins.joined_values import Stores
-from everflow.operators.lookups import GlobalLookupJoin, LookupJoin, WaitingRoom
+from everflow.operators.joins.joined_table import Stores
+from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.records import StoreChanges
 from everflow.runtime.step.stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -163,12 +163,21 @@ def table_table(
     kind: JoinKind, rows: Sequence[Row], cuts: Sequence[int], every: bool = True
 ) -> list[list[Result]]:
     left, right = Table("l"), Table("r")
-    join = TableTableJoin(left=left.joined, right=right.joined, kind=kind, emit_every_update=every)
+    join = TableTableJoin(
+        left=replace(left.joined, side=0),
+        right=right.joined,
+        kind=kind,
+        emit_every_update=every,
+    )
     found = []
     for batch in batches(rows, cuts):
         lefts, apply_left = left.changed(side(batch, left=True))
         rights, apply_right = right.changed(side(batch, left=False))
         views = {task: {"l": left.stores[task], "r": right.stores[task]} for task in TASKS}
+        lefts, rights = (
+            replace(one, old=one.with_columns(value=table.joined.before(one, views).values))
+            for one, table in ((lefts, left), (rights, right))
+        )
         done = join.run(Inputs((lefts, rights), views, dict.fromkeys(TASKS, -1)))
         apply_left()
         apply_right()

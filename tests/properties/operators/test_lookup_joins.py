@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinKind
-from everflow.operators.lookups import LookupJoin, WaitingRoom
+from everflow.operators.joins.lookup_join import LookupJoin, WaitingRoom
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs
 from properties.operators.test_joins import (

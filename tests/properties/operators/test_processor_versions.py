@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.operators.processors.versioned_store import VersionEntries
+from everflow.operators.processors.stores import VersionEntries
 from everflow.records import StoreChanges
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import OPEN, InMemoryVersions

@@ -21,7 +21,7 @@ from everflow.operators import (
     SessionAggregateSpec,
     agg,
 )
-from everflow.operators.session_aggregate import ReducerMerger
+from everflow.operators.aggregates.session_aggregate import ReducerMerger
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import session_key
 from everflow.state.store import InMemoryStore, StoreSpec

@@ -22,7 +22,7 @@ from everflow.operators import (
     SlidingAggregateSpec,
     agg,
 )
-from everflow.operators.sliding import sliding_aggregate
+from everflow.operators.aggregates import sliding_aggregate
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec

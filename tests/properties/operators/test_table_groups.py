@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import TopologyError, agg, serdes
+from everflow.operators.aggregates.aggregate import (
+    PythonAggregateSpec,
+    PythonTableAggregator,
+    TableAggregateSpec,
+)
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.python_aggregate import PythonAggregateSpec
-from everflow.operators.table import TableSpec
-from everflow.operators.table_aggregate import PythonTableAggregator, TableAggregateSpec
-from everflow.operators.table_changes import PreviousValues, TableChanges
+from everflow.operators.table import TableChanges, TableSpec
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs
@@ -41,7 +43,7 @@ class Table:
     def __init__(self, every: bool) -> None:
         self.table = TableSpec("t", serdes.string(), VALUE, emit_every_update=every)
         spec = StoreSpec(name="t", kind="key_value", key_serde=serdes.string(), value_serde=VALUE)
-        self.before = PreviousValues(JoinedTable(spec, VALUE, ENTRY), pa.string())
+        self.joined = JoinedTable(spec, VALUE, ENTRY)
         self.stores = {name: InMemoryStore() for name in "tnf"}
         self.built_in = TableAggregateSpec.of_table(
             "n",
@@ -71,14 +73,16 @@ class Table:
         self.seq += len(rows)
         held = {0: {"t": self.stores["t"]}}
         table = self.table.run(Inputs((batch,), held, {0: -1}))
-        old = self.before.run(Inputs((table.output,), held, {0: -1})).output
-        sides = selected(old), selected(table.output)
-        changes = TableChanges(serdes.string()).run(Inputs(sides)).output
+        was = self.joined.before(table.output, held).values
+        old = selected(table.output.with_columns(value=was))
+        side = replace(selected(table.output), old=old)
+        changes = TableChanges(serdes.string()).run(Inputs([side])).output
         self._apply(table.changes)
         # As behind the repartition topic, where each change is a record of its own.
         changes = replace(changes, seq=np.arange(len(changes), dtype=np.int64))
         old, new = (inputs(changes, side) for side in ("old", "new"))
-        made = self.built_in.run(Inputs((old, new), {0: {"n": self.stores["n"]}}, {0: -1}))
+        views = {0: {"n": self.stores["n"]}}
+        made = self.built_in.run(Inputs([replace(new, old=old)], views, {0: -1}))
         called = self.functions.run(Inputs((changes,), {0: {"f": self.stores["f"]}}, {0: -1}))
         self._apply(made.changes)
         self._apply(called.changes)

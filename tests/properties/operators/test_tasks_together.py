@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import agg, serdes
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import (
+    AggregateSpec,
+    PythonAggregateSpec,
+    PythonReducer,
+)
+from everflow.operators.aggregates.session_aggregate import ReducerMerger, SessionAggregateSpec
 from everflow.operators.deduplicate import DeduplicateSpec
-from everflow.operators.python_aggregate import PythonAggregateSpec, PythonReducer
-from everflow.operators.session_aggregate import ReducerMerger, SessionAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind, StreamTableJoin
-from everflow.operators.joins.grace_join import GraceWait
-from everflow.operators.joins.held_back import HeldBack
-from everflow.operators.joins.stream_table import StreamTableRows
-from everflow.operators.joins.versions_as_of import NONE, Versions, latest_before
-from everflow.operators.table_changes import HeldRows
-from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
+from everflow.operators.joins.joined_table import NONE, Versions, latest_before
+from everflow.operators.joins.stream_table import GraceWait, HeldBack
+from everflow.operators.table import LatestUpdates, VersionedTableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec, memory_store
 from everflow.topology.graph import Inputs
@@ -42,7 +39,7 @@ HISTORIES = st.sampled_from([0, 3, 10, 25, 100])
 
 @dataclass(frozen=True)
 class GraceJoin:
-    """The three operators of a join with a grace, one behind the other."""
+    """The two operators of a join with a grace, one behind the other."""
 
     table: JoinedTable
     kind: JoinKind
@@ -52,9 +49,8 @@ class GraceJoin:
         (left, right), stores, stream_times, *_ = inputs
         kept = self.kind.keeps_left
         waited = GraceWait(self.held, kept).run(Inputs([left], stores, stream_times, {}, 0))
-        rows = HeldRows(table=self.table, as_of=True, table_first=True, null_keys=kept)
-        held = rows.run(Inputs((waited.output, right), stores, stream_times)).output
-        output = StreamTableRows(self.kind).run(Inputs([waited.output, held])).output
+        join = StreamTableJoin(self.table, self.kind)
+        output = join.run(Inputs((waited.output, right), stores, stream_times)).output
         return TasksResult(output, waited.changes, waited.stream_times, waited.dropped)
 
 
@@ -67,7 +63,7 @@ class Table:
     def __init__(self, history_ms: int) -> None:
         spec = store_spec("t", "versioned", key=KEY, value=VALUE, retention_ms=history_ms)
         self.operator = VersionedTableSpec("t", KEY, VALUE, history_ms)
-        self.joined = JoinedTable(spec, self.operator.results, pa.int64())
+        self.joined = JoinedTable(spec, self.operator.results, pa.int64(), as_of=True)
         self.stores = {task: memory_store(spec) for task in TASKS}
         self.stream_times = dict.fromkeys(TASKS, -1)
         self.late = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from everflow.dsl.functions import TableFilter, key_value_function
+from everflow.dsl.expressions import TableFilter, key_value_function
 from everflow.errors import TopologyError
 
 

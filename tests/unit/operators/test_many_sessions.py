@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from everflow import agg, serdes
-from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.session_aggregate import SessionAggregateSpec
+from everflow.operators.aggregates.aggregate import AggregateSpec
+from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.records import EdgeBatch
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner

@@ -18,9 +18,9 @@ from everflow.operators.processors.stores import (
     KeyValueStore,
     SessionStore,
     StoreClock,
+    VersionedStore,
     WindowStore,
 )
-from everflow.operators.processors.versioned_store import VersionedStore
 from everflow.records import StoreChanges
 from everflow.runtime.query.key_metadata import StoreSite
 from everflow.runtime.query.store_query import (

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everflow.operators import session_order
-from everflow.operators.session_order import SessionOrder
+from everflow.operators.aggregates import session_aggregate
+from everflow.operators.aggregates.session_aggregate import SessionOrder
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_order, "MOST", 4)
+    monkeypatch.setattr(session_aggregate, "MOST", 4)
 
 
 def inserted(order: SessionOrder, session: int, end: int) -> None:

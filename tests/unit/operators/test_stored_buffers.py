@@ -15,9 +15,8 @@ import pytest
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin
-from everflow.operators.joins.grace_join import GraceWait
-from everflow.operators.joins.held_back import HeldBack
-from everflow.operators.lookups import LookupJoin, WaitingRoom
+from everflow.operators.joins.lookup_join import LookupJoin, WaitingRoom
+from everflow.operators.joins.stream_table import GraceWait, HeldBack
 from everflow.operators.suppress import BufferBounds, EarlyResults, SuppressSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.time_to_live import TimeToLiveSpec

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import agg, serdes
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import AggregateSpec
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.snapshots import entry_columns
 from everflow.snapshots.entry_columns import Difference, EntryColumns, EntryError, compared, pages

@@ -12,7 +12,7 @@ import pytest
 from everflow import JoinWindows, StreamsBuilder, Suppressed, TimeWindows, agg, serdes
 from everflow.errors import StoreLayoutError
 from everflow.operators.agg import Aggregator
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import AggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted

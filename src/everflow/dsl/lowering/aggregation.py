@@ -21,52 +21,47 @@ from everflow.columns.computation import presence
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    checked_serde,
-    default_serde,
-    fitting_serde,
-    is_column,
-    result_serde,
-    result_type,
-    unless_deleted,
-)
-from everflow.dsl.functions import (
     TableMapper,
     TablePairs,
     WithoutKey,
     check_parameters,
+    checked_serde,
+    default_serde,
+    fitting_serde,
+    is_column,
     key_value_function,
     required_parameters,
+    result_serde,
+    result_type,
+    unless_deleted,
 )
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.join_call import in_windows_of, stored_table
+from everflow.dsl.lowering.join_call import in_windows_of
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.suppress import closes_after_ms, early_node, suppress_node
-from everflow.dsl.lowering.value_getters import previous_updates
-from everflow.dsl.lowering.versioned import latest_updates, with_ttl
+from everflow.dsl.lowering.table_reads import latest_updates, stored_table, tells_old, with_ttl
+from everflow.dsl.lowering.tables import closes_after_ms, early_node, suppress_node
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable
-from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.count_windows import EACH_UPDATE, CountWindowSpec
-from everflow.operators.python_aggregate import (
+from everflow.operators.aggregates.aggregate import (
+    AggregateSpec,
     PythonAggregateSpec,
     PythonAggregator,
     PythonCogroup,
     PythonReducer,
-)
-from everflow.operators.session_aggregate import (
-    ReducerMerger,
-    SessionAggregateSpec,
-)
-from everflow.operators.sliding.sliding_aggregate import SlidingAggregateSpec
-from everflow.operators.suppress import BufferBounds
-from everflow.operators.table_aggregate import (
     PythonTableAggregator,
     PythonTableReducer,
     TableAggregateSpec,
 )
-from everflow.operators.table_changes import TableChanges
+from everflow.operators.aggregates.session_aggregate import (
+    ReducerMerger,
+    SessionAggregateSpec,
+)
+from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import EACH_UPDATE, CountWindowSpec
+from everflow.operators.suppress import BufferBounds
+from everflow.operators.table import TableChanges
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.serdes.changed import ChangedSerde, changed_type
@@ -193,7 +188,7 @@ class Aggregation:
 
     @property
     def takes_nulls(self) -> bool:
-        """Whether null values reach the aggregate: not without windows, and not in sliding ones."""
+        """True if null values reach the aggregate: not without windows, and not in sliding ones."""
         return (self.windows or self.sessions or self.counts) is not None
 
     def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> Stream:
@@ -373,6 +368,7 @@ class Aggregation:
             assert isinstance(spec, AggregateSpec | PythonAggregateSpec)
             spec, stores = with_ttl(self.graph, spec, stores[0], self.ttl_ms, self.operator)
         node = StatefulNode(node_name, sources, edge.type, self.where, self.label, spec, stores)
+        node = replace(node, old=sources[1] if len(sources) > 1 else None)
         table = Stream(self.graph, self.graph.add(node), edge)
         if not self.emit.final or self.counts is not None:
             return table
@@ -400,7 +396,8 @@ class Aggregation:
         return node_name, self.group.grouped(self.operator, self.where)
 
     def _prepared(self, name: str, stream: Stream, inputs: ColumnExpr) -> tuple[str, ...]:
-        """The nodes that the operator ``name`` reads: its inputs, of each record."""
+        """The nodes that the operator ``name`` reads: its inputs of each record, and of what that
+        takes back."""
         return (self._projected(f"{name}-inputs", stream.node, inputs),)
 
     def _projected(self, name: str, source: str, value: ColumnExpr) -> str:
@@ -473,7 +470,7 @@ def _column(name: str, aggregator: Aggregator, given: object, where: str | None)
 
 
 def _takes_three(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` is ``*args`` style, so that the longer call is meant."""
+    """True if ``fn`` is ``*args`` style, so that the longer call is meant."""
     return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())
 
 
@@ -612,7 +609,7 @@ class TableAggregation(Aggregation):
 
     def _prepared(self, name: str, stream: Stream, inputs: ColumnExpr) -> tuple[str, ...]:
         sides = []
-        for side in ("old", "new"):
+        for side in ("new", "old"):
             value = analyse(F.col(f"value.{side}"), stream.edge.type, self.where)
             value = replace(value, type=self.group.edge.type.value)
             listed = self._projected(f"{name}-{side}", stream.node, value)
@@ -642,23 +639,13 @@ class GroupCall:
         graph = table.graph
         name = graph.new_name("KTABLE-SELECT-")
         updates = latest_updates(table, name, "group_by", self.where)
-        before = previous_updates(graph, updates, forced=True)
-        if before is None:
+        if not tells_old(graph, updates, forced=True):
             stored_table(graph, table.node, "group_by", self.where)  # says what it lacks
             raise AssertionError("a table that can be asked knows what it was")
-        return self._changes(table, name, before, updates)
-
-    def _changes(self, table: Stream, name: str, before: str, updates: str) -> tuple[str, Edge]:
-        """The node of changes, of what entries were and are."""
-        graph = table.graph
         edge, select = self._selection(table.edge)
-        sides = (
-            graph.add(select(f"{name}-old", before)),
-            graph.add(select(f"{name}-new", updates)),
-        )
         changes = StatefulNode(
             name,
-            sides,
+            (graph.add(select(f"{name}-new", updates)),),
             EdgeType(edge.type.key, changed_type(edge.type.value)),
             self.where,
             "SELECT",

@@ -14,12 +14,16 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from everflow.dsl.expressions import Edge, Expression, default_serde, is_column, unless_deleted
-from everflow.dsl.functions import (
+from everflow.dsl.expressions import (
+    Edge,
+    Expression,
     ForeignKeyOf,
     TableMapper,
+    default_serde,
+    is_column,
     key_value_function,
     required_parameters,
+    unless_deleted,
 )
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.join_call import JoinCall
@@ -28,8 +32,8 @@ from everflow.dsl.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.foreign_keys import selected_type
-from everflow.operators.joins.joined_values import joined_type
-from everflow.operators.joins.stream_global import StreamGlobalJoin, mapped_type
+from everflow.operators.joins.joined_table import joined_type
+from everflow.operators.joins.stream_table import StreamGlobalJoin, mapped_type
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.spark.expressions import arrow_type, without_error_log
 from everflow.state.store import StoreSpec
@@ -181,7 +185,6 @@ def loaded_table(
     name: str | None,
     where: str | None,
 ) -> Stream:
-    """See `StreamsBuilder.global_table_from`."""
     _require_name_alone(store, where)
     kept = graph.claim_store(store, "global_table_from", where)
     refresh_ms = None if refresh is None else duration_ms(refresh)

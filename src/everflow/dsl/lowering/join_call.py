@@ -9,7 +9,7 @@ is null.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import Column
@@ -18,35 +18,28 @@ from pyspark.sql import functions as F
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    OfMappedSides,
+    OfSides,
+    TableMapper,
+    check_parameters,
     default_serde,
     is_column,
+    required_parameters,
     result_serde,
     result_type,
     struct_of,
     unless_deleted,
 )
-from everflow.dsl.functions import (
-    OfMappedSides,
-    OfSides,
-    TableMapper,
-    check_parameters,
-    required_parameters,
-)
-from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
-from everflow.operators.joins import JoinedTable, JoinKind, joined_type
-from everflow.operators.suppress import SuppressSpec
+from everflow.operators.joins import JoinKind, joined_type
 from everflow.serdes.arrow_types import type_text
 from everflow.spark.expressions import analyse
-from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     JOINER,
     EdgeType,
     FunctionNode,
-    ProcessorOperator,
     ProjectNode,
-    StatefulNode,
     same_type,
     write_alike,
 )
@@ -65,7 +58,7 @@ class JoinCall:
     fields: dict[str, Column]
     where: str | None
     mapped: bool = False
-    """Whether the joiner also takes the mapped key, with which a global table was asked."""
+    """True if the joiner also takes the mapped key, with which a global table was asked."""
 
     @staticmethod
     def of(
@@ -187,50 +180,3 @@ def _with_ends(key: Column, serde: Any) -> Column | None:
     parts = [key["key"] if inner is None else inner, start, end]
     named = [part.alias(name) for part, name in zip(parts, ("key", "start", "end"), strict=True)]
     return F.when(key.isNotNull(), F.struct(*named))
-
-
-def joined_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
-    """The table of a node as a join reads it, which needs each of its updates. TopologyError for
-    one without a store."""
-    found = stored_table(graph, name, operator, where)
-    node: Any = graph.node(name)
-    graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
-    return found
-
-
-def stored_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
-    """The table of a node as an operator behind it looks up its entries; a store that was left out
-    is made. TopologyError for one without a store."""
-    graph.keep(name)
-    node = graph.node(name)
-    if isinstance(node, StatefulNode) and isinstance(node.operator, SuppressSpec):
-        raise TopologyError(
-            f"{operator} looks entries up in the table's store, and suppress keeps only what it "
-            f"holds back; keep its results: .to_stream().to_table(store='a-name')",
-            where=where,
-        )
-    found = store_of(graph, name)
-    if found is None:
-        raise TopologyError(
-            f"{operator} looks entries up in the table's store, and {name} has none; "
-            f"give it one: store='a-name' in the call that makes it",
-            where=where,
-        )
-    assert isinstance(node, StatefulNode)
-    results: Any = node.operator
-    return JoinedTable(found, results.results, node.out.value)
-
-
-def store_of(graph: GraphBuilder, name: str) -> StoreSpec | None:
-    """The store that has the entries of a table's node, or, of final results, of what they are
-    results of; None: there is none."""
-    node = graph.node(name)
-    if (
-        not isinstance(node, StatefulNode)
-        or not node.stores
-        or isinstance(node.operator, ProcessorOperator)
-    ):
-        return None
-    if isinstance(node.operator, SuppressSpec):
-        return store_of(graph, node.inputs[0]) if node.operator.headers_of_last else None
-    return node.stores[0]

@@ -17,19 +17,17 @@ from everflow import serdes
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    default_serde,
-    is_column,
-    predicate,
-    result_serde,
-    result_type,
-)
-from everflow.dsl.functions import (
     FunctionSupplier,
     check_parameters,
+    default_serde,
     function_name,
+    is_column,
     key_value_function,
+    predicate,
     refuse_pyspark,
     required_parameters,
+    result_serde,
+    result_type,
 )
 from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.dsl.lowering.stream import Stream
@@ -37,9 +35,7 @@ from everflow.dsl.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.joins import JoinedTable
-from everflow.operators.processors.ending_entries import index_of
-from everflow.operators.processors.forwarding import tagged
-from everflow.operators.processors.process import ProcessSpec
+from everflow.operators.processors.process import ProcessSpec, tagged
 from everflow.operators.processors.processor import (
     FunctionProcessor,
     FunctionTransformer,
@@ -49,7 +45,7 @@ from everflow.operators.processors.processor import (
     ValueTransformer,
     punctuations,
 )
-from everflow.operators.processors.table_stores import ReadTable
+from everflow.operators.processors.stores import index_of
 from everflow.operators.suppress import SuppressSpec
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
@@ -85,7 +81,6 @@ class Form:
 
     @property
     def taken(self) -> str:
-        """For messages."""
         return (
             f"a {self.base.__name__} class, a function without arguments that makes one, or a "
             f"function of ({', '.join(self.parameters)})"
@@ -152,14 +147,13 @@ class ConnectedStores:
     ``tables``."""
 
     specs: list[StoreSpec] = field(default_factory=list)
-    tables: list[ReadTable] = field(default_factory=list)
+    tables: list[JoinedTable] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     global_tables: list[StoreSpec] = field(default_factory=list)
 
     @property
     def reads(self) -> tuple[StoreSpec, ...]:
-        """The stores of tables."""
-        return tuple(one.table.spec for one in self.tables)
+        return tuple(one.spec for one in self.tables)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -228,7 +222,7 @@ def _named(
 
 def _table(
     graph: GraphBuilder, stream: str, node: Node, name: str, operator: str, where: str | None
-) -> ReadTable:
+) -> JoinedTable:
     """A table, which gives every update from now on, as one that is joined."""
     assert isinstance(node, StatefulNode)
     inner: Any = node.operator
@@ -241,7 +235,7 @@ def _table(
         )
     graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
     first = graph.reaches_first(node.name, stream)
-    return ReadTable(JoinedTable(node.stores[0], inner.results, node.out.value), first)
+    return JoinedTable(node.stores[0], inner.results, node.out.value, first=first)
 
 
 @dataclass(frozen=True)

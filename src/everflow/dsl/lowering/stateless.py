@@ -15,12 +15,13 @@ from everflow.dsl.expressions import (
     Expression,
     is_column,
     is_true,
+    key_value_function,
     predicate,
+    refuse_pyspark,
     result_serde,
     result_type,
     struct_of,
 )
-from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.topics import partitioner_of, target_of
 from everflow.errors import TopologyError

@@ -9,25 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from everflow.dsl.expressions import Expression
-from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.global_tables import whole_table, with_mapped_key
-from everflow.dsl.lowering.join_call import JoinCall, in_windows_of, joined_table
+from everflow.dsl.lowering.join_call import JoinCall, in_windows_of
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.value_getters import RowAsker, handed_table, is_kept, joined_tables
-from everflow.dsl.lowering.versioned import is_versioned
+from everflow.dsl.lowering.table_reads import is_versioned, read_table, specs_of
 from everflow.errors import TopologyError
 from everflow.operators.joins import (
-    JoinedTable,
     JoinKind,
     StreamStreamJoin,
     StreamTableJoin,
     joined_type,
 )
 from everflow.operators.joins.asof import AsOfJoin
-from everflow.operators.joins.grace_join import GraceWait
-from everflow.operators.joins.held_back import HeldBack
-from everflow.operators.joins.stream_table import StreamTableRows
-from everflow.operators.lookups import GlobalLookupJoin, LookupJoin, WaitingRoom
+from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
+from everflow.operators.joins.stream_table import GraceWait, HeldBack
 from everflow.serdes import bytes_
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
@@ -62,75 +57,30 @@ def joined_with_table(
             where=call.where,
         )
     call.check_sides(left, right)
-    if grace is not None or not is_kept(right):
-        return _with_rows(left, right, kind, call, name, grace, store)
-    table = joined_table(right.graph, right.node, call.operator, call.where)
+    graph = left.graph
     stream = copartitioned(left, name, call, "")
+    sides = [stream.node]
+    table = read_table(right, call, sides, stream.node, as_of=True)
     edge = call.edge(stream, right)
-    node_name = left.graph.node_name(name, _prefix(kind), call.where)
-    node = StatefulNode(
-        node_name,
-        (stream.node, right.node),
-        edge.type,
-        call.where,
-        "JOIN",
-        StreamTableJoin(table, kind, left.graph.reaches_first(right.node, stream.node)),
-        reads=(table.spec,),
-        parts=(Part(node_name, (stream.node,), (table.spec.name,)),),
-    )
-    return call.made(Stream(left.graph, left.graph.add(node), edge), table=False)
-
-
-def _prefix(kind: JoinKind) -> str:
-    return "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
-
-
-def _with_rows(
-    left: Stream,
-    right: Stream,
-    kind: JoinKind,
-    call: JoinCall,
-    name: str | None,
-    grace: Duration | None,
-    store: object,
-) -> Stream:
-    """The join with a table that has no store of its own, or that is asked when a grace is over."""
-    graph, tables = left.graph, joined_tables(right, call)
-    stream = copartitioned(left, name, call, "")
-    edge, node_name = call.edge(stream, right), graph.node_name(name, _prefix(kind), call.where)
-    asking, stores = stream.node, tuple(one.spec.name for one in tables)
+    prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
+    node_name = graph.node_name(name, prefix, call.where)
+    reads = specs_of(table)
+    stores = tuple(spec.name for spec in reads)
     if grace is not None:
-        held = _held_back(stream, right, tables, call, grace, store)
-        asking = _waiting(stream, held, kind, node_name, call)
+        held = _held_back(stream, right, reads, call, grace, store)
+        sides[0] = _waiting(stream, held, kind, node_name, call)
         stores = (*stores, held.store.name)
-    sides = (asking, rows_for(graph, asking, right, kind, node_name, call))
     node = StatefulNode(
         node_name,
-        sides,
+        tuple(sides),
         edge.type,
         call.where,
         "JOIN",
-        StreamTableRows(kind),
-        parts=(Part(node_name, (asking,), stores),),
+        StreamTableJoin(table, kind),
+        reads=reads,
+        parts=(Part(node_name, (sides[0],), stores),),
     )
     return call.made(Stream(graph, graph.add(node), edge), table=False)
-
-
-def rows_for(
-    graph: GraphBuilder, asking: str, right: Stream, kind: JoinKind, name: str, call: JoinCall
-) -> str:
-    """The node of what a table holds for each record that asks, for the join ``name``."""
-    asker = RowAsker(call=call, node=asking, join=name, as_of=True, takes_null_keys=kind.keeps_left)
-    return asker.of(graph, right.node)
-
-
-def with_rows(stream: Stream, right: Stream, name: str, call: JoinCall) -> str:
-    """The node of a stream's records, each with what a table without a store holds for it."""
-    kind, graph = JoinKind.LEFT, stream.graph
-    sides = (stream.node, rows_for(graph, stream.node, right, kind, name, call))
-    out = call.edge(stream, right).type
-    node = StatefulNode(f"{name}-rows", sides, out, call.where, PREPARE, StreamTableRows(kind))
-    return graph.add(node)
 
 
 def _waiting(stream: Stream, held: HeldBack, kind: JoinKind, name: str, call: JoinCall) -> str:
@@ -150,7 +100,7 @@ def _waiting(stream: Stream, held: HeldBack, kind: JoinKind, name: str, call: Jo
 def _held_back(
     stream: Stream,
     right: Stream,
-    tables: tuple[JoinedTable, ...],
+    tables: tuple[StoreSpec, ...],
     call: JoinCall,
     grace: Duration,
     store: object,
@@ -164,15 +114,15 @@ def _held_back(
             f".to_stream().to_table(store=Materialized('a-name', history='1 hour'))",
             where=call.where,
         )
-    table = tables[0]
+    spec = tables[0]
     if not is_versioned(right.graph, right.node):
         raise TopologyError(
             f"{call.operator} with grace= takes a versioned table, which knows what was at a "
-            f"record's time; {table.spec.name!r} keeps no history: give "
-            f"store=Materialized({table.spec.name!r}, history='1 hour') in the call that makes it",
+            f"record's time; {spec.name!r} keeps no history: give "
+            f"store=Materialized({spec.name!r}, history='1 hour') in the call that makes it",
             where=call.where,
         )
-    history_ms = table.spec.retention_ms or 0
+    history_ms = spec.retention_ms or 0
     if grace_ms > history_ms:
         raise TopologyError(
             f"{call.operator}: a grace of {grace_ms} ms is longer than the table's history of "
@@ -555,8 +505,11 @@ class LookupCall:
     def _with_table(self, name: str | None) -> Stream:
         call, right, graph, where = self.call, self.right, self.left.graph, self.call.where
         call.check_sides(self.left, right)
-        tables = joined_tables(right, call)
-        history = next((one.spec.name for one in tables if one.spec.versioned), None)
+        stream = copartitioned(self.left, name, call, "")
+        sides = [stream.node, right.node]
+        table = read_table(right, call, sides, stream.node)
+        reads = specs_of(table)
+        history = next((spec.name for spec in reads if spec.versioned), None)
         if history is not None:
             raise TopologyError(
                 f"lookup_join waits for what is there now, and {history!r} keeps a "
@@ -564,31 +517,21 @@ class LookupCall:
                 f"of it",
                 where=where,
             )
-        stream = copartitioned(self.left, name, call, "")
         room = self._room(stream)
         node_name = graph.node_name(name, "KSTREAM-LOOKUPJOIN-", where)
-        in_rows, first = not is_kept(right), graph.reaches_first(right.node, stream.node)
-        asking, reads = stream.node, tuple(one.spec for one in tables)
-        if in_rows:
-            asking = with_rows(stream, right, node_name, call)
-        operator = LookupJoin(
-            table=handed_table(right, call),
-            kind=self.kind,
-            room=room,
-            table_first=first,
-            in_rows=in_rows,
-        )
+        first = graph.reaches_first(right.node, stream.node)
+        operator = LookupJoin(table=table, kind=self.kind, room=room, table_first=first)
         edge = call.edge(stream, right)
         stores = (room.store.name, *(one.name for one in reads))
         node = StatefulNode(
             node_name,
-            (asking, right.node),
+            tuple(sides),
             edge.type,
             where,
             "JOIN",
             operator,
             (room.store,),
-            reads=() if in_rows else reads,
+            reads=reads,
             parts=(Part(node_name, (stream.node,), stores),),
         )
         return Stream(graph, graph.add(node), edge)

@@ -12,30 +12,37 @@ from dataclasses import dataclass, replace
 from pyspark.sql import functions as F
 
 from everflow import serdes
-from everflow.dsl.expressions import Expression, is_column, unless_deleted
-from everflow.dsl.functions import ForeignKeyOf, TableMapper, key_value_function
+from everflow.dsl.expressions import (
+    Expression,
+    ForeignKeyOf,
+    TableMapper,
+    is_column,
+    key_value_function,
+    unless_deleted,
+)
 from everflow.dsl.lowering.join_call import JoinCall
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.tables import kept_node, stored
-from everflow.dsl.lowering.value_getters import (
-    RowAsker,
-    handed_table,
-    is_kept,
-    joined_tables,
-    previous_updates,
+from everflow.dsl.lowering.table_reads import (
+    latest_updates_of_both,
+    mapped,
+    read_table,
+    specs_of,
+    stored_table,
+    tells_old,
 )
-from everflow.dsl.lowering.versioned import latest_updates_of_both
+from everflow.dsl.lowering.tables import kept_node, stored
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind, TableTableJoin
-from everflow.operators.joins.answers import Answers, AnswersOfRows, AskAgain, StaleNulls
 from everflow.operators.joins.foreign_keys import (
     SUBSCRIPTION,
+    Answers,
+    AskAgain,
     ForeignKeys,
+    Subscriptions,
     answer_type,
     selected_type,
 )
-from everflow.operators.joins.subscriptions import AskedRows, Subscriptions
-from everflow.operators.joins.table_table import TableRows, TableTableRows
+from everflow.operators.joins.joined_table import TableRead
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
@@ -68,79 +75,39 @@ def joined_by_key(
     """The join of two tables whose entries have one key."""
     call.check_sides(left, right)
     graph, where = left.graph, call.where
-    tables = joined_tables(left, call), joined_tables(right, call)
     merged = graph.node_name(name, "KTABLE-MERGE-", where)
+    sides = [*latest_updates_of_both(left, right, merged, call.operator, where)]
+    tables = [
+        read_table(one, call, sides, other.node, f"{merged}-{side}")
+        for one, other, side in ((left, right, "left"), (right, left, "right"))
+    ]
     parts = _halves(left, right, tables, name, where)
     if store is None:
         parts = (*parts, Part(merged, tuple(part.name for part in parts)))
     edge = call.edge(left, right)
     both = StatefulNode(
         merged if store is None else f"{merged}-results",
-        (),
+        tuple(sides),
         edge.type,
         where,
         "JOIN",
-        TableTableRows(keys=tables[0][0], kind=kind),
+        TableTableJoin(
+            left=tables[0],
+            right=tables[1],
+            kind=kind,
+            left_first=graph.hands_on_first(left.node, right.node),
+        ),
+        reads=specs_of(*tables),
         parts=parts,
     )
-    updates = latest_updates_of_both(left, right, merged, call.operator, where)
-    if is_kept(left) and is_kept(right):
-        both = _looking_up(both, left, right, updates, (tables[0][0], tables[1][0]))
-    else:
-        both = _with_rows(both, left, right, updates, call)
     made = call.made(Stream(graph, graph.add(both), edge), table=True)
     return made if store is None else stored(made, merged, store, call.operator, where)
-
-
-def _looking_up(
-    both: StatefulNode,
-    left: Stream,
-    right: Stream,
-    updates: tuple[str, str],
-    tables: tuple[JoinedTable, JoinedTable],
-) -> StatefulNode:
-    """The join of tables that have stores."""
-    graph, rows = left.graph, both.operator
-    assert isinstance(rows, TableTableRows)
-    operator = TableTableJoin(
-        left=tables[0],
-        right=tables[1],
-        kind=rows.kind,
-        left_known=graph.reaches_first(left.node, right.node),
-        right_known=graph.reaches_first(right.node, left.node),
-        left_first=graph.hands_on_first(left.node, right.node),
-    )
-    reads = tuple(table.spec for table in tables)
-    return replace(both, inputs=updates, operator=operator, reads=reads)
-
-
-def _with_rows(
-    both: StatefulNode, left: Stream, right: Stream, updates: tuple[str, str], call: JoinCall
-) -> StatefulNode:
-    """The join of tables of which one has no store: what each holds at the other's changes is
-    computed beside those."""
-    graph, rows, halves = left.graph, both.operator, list[str]()
-    assert isinstance(rows, TableTableRows)
-    sides = ((left, right, rows.kind.keeps_left), (right, left, rows.kind.keeps_right))
-    for (changed, other, keeps), changes in zip(sides, updates, strict=True):
-        name = f"{both.name}-of-{len(halves)}"
-        asking = RowAsker(call=call, node=changes, comes=changed.node, join=name, as_of=False)
-        inputs = [asking.of(graph, other.node)]
-        if keeps:
-            was = previous_updates(graph, changes, forced=True)
-            assert was is not None, "a table that can be asked knows what it was"
-            inputs.append(was)
-        half = TableRows(rows.kind, of_left=not halves)
-        made = (*inputs, changes)
-        halves.append(graph.add(StatefulNode(name, made, both.out, call.where, PREPARE, half)))
-    rows = replace(rows, left_first=graph.hands_on_first(left.node, right.node))
-    return replace(both, inputs=tuple(halves), operator=rows)
 
 
 def _halves(
     left: Stream,
     right: Stream,
-    tables: tuple[tuple[JoinedTable, ...], tuple[JoinedTable, ...]],
+    tables: list[TableRead],
     name: str | None,
     where: str | None,
 ) -> tuple[Part, ...]:
@@ -149,7 +116,7 @@ def _halves(
         Part(
             left.graph.node_name(None if name is None else f"{name}-join-{one}", prefix, where),
             (side.node,),
-            tuple(one.spec.name for one in other),
+            tuple(table.spec.name for table in other.stored),
         )
         for one, prefix, side, other in (
             ("this", "KTABLE-JOINTHIS-", left, tables[1]),
@@ -183,7 +150,6 @@ class ForeignKeyJoin:
     name: str | None
 
     def made(self) -> Stream:
-        """The joined entries."""
         graph, call, where = self.left.graph, self.call, self.call.where
         if self.right.graph is not graph:
             raise TopologyError(
@@ -191,7 +157,6 @@ class ForeignKeyJoin:
             )
         name = graph.check_repartition_name(self.name, f"{call.operator} with on=", where)
         graph.burn(_NAMES)
-        tables = handed_table(self.left, call), handed_table(self.right, call)
         updates = latest_updates_of_both(self.left, self.right, name, call.operator, where)
         key_serde, value_serde = self.left.edge.serdes(call.operator, where)
         foreign_serde = self.right.edge.written_key(call.operator, where)
@@ -203,50 +168,39 @@ class ForeignKeyJoin:
             (foreign_serde, serdes.packed(SUBSCRIPTION)),
             where,
         )
-        answers = self._answers(name, (asked, updates[1]), tables[1], key_serde, foreign_serde)
+        answers = self._answers(name, [asked, updates[1]], key_serde, foreign_serde)
         edge = call.edge(self.left, self.right)
-        joined = self._joined(name, (updates[0], answers), tables[0], value_serde)
-        return Stream(graph, graph.add(replace(joined, out=edge.type)), edge)
+        joined = self._joined(name, answers, edge.type)
+        return Stream(graph, graph.add(joined), edge)
 
     def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> str:
         """The node of subscriptions: of what each entry was, and of what it is. ``written``: as
         what its key, its value and foreign keys are."""
         graph, call = self.left.graph, self.call
-        before = previous_updates(graph, updates, forced=True)
-        assert before is not None, "a table that can be asked knows what it was"
-        select = self._selection()
-        sides = (
-            graph.add(select(f"{name}-old", before)),
-            graph.add(select(f"{name}-new", updates)),
-        )
+        if not tells_old(graph, updates, forced=True):
+            stored_table(graph, self.left.node, call.operator, call.where)  # says what it lacks
+            raise AssertionError("a table that can be looked up knows what it was")
+        sides = (graph.add(self._selection()(f"{name}-new", updates)),)
         foreign = EdgeType(self.right.edge.type.key, SUBSCRIPTION)
         operator = ForeignKeys(*written, self.kind)
         node = StatefulNode(f"{name}-asking", sides, foreign, call.where, "FK-ASK", operator)
         return graph.add(node)
 
     def _answers(
-        self,
-        name: str,
-        sides: tuple[str, str],
-        table: JoinedTable,
-        entry_serde: Serde,
-        foreign_serde: Serde,
+        self, name: str, sides: list[str], entry_serde: Serde, foreign_serde: Serde
     ) -> str:
         """The node of answers, read back in the tasks of the entries that asked."""
         graph, call, where = self.left.graph, self.call, self.call.where
         store = graph.claim_store(f"{name}-asks", call.operator, where)
         value = answer_type(self.right.edge.type.value)
         edge = EdgeType(self.left.edge.type.key, value)
-        in_rows = not is_kept(self.right)
-        if in_rows:
-            sides = self._with_rows(name, sides[0]), sides[1]
+        table = read_table(self.right, call, sides, sides[0], f"{name}-right")
         operator = Subscriptions(
             store=store,
             table=table,
             entry_serde=entry_serde,
             foreign_serde=foreign_serde,
             kept=self.kind.keeps_left,
-            in_rows=in_rows,
         )
         kept = StoreSpec(
             name=store,
@@ -258,74 +212,61 @@ class ForeignKeyJoin:
         )
         node = StatefulNode(
             f"{name}-answering",
-            sides,
+            tuple(sides),
             edge,
             where,
             "FK-ANSWER",
             operator,
             (kept,),
-            reads=() if in_rows else (table.spec,),
+            reads=specs_of(table),
         )
+        if not isinstance(table, JoinedTable):
+            node = replace(node, parts=(Part(node.name, node.inputs, (store,)),))
         written = (entry_serde, serdes.packed(value))
         return graph.repartition(f"{name}-answers", graph.add(node), edge, written, where)
 
-    def _with_rows(self, name: str, asked: str) -> str:
-        """The node of subscriptions, each with what a table without a store holds for it."""
-        graph, call, right = self.left.graph, self.call, self.right
-        kept = self.kind.keeps_left
-        asker = RowAsker(
-            call=call, node=asked, join=f"{name}-asks", as_of=False, takes_null_keys=kept
-        )
-        out = EdgeType(right.edge.type.key, AskedRows.type_of(right.edge.type.value))
-        sides = (asked, asker.of(graph, right.node))
-        return graph.add(
-            StatefulNode(f"{name}-asked", sides, out, call.where, PREPARE, AskedRows())
-        )
-
-    def _joined(
-        self, name: str, sides: tuple[str, str], table: JoinedTable, value_serde: Serde
-    ) -> StatefulNode:
-        """The node of results; ``sides``: the entries' updates, and the answers."""
-        graph, call, (_, answers) = self.left.graph, self.call, sides
-        out, kept = graph.node(answers).out, is_kept(self.left)
-        reads = (table.spec,) if kept else ()
-        operator = Answers(table=table, value_serde=value_serde, kind=self.kind)
-        if kept and self.kind.keeps_left:
-            return StatefulNode(name, sides, out, call.where, "JOIN", operator, reads=reads)
-        asker = RowAsker(call=call, node=answers, join=f"{name}-answers", as_of=False)
-        rows: tuple[str, ...] = (asker.of(graph, self.left.node), answers)
+    def _joined(self, name: str, answers: str, out: EdgeType) -> StatefulNode:
+        value_serde = self.left.edge.serdes(self.call.operator, self.call.where)[1]
+        sides = list[str]()
+        table = read_table(self.left, self.call, sides, answers, f"{name}-left")
+        selected = None
         if not self.kind.keeps_left:
-            rows = (rows[0], self._asked_again(name, rows, table.spec.name), answers)
-        of_rows = AnswersOfRows(answers=operator)
-        return StatefulNode(name, rows, out, call.where, "JOIN", of_rows, reads=reads)
+            selected = mapped(table, self.left.graph.node(f"{name}-new"))
+            self._ask_again(name, answers, value_serde)
+        operator = Answers(table=table, selected=selected, value_serde=value_serde, kind=self.kind)
+        inputs, reads = (*sides, answers), specs_of(table)
+        node = StatefulNode(name, inputs, out, self.call.where, "JOIN", operator, reads=reads)
+        if isinstance(table, JoinedTable):
+            return node
+        return replace(node, parts=(Part(name, inputs),))
 
-    def _asked_again(self, name: str, rows: tuple[str, ...], store: str) -> str:
-        """The node of the entries of answers that are stale and say that there is nothing. For what
-        each entry is now it asks again: nobody else may tell it, as the question of an inner join
-        is answered where there is something (note 022)."""
-        graph, call, left = self.left.graph, self.call, self.left.edge.type
-        key_serde, value_serde = self.left.edge.serdes(call.operator, call.where)
-        found = StatefulNode(
-            f"{name}-stale-answers",
-            rows,
-            EdgeType(left.key, left.value),
-            call.where,
-            PREPARE,
-            StaleNulls(store, value_serde),
+    def _ask_again(self, name: str, answers: str, value_serde: Serde) -> None:
+        """The node that asks again for what the entries of stale answers are now: nobody else may
+        tell it, as the question of an inner join is answered where there is something (note
+        022)."""
+        graph, call = self.left.graph, self.call
+        sides = [f"{name}-new"]
+        table = read_table(self.left, call, sides, answers, f"{name}-left")
+        operator = AskAgain(
+            table=table,
+            selected=mapped(table, graph.node(sides[0])),
+            key_serde=self.left.edge.serdes(call.operator, call.where)[0],
+            value_serde=value_serde,
         )
-        stale = graph.add(self._selection()(f"{name}-stale", graph.add(found)))
         sink = graph.node(f"{name}-asks-repartition-sink")
+        called, inputs = f"{name}-asking-again", (*sides, answers)
         again = StatefulNode(
-            f"{name}-asking-again",
-            (f"{name}-new", stale),
+            called,
+            inputs,
             sink.out,
             call.where,
             "FK-ASK",
-            AskAgain(key_serde, value_serde),
+            operator,
+            reads=specs_of(table),
+            parts=(Part(called, inputs),),
         )
         made = graph.add(again)
         graph.add(replace(sink, name=f"{name}-asks-again-sink", inputs=(made,)))
-        return stale
 
     def _selection(self) -> Callable[[str, str], Node]:
         """What makes the node that gives an entry with its foreign key."""

@@ -9,27 +9,34 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from everflow import serdes
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    TableFilter,
+    TableMapper,
     is_column,
     is_true,
+    key_value_function,
     predicate,
     result_serde,
     result_type,
     struct_of,
     unless_deleted,
 )
-from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.value_getters import previous_updates
-from everflow.dsl.lowering.versioned import is_versioned, table_stores
+from everflow.dsl.lowering.table_reads import is_versioned, table_stores, tells_old
 from everflow.dsl.materialized import Materialized
+from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError
-from everflow.operators.table import TableSpec
-from everflow.operators.table_changes import VisibleUpdates
+from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
+from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
+from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import CountWindowSpec
+from everflow.operators.suppress import BufferBounds, EarlyResults, SuppressSpec
+from everflow.operators.table import TableSpec, VisibleUpdates
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
@@ -184,11 +191,14 @@ class TableCall:
     def _kept(self, table: Stream, made: Node, edge: Edge, node_name: str) -> Stream:
         """The table of a new node, in a store where one is asked for; a filter without one emits no
         deletion of what was not there."""
-        graph, before = table.graph, None
-        if self._filters and self.store is None and not is_versioned(graph, table.node):
-            before = previous_updates(graph, table.node)
-        if before is not None:
-            return Stream(graph, _visible(graph, made, before, node_name), edge)
+        graph = table.graph
+        compares = self._filters and self.store is None and not is_versioned(graph, table.node)
+        if compares and tells_old(graph, table.node):
+            prepared: Any = made
+            new = graph.add(replace(prepared, name=f"{node_name}-new", label=PREPARE))
+            visible = VisibleUpdates()
+            node = StatefulNode(node_name, (new,), made.out, made.where, "FILTER", visible)
+            return Stream(graph, graph.add(node), edge)
         return self._in_store(table, graph.add(made), edge, node_name)
 
     def _in_store(self, table: Stream, node: str, edge: Edge, node_name: str) -> Stream:
@@ -203,16 +213,6 @@ class TableCall:
             self.where,
             only_visible=self._filters and not is_versioned(table.graph, table.node),
         )
-
-
-def _visible(graph: GraphBuilder, made: Node, before: str, node_name: str) -> str:
-    """The node of a filter's updates; ``made``: the filter, ``before``: what was."""
-    prepared: dict[str, Any] = {"label": PREPARE}
-    new = graph.add(replace(made, name=f"{node_name}-new", **prepared))
-    old = graph.add(replace(made, name=f"{node_name}-old", inputs=(before,), **prepared))
-    return graph.add(
-        StatefulNode(node_name, (old, new), made.out, made.where, "FILTER", VisibleUpdates())
-    )
 
 
 def stored(
@@ -247,3 +247,137 @@ def kept_node(
     kept = TableSpec(store, key_serde, value_serde, only_visible=only_visible)
     out = table.edge.type
     return StatefulNode(name, (table.node,), out, where, "MATERIALIZED", kept, (spec,))
+
+
+# --- ``KTable.suppress``, and results of windows that close: held back in a store (KIP-328) -------
+
+
+def suppressed(
+    table: Stream,
+    given: object,
+    store: str | Materialized | None,
+    name: str | None,
+    where: str | None,
+) -> Stream:
+    """The table whose updates are held back."""
+    if not isinstance(given, Suppressed):
+        raise TopologyError(
+            f"suppress takes Suppressed.until_window_closes() or "
+            f"Suppressed.until_time_limit('1 minute'), found {given!r}",
+            where=where,
+        )
+    graph, bounds = table.graph, given.buffer.bounds
+    if is_versioned(graph, table.node):
+        raise TopologyError(
+            "suppress holds back the updates of a table's latest values, and this table keeps "
+            "its history, whose updates come in any order; suppress a table without history=",
+            where=where,
+        )
+    by_window = given.wait_ms is None
+    if by_window and bounds.given and not bounds.stops:
+        raise TopologyError(
+            "a buffer that gives entries early has results that are not final; write "
+            "BufferConfig.unbounded(), or BufferConfig.max_records(...).shut_down_when_full()",
+            where=where,
+        )
+    wait_ms = given.wait_ms
+    if wait_ms is None:
+        wait_ms = closes_after_ms(graph, table.node)
+    if wait_ms is None and _by_numbers(graph, table.node):
+        raise TopologyError(
+            "count windows close with their last record, not by time; give one result of each with "
+            "windowed.emit_strategy(EmitStrategy.on_window_close()) in front of count(...), "
+            "reduce(...) or aggregate(...)",
+            where=where,
+        )
+    if wait_ms is None:
+        raise TopologyError(
+            "until_window_closes is for tables of windows: "
+            "stream.group_by_key().windowed_by(TimeWindows.of_size('1 minute')).count(...); other "
+            "tables take Suppressed.until_time_limit('1 minute')",
+            where=where,
+        )
+    if not by_window:
+        emit_each_update(graph, table.node)
+    node_name = graph.node_name(name, "KTABLE-SUPPRESS-", where)
+    claimed = graph.claim_store(store, "suppress", where)
+    node = suppress_node(table, node_name, claimed, wait_ms, by_window, bounds, where)
+    return Stream(graph, graph.add(node), table.edge)
+
+
+def suppress_node(
+    table: Stream,
+    name: str,
+    store: str,
+    wait_ms: int,
+    by_window: bool,
+    bounds: BufferBounds,
+    where: str | None,
+) -> StatefulNode:
+    """The node ``name``, whose buffer is the store ``store``."""
+    key_serde, value_serde = table.edge.serdes("suppress", where)
+    spec = SuppressSpec(
+        store=store,
+        where=where,
+        table_key_serde=key_serde,
+        table_value_serde=value_serde,
+        result_key=table.edge.type.key,
+        result=table.edge.type.value,
+        wait_ms=wait_ms,
+        by_window=by_window,
+        bounds=bounds,
+    )
+    kept = StoreSpec(
+        name=store,
+        kind="key_value",
+        key_serde=serdes.bytes_(),
+        value_serde=serdes.bytes_(),
+        where=where,
+        private=True,
+    )
+    return StatefulNode(name, (table.node,), table.edge.type, where, "SUPPRESS", spec, (kept,))
+
+
+def early_node(closed: StatefulNode, graph: GraphBuilder, early: EarlyResults) -> StatefulNode:
+    """The node ``closed`` that gives final results, with early ones too."""
+    for given in closed.inputs:
+        emit_each_update(graph, given)
+    return replace(closed, operator=replace(closed.operator, early=early, by_window=False))
+
+
+def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
+    """How far behind a window's end stream time has to be for no record to change it any more: the
+    longest of all windows that the table is made of; None where there are none."""
+    node = graph.node(name)
+    operator: Any = node.operator if isinstance(node, StatefulNode) else None
+    if isinstance(operator, SessionAggregateSpec):
+        return operator.windows.retention_ms
+    if isinstance(operator, SlidingAggregateSpec):
+        return operator.windows.grace_ms
+    if isinstance(operator, AggregateSpec | PythonAggregateSpec) and operator.window is not None:
+        return operator.window.grace_ms
+    found = [closes_after_ms(graph, given) for given in node.inputs]
+    known = [wait_ms for wait_ms in found if wait_ms is not None]
+    return max(known) if found and len(known) == len(found) else None
+
+
+def _by_numbers(graph: GraphBuilder, name: str) -> bool:
+    """True if the table is made of count windows."""
+    node = graph.node(name)
+    if isinstance(node, StatefulNode) and isinstance(node.operator, CountWindowSpec):
+        return True
+    return any(_by_numbers(graph, given) for given in node.inputs)
+
+
+def emit_each_update(graph: GraphBuilder, name: str) -> None:
+    """Whoever counts updates, or goes by the first one, needs all of them from the table's
+    operators."""
+    node: Node = graph.node(name)
+    if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
+        every: Any = node.operator
+        graph.replace(replace(node, operator=replace(every, emit_every_update=True)))
+        if graph.has(f"{name}-before"):  # row by row what those were
+            emit_each_update(graph, f"{name}-before")
+    elif isinstance(node, ProjectNode | FunctionNode):
+        for given in node.inputs:
+            emit_each_update(graph, given)

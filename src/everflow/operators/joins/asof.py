@@ -16,11 +16,19 @@ import pyarrow as pa
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stored, task_slices
 from everflow.operators.grouping import stream_times as running_times
-from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers, come_out
 from everflow.operators.joins.join_side import JoinKeys, read_as_of
-from everflow.operators.joins.joined_table import NEVER
-from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
-from everflow.operators.joins.versions_as_of import NONE, STORED, Versions, latest_before
+from everflow.operators.joins.joined_table import (
+    NEVER,
+    NONE,
+    STORED,
+    JoinKind,
+    Stores,
+    Versions,
+    joined,
+    latest_before,
+    task_codes,
+)
+from everflow.operators.joins.stream_table import HeldBack, Released, TimeMakers, come_out
 from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
@@ -47,21 +55,19 @@ class AsOfJoin(Operator):
     tolerance_ms: int
     held: HeldBack | None
     left_first: bool = True
-    """Which side takes an input record first that is on both."""
+    """The side that takes an input record first that is on both."""
     joins: ClassVar[bool] = True
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.kind.keeps_left
 
     @property
     def kept_ms(self) -> int:
-        """How far behind stream time right records are of use."""
+        """The time for which right records are of use behind stream time (ms)."""
         return self.tolerance_ms + (0 if self.held is None else self.held.grace_ms)
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         left, right = inputs.sides
         events = _Events.of(left, right, inputs.stream_times, self.kind.keeps_left, self.left_first)
         rights = right.take(events.rows[events.of_right])

@@ -1,4 +1,4 @@
-"""What a table tells the tasks of its foreign keys, and what they answer (KIP-213; note 022).
+"""Joins of tables by a foreign key: subscriptions, and the answers to them (KIP-213; note 022).
 
 An entry subscribes under its foreign key with the hash of its value; an answer carries that hash
 back, so that one for a value that is gone is known as stale.
@@ -7,23 +7,35 @@ back, so that one for a value that is gone is known as stale.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import struct
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
-from everflow.operators.joins.joined_values import (
+from everflow.operators.joins.join_side import Flags
+from everflow.operators.joins.joined_table import (
+    NEVER,
+    Held,
     JoinKind,
+    TableLookup,
+    TableRead,
     first_and_last,
+    joined,
     task_codes,
 )
 from everflow.operators.user_code import written_alike, written_bytes
-from everflow.records import EdgeBatch, Int64, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
+from everflow.serdes.base import binary_from_matrix
+from everflow.state.changelog import unpack_value
+from everflow.state.store import StoreView
+from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs, Operator
 
 HASH_BYTES = 16
@@ -57,7 +69,7 @@ def answer_type(value: pa.DataType) -> pa.DataType:
 
 
 def subscriptions(entries: pa.Array, hashes_: pa.Array, orders: Int64) -> pa.StructArray:
-    """What entries ask, as `SUBSCRIPTION`."""
+    """The subscriptions of entries, as `SUBSCRIPTION`."""
     columns = [entries, hashes_, pa.array(orders, pa.int32())]
     return pa.StructArray.from_arrays(columns, fields=list(SUBSCRIPTION))
 
@@ -73,8 +85,8 @@ def hashes(values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class ForeignKeys(Operator):
-    """The subscriptions that changes of a table's entries ask for: the left side is what an entry
-    was, the right side what it is, row by row, both as `selected_type`.
+    """The subscriptions that changes of a table's entries ask for. The side is what an entry is,
+    and was, as `selected_type`.
 
     What a batch has made of an entry asks, or each change with ``emit_every_update``: an answer to
     another one would be stale.
@@ -86,12 +98,13 @@ class ForeignKeys(Operator):
     """Of the foreign keys: an entry keeps its one where the bytes stay the same."""
     kind: JoinKind
     emit_every_update: bool = False
-    row_by_row: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
+    old_sides: ClassVar[tuple[int, ...]] = (0,)
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`: what the old foreign key is told comes first."""
-        left, right = inputs.sides
+        (right,) = inputs.sides
+        left = right.old
+        assert left is not None
         dropped = 0 if self.kind.keeps_left else _without_foreign_key(right)
         entries = written_bytes(self.key_serde, right.key, "subscriptions", right)
         if not self.emit_every_update:
@@ -133,8 +146,382 @@ def _without_foreign_key(side: EdgeBatch) -> int:
 
 
 def hashes_equal(one: pa.Array, other: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Where both are equal, or both null."""
+    """True where both are equal, or both null."""
     both = pc.and_(pc.is_null(one), pc.is_null(other))
     equal = pc.or_(both, pc.equal(one, other).fill_null(False))
     found: np.ndarray[Any, np.dtype[np.bool_]] = equal.to_numpy(zero_copy_only=False)
     return found
+
+
+# --- the entries that ask for a foreign key, in the task of that key (KIP-213; note 022) ----------
+# They are answered when they ask, and whenever the key's entry changes. A subscription's key in the
+# store is the foreign key's length (4 bytes), its bytes, and the entry's key bytes; its value is
+# the hash of the entry's value.
+
+
+_LENGTH = struct.Struct(">I")
+_LAST = b"\xff"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscriptions(TableLookup):
+    """The first side are subscriptions, the second one the updates of the table of foreign keys,
+    the others those of what it is made of. Results have the asking entry's key and the value
+    `answer_type`; their time is the later of the subscription's and the found entry's, or the
+    update's."""
+
+    store: str
+    table: TableRead
+    entry_serde: Serde
+    """The serde of the keys of the entries that ask."""
+    foreign_serde: Serde
+    kept: bool
+    """True if an entry without a foreign key has a result."""
+    joins: ClassVar[bool] = True
+
+    @property
+    def takes_null_keys(self) -> bool:
+        return self.kept
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        left, right = inputs.sides[:2]
+        held = self.table.held(left, inputs)
+        asks, updates = self._asks(left), self._updates(right)
+        told = [
+            one
+            for partition, views in inputs.stores.items()
+            for one in self._told(partition, views[self.store], asks, updates)
+        ]
+        changes = {
+            partition: [made]
+            for partition in inputs.stores
+            if len(made := asks.changes(self.store, partition))
+        }
+        output = self._answered(left, right, held, asks, told)
+        after = {
+            partition: max([before, *(_latest(side, partition) for side in (left, right))])
+            for partition, before in inputs.stream_times.items()
+        }
+        return TasksResult(output, changes, after, {})
+
+    def _asks(self, left: EdgeBatch) -> _Asks:
+        entries, hashes, orders = left.value.flatten()
+        keys = written_bytes(self.foreign_serde, left.key, self.store, left)
+        return _Asks(left, keys, entries, hashes, orders.to_numpy())
+
+    def _updates(self, right: EdgeBatch) -> list[_Update]:
+        keys = written_bytes(self.foreign_serde, right.key, self.store, right).to_pylist()
+        rows = zip(
+            range(len(right)),
+            right.seq.tolist(),
+            right.partition.tolist(),
+            keys,
+            valid(right.value).tolist(),
+            strict=True,
+        )
+        return [_Update(*row) for row in rows]
+
+    def _told(
+        self, partition: int, view: StoreView, asks: _Asks, updates: list[_Update]
+    ) -> list[_Told]:
+        """Whom a task's updates are told to: those who asked before, in this batch or earlier."""
+        mine = [one for one in updates if one.partition == partition]
+        if not mine:
+            return []
+        known = _Known.of(view, {one.key for one in mine})
+        found: list[_Told] = []
+        before = iter(asks.of_keys(partition, known.of_key))
+        ask = next(before, None)
+        for update in mine:
+            while ask is not None and ask.seq <= update.seq:
+                known.take(ask)
+                ask = next(before, None)
+            found += [
+                _Told(update.row, entry, hash_, update.there)
+                for entry, hash_ in known.entries(update.key)
+            ]
+        return found
+
+    def _answered(
+        self,
+        left: EdgeBatch,
+        right: EdgeBatch,
+        held: Held,
+        asks: _Asks,
+        told: list[_Told],
+    ) -> EdgeBatch:
+        """The answers as records, each with the place of what made it: tasks take turns, an ask
+        comes before an update."""
+        plain = [
+            side.with_columns(pa.nulls(len(side), pa.int8()), value=pa.nulls(len(side), pa.int8()))
+            for side in (left, right)
+        ]
+        there = held.times != NEVER
+        answered = asks.answered(there)
+        of_updates = np.array([one.row for one in told], np.int64)
+        rows = np.concatenate([answered, len(left) + of_updates])
+        made = appended(plain).take(rows)
+        entries = pa.array([one.entry for one in told], pa.binary())
+        hashes = pa.array([one.hash for one in told], pa.binary())
+        shown = np.concatenate(
+            [
+                (there & (asks.orders != Order.FORGET_AND_TELL))[answered],
+                np.array([one.there for one in told], bool),
+            ]
+        )
+        index = pa.array(answered)
+        values = pa.concat_arrays([held.values, right.value.cast(held.values.type)])
+        value = pa.StructArray.from_arrays(
+            [
+                pa.concat_arrays([asks.hashes.take(index), hashes]),
+                values.take(pa.array(rows, mask=~shown)),
+            ],
+            fields=list(answer_type(self.table.type)),
+        )
+        keys = pa.concat_arrays([asks.entries.take(index), entries])
+        made = made.with_columns(self.entry_serde.decode_array(keys), value)
+        times = np.concatenate([np.maximum(left.timestamp, held.times), right.timestamp])
+        made.timestamp = times[rows]
+        return made.take(np.lexsort((rows >= len(left), made.partition, made.seq)))
+
+
+def _latest(side: EdgeBatch, partition: int) -> int:
+    return int(side.timestamp[side.partition == partition].max(initial=-1))
+
+
+class _Ask(NamedTuple):
+    """A subscription under a key that changes in the batch."""
+
+    seq: int
+    key: bytes
+    entry: bytes
+    hash: bytes | None
+    order: int
+
+
+@dataclass(frozen=True)
+class _Asks:
+    """The subscriptions of a batch: their records, foreign keys as bytes, and what is asked."""
+
+    batch: EdgeBatch
+    keys: pa.Array
+    entries: pa.Array
+    hashes: pa.Array
+    orders: Int32
+
+    def answered(self, there: Flags) -> Int64:
+        """The rows that are answered at once; ``there``: whether the foreign key's entry was."""
+        told = self.orders != Order.FORGET
+        told &= there | (self.orders != Order.TELL_IF_THERE)
+        told &= ~there | (self.orders != Order.TELL_IF_GONE)
+        return np.flatnonzero(told)
+
+    def of_keys(self, partition: int, keys: Collection[bytes]) -> list[_Ask]:
+        """A task's with one of these foreign keys."""
+        wanted = pc.is_in(self.keys, pa.array(list(keys), pa.binary()))
+        chosen = wanted.to_numpy(zero_copy_only=False) & (self.batch.partition == partition)
+        rows = np.flatnonzero(chosen)
+        index = pa.array(rows)
+        columns = (self.keys, self.entries, self.hashes)
+        found = (column.take(index).to_pylist() for column in columns)
+        parts = zip(self.batch.seq[rows].tolist(), *found, self.orders[rows].tolist(), strict=True)
+        return [_Ask(*one) for one in parts]
+
+    def changes(self, store: str, partition: int) -> StoreChanges:
+        """The subscriptions that a task adds and drops: the last of each foreign key and entry."""
+        meant = valid(self.keys) & (self.orders != Order.TELL_IF_GONE)
+        rows = np.flatnonzero(meant & (self.batch.partition == partition))
+        index = pa.array(rows)
+        keys = self.keys.take(index)
+        stored = _joined([_prefixes(keys), self.entries.take(index)])
+        _, last = first_and_last(stored.dictionary_encode().indices.to_numpy())
+        rows = rows[last]
+        forgets = np.isin(self.orders[rows], (Order.FORGET, Order.FORGET_AND_TELL))
+        values = self.hashes.take(pa.array(rows)).fill_null(b"")
+        kept = values.take(pa.array(np.arange(len(rows)), mask=forgets))
+        return StoreChanges(
+            store,
+            ByteColumn(stored.take(pa.array(last))),
+            ByteColumn(kept),
+            self.batch.timestamp[rows],
+        )
+
+
+class _Update(NamedTuple):
+    """A change of the table of foreign keys: its row, and whether there is an entry now."""
+
+    row: int
+    seq: int
+    partition: int
+    key: bytes
+    there: bool
+
+
+class _Told(NamedTuple):
+    """An answer to an update: the update's row, the entry that asked and its hash, and whether the
+    foreign key has an entry now."""
+
+    row: int
+    entry: bytes
+    hash: bytes | None
+    there: bool
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The subscribers of the foreign keys that change: by key, the hash by entry."""
+
+    of_key: dict[bytes, dict[bytes, bytes]]
+
+    @staticmethod
+    def of(view: StoreView, keys: set[bytes]) -> _Known:
+        listed = sorted(keys)
+        bounds = [(_prefix(key), _behind(_prefix(key))) for key in listed]
+        found = {}
+        for key, entries in zip(listed, view.range_many(bounds), strict=True):
+            begin = len(_prefix(key))
+            found[key] = {stored[begin:]: unpack_value(entry)[1] for stored, entry in entries}
+        return _Known(found)
+
+    def take(self, ask: _Ask) -> None:
+        known = self.of_key[ask.key]
+        if ask.order in (Order.FORGET, Order.FORGET_AND_TELL):
+            known.pop(ask.entry, None)
+        elif ask.order != Order.TELL_IF_GONE:
+            known[ask.entry] = ask.hash or b""
+
+    def entries(self, key: bytes) -> list[tuple[bytes, bytes | None]]:
+        """Entries and hashes of a foreign key, in the order of their keys."""
+        return [(entry, hash_ or None) for entry, hash_ in sorted(self.of_key[key].items())]
+
+
+def _prefix(key: bytes) -> bytes:
+    return _LENGTH.pack(len(key)) + key
+
+
+def _prefixes(keys: pa.Array) -> pa.Array:
+    lengths = pc.binary_length(keys).to_numpy().astype(">u4")
+    packed = np.ascontiguousarray(lengths).view(np.uint8).reshape(-1, _LENGTH.size)
+    return _joined([binary_from_matrix(packed), keys])
+
+
+def _joined(parts: list[pa.Array]) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, pa.scalar(b""))
+
+
+def _behind(prefix: bytes) -> bytes:
+    """Sorts behind all keys that begin with ``prefix``."""
+    rest = prefix.rstrip(_LAST)
+    return rest[:-1] + bytes((rest[-1] + 1,))
+
+
+# --- the answers of foreign keys, back in the task of the entry that asked (KIP-213; note 022) ----
+
+
+class _ReadsAnswers(Operator):
+    """An operator whose last side, the answers, looks up the table that asked."""
+
+    table: TableRead
+    selected: TableRead | None
+
+    @property
+    def through(self) -> tuple[tuple[str, ...], ...]:
+        selected = () if self.selected is None else self.selected.through
+        return (*self.table.through, *selected)
+
+    def meets(self, sides: int) -> Iterable[Iterable[int]]:
+        return ((side, sides - 1) for side in range(sides - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(_ReadsAnswers):
+    """The last side are the answers, the others the updates of what the table that asked is made
+    of. An answer for a value that is not the entry's any more is stale and left out; the others
+    give the joined value, or a deletion where there is nothing to join.
+
+    One result per key and batch, the last, or all of them with ``emit_every_update``.
+    """
+
+    table: TableRead
+    selected: TableRead | None
+    """Of an inner join, the table's entries with their foreign keys (`selected_type`): where one
+    has none, or is gone, an answer that there is nothing holds, whoever asked."""
+    value_serde: Serde
+    kind: JoinKind
+    emit_every_update: bool = False
+    joins: ClassVar[bool] = True
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        answers = inputs.sides[-1]
+        held = self.table.held(answers, inputs).values
+        _, found = answers.value.flatten()
+        holds = _holds(answers, held, self.value_serde, self.table)
+        shown = valid(held) & (valid(found) | self.kind.keeps_left)
+        if self.selected is not None:
+            rows = np.flatnonzero(~holds & ~valid(found))
+            entries = self.selected.held(answers.take(rows), inputs).values
+            holds[rows] = ~valid(entries.flatten()[0])
+        fresh = np.flatnonzero(holds)
+        value = joined(held, found).take(pa.array(fresh, mask=~shown[fresh]))
+        output = answers.take(fresh).with_columns(value=value)
+        if not self.emit_every_update:
+            keys = self.table.stored[0].keys_of(output)
+            _, last = first_and_last(task_codes(keys, output.partition))
+            output = output.take(last)
+        return TasksResult(output, {}, {}, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskAgain(_ReadsAnswers):
+    """Asks again for what the entries of stale answers are now, if these say that there is nothing.
+    The first side are the changes of entries in the batch, as `selected_type`, the last one the
+    answers; between them see `Answers`.
+
+    It asks for what the batch has made of an entry, as that is what `ForeignKeys` has asked for
+    before it.
+    """
+
+    table: TableRead
+    selected: TableRead
+    key_serde: Serde
+    value_serde: Serde
+    joins: ClassVar[bool] = True
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: one question for each entry. Where it has no foreign key any more,
+        the one that it had is told to forget it, and answers that there is nothing."""
+        left, stale = inputs.sides[0], self._stale(inputs)
+        both = appended([stale, left if len(stale) else left.take(np.empty(0, np.int64))])
+        entries = written_bytes(self.key_serde, both.key, "subscriptions", both)
+        first, last = first_and_last(task_codes(entries, both.partition))
+        chosen = np.argsort(first)
+        chosen = chosen[first[chosen] < len(stale)]
+        first, last = first[chosen], last[chosen]
+        keys, values = both.value.flatten()
+        keyed, index = valid(keys)[last], pa.array(last)
+        now = written_bytes(self.value_serde, values.take(index), "subscriptions", both, last)
+        orders = np.where(keyed, Order.TELL_IF_GONE, Order.FORGET_AND_TELL)
+        value = subscriptions(entries.take(index), hashes(now), orders)
+        key = keys.take(pa.array(np.where(keyed, last, first)))
+        times = np.maximum(both.timestamp[first], both.timestamp[last])
+        output = replace(both.take(first).with_columns(key, value), timestamp=times)
+        return TasksResult(output, {}, {}, {})
+
+    def _stale(self, inputs: Inputs) -> EdgeBatch:
+        """The current entries of stale answers, of those that have a foreign key."""
+        answers = inputs.sides[-1]
+        answers = answers.take(np.flatnonzero(~valid(answers.value.flatten()[1])))
+        held = self.table.held(answers, inputs)
+        stale = valid(held.values) & ~_holds(answers, held.values, self.value_serde, self.table)
+        rows = np.flatnonzero(stale)
+        times = np.maximum(held.times, answers.timestamp)[rows]
+        found = replace(answers.take(rows), timestamp=times)
+        entries = self.selected.held(found, inputs).values
+        found = found.with_columns(value=entries)
+        return found.take(np.flatnonzero(valid(entries.flatten()[0])))
+
+
+def _holds(answers: EdgeBatch, held: pa.Array, serde: Serde, table: TableRead) -> Flags:
+    """True for answers whose hash is that of the entry as it is now."""
+    now = hashes(written_bytes(serde, held, table.stored[0].spec.name, answers))
+    return hashes_equal(answers.value.flatten()[0], now)

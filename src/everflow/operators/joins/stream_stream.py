@@ -11,23 +11,102 @@ meets it later.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.joins.batch_records import BatchRecords
-from everflow.operators.joins.join_side import JoinSide, Kept
-from everflow.operators.joins.joined_results import JoinedResults
-from everflow.operators.joins.joined_values import JoinKind, Stores
-from everflow.operators.joins.matches import Asking, Candidates, matches
-from everflow.operators.joins.waiting_records import NEVER, Met, WaitingRecords
+from everflow.operators.joins.join_side import (
+    NEVER,
+    BatchRecords,
+    JoinedResults,
+    JoinSide,
+    Kept,
+    Met,
+    WaitingRecords,
+)
+from everflow.operators.joins.joined_table import JoinKind, Stores
 from everflow.records import LATE_UNMATCHED, ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Inputs, Operator
 from everflow.windows import JoinWindows
+
+# --- finds which records of two sides meet: a search by key and time, for a whole batch at once ---
+
+
+MOST_AT_ONCE = 4_000_000
+"""Candidate pairs that are held at once."""
+
+
+class Asking(NamedTuple):
+    """Records of one side that look for matches: group, first and last time (ms) of a match, place
+    in the batch, and the stream time there."""
+
+    codes: Int64
+    first: Int64
+    last: Int64
+    places: Int64
+    stream_times: Int64
+
+
+class Candidates(NamedTuple):
+    """Records of the other side: group, time (ms), place in the batch (-1: stored before it), the
+    stream time up to which each is open; of one group and time in the order in which they came."""
+
+    codes: Int64
+    times: Int64
+    places: Int64
+    open_until: Int64
+
+
+def matches(asking: Asking, candidates: Candidates) -> tuple[Int64, Int64]:
+    """Pairs (row of ``asking``, row of ``candidates``), by row of ``asking``, then time: each with
+    the candidates that came before it, and are open when it comes."""
+    order = np.lexsort((candidates.times, candidates.codes))
+    times = np.unique(candidates.times)
+    span = len(times) + 1
+    sorted_by = candidates.codes[order] * span + np.searchsorted(times, candidates.times[order])
+    # In times that are there, so that products stay small whatever the times are.
+    low = asking.codes * span + np.searchsorted(times, asking.first, side="left")
+    high = asking.codes * span + np.searchsorted(times, asking.last, side="right")
+    begin = np.searchsorted(sorted_by, low, side="left")
+    counts = np.maximum(np.searchsorted(sorted_by, high, side="left") - begin, 0)
+    found = [_met(asking, candidates, order, begin, counts, rows) for rows in _portions(counts)]
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return np.concatenate([one for one, _ in found]), np.concatenate([two for _, two in found])
+
+
+def _portions(counts: Int64) -> Iterator[Int64]:
+    """Rows with pairs, some millions of pairs at a time (or one row)."""
+    rows = np.flatnonzero(counts)
+    number = np.cumsum(counts[rows]) // MOST_AT_ONCE
+    for one in np.unique(number):
+        yield rows[number == one]
+
+
+def _met(
+    asking: Asking,
+    candidates: Candidates,
+    order: Int64,
+    begin: Int64,
+    counts: Int64,
+    rows: Int64,
+) -> tuple[Int64, Int64]:
+    many = counts[rows]
+    mine = np.repeat(rows, many)
+    inside = np.arange(len(mine)) - np.repeat(np.cumsum(many) - many, many)
+    theirs = order[np.repeat(begin[rows], many) + inside]
+    meets = (candidates.places[theirs] < asking.places[mine]) & (
+        candidates.open_until[theirs] >= asking.stream_times[mine]
+    )
+    return mine[meets], theirs[meets]
+
+
+# --- the operator ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,7 +123,7 @@ class StreamStreamJoin(Operator):
     waiting: StoreSpec | None
     """Records of kept sides that nothing has met yet; None where no side is."""
     left_first: bool = True
-    """Which side takes an input record first that is on both."""
+    """The side that takes an input record first that is on both."""
     joins: ClassVar[bool] = True
 
     @staticmethod
@@ -79,11 +158,9 @@ class StreamStreamJoin(Operator):
 
     @property
     def takes_null_keys(self) -> bool:
-        """See `Operator`."""
         return self.left.kept or self.right.kept
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
         left, right = inputs.sides
         newest = {
             side is self.left: {

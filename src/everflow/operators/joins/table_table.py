@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,139 +10,71 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.joins.joined_table import NEVER, Held, JoinedTable
-from everflow.operators.joins.joined_values import (
+from everflow.operators.joins.joined_table import (
+    Held,
     JoinKind,
+    TableRead,
     first_and_last,
     joined,
     task_codes,
 )
-from everflow.records import EdgeBatch, TasksResult
+from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.topology.batches import concat
 from everflow.topology.graph import Inputs, Operator
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableTableJoin(Operator):
-    """Inner, left or outer join of two tables by primary key (KTable-KTable).
+    """Inner, left or outer join of two tables by primary key (KTable-KTable). The first two sides
+    are their updates, the others those of what they are made of.
 
     Each change gives a result, or a deletion where there is none any more. It gives nothing where
     there cannot have been one: while the other side has no entry, if its own side is not kept
     without a match; or for the deletion of what was not there on either side. A result's time is
     the later of both sides'. One result per key and batch, the last, or all of them with
-    ``emit_every_update``.
+    ``emit_every_update``. ``left_first``: of an input record that changes both tables, the left
+    one's change comes first.
     """
 
-    left: JoinedTable
-    right: JoinedTable
+    left: TableRead
+    right: TableRead
     kind: JoinKind
-    left_known: bool = True
-    right_known: bool = True
     left_first: bool = True
-    """Of an input record that changes both tables: whether the left one has it when the right one's
-    change comes, and the other way round; and whose change comes first."""
-    was: bool = False
-    """Whether the values are not the results, but what each was before it."""
     emit_every_update: bool = False
     one_result: ClassVar[bool] = True
     joins: ClassVar[bool] = True
+    old_from: ClassVar[tuple[int, ...]] = (0, 1)
+
+    @property
+    def through(self) -> tuple[tuple[str, ...], ...]:
+        return (*self.left.through, *self.right.through)
+
+    @property
+    def old_sides(self) -> tuple[int, ...]:
+        """See `Operator`: those that are kept without a match."""
+        keeps = self.kind.keeps_left, self.kind.keeps_right
+        return tuple(side for side in (0, 1) if keeps[side])
+
+    def meets(self, sides: int) -> Iterable[Iterable[int]]:
+        pairs = {(0, table.side) for table in self.right.stored}
+        return sorted({(0, 1), *pairs, *((1, table.side) for table in self.left.stored)})
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
-        left, right = inputs.sides
+        left, right = inputs.sides[:2]
         keeps = self.kind.keeps_left, self.kind.keeps_right
-        on_right = self.right.when(left, right, inputs.stores, first=self.right_known)
-        on_left = self.left.when(right, left, inputs.stores, first=self.left_known)
-        befores = [
-            table.before(side, inputs.stores) if keep or self.was else None
-            for table, side, keep in zip((self.left, self.right), (left, right), keeps, strict=True)
-        ]
         results = [
-            _results(_Changes(left, on_right, *keeps, of_left=True), befores[0], self.was),
-            _results(_Changes(right, on_left, *keeps[::-1], of_left=False), befores[1], self.was),
+            _results(_Changes(left, self.right.held(left, inputs), *keeps, of_left=True)),
+            _results(_Changes(right, self.left.held(right, inputs), *keeps[::-1], of_left=False)),
         ]
         both = concat(results if self.left_first else results[::-1])
-        return TasksResult(_told(both, self.left, self.emit_every_update, self.was), {}, {}, {})
-
-
-@dataclass(frozen=True)
-class TableRows(Operator):
-    """The results of one table's changes in a join with another: what that one holds, row by row;
-    where the ``kind`` keeps this one, or for what ``was``, what it held itself; and last the
-    changes. ``of_left``: whether it is the left table."""
-
-    kind: JoinKind
-    of_left: bool
-    was: bool = False
-    """See `TableTableJoin`."""
-    one_result: ClassVar[bool] = True
-    row_by_row: ClassVar[bool] = True
-
-    def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
-        other, *was, own = inputs.sides
-        keeps = self.kind.keeps_left, self.kind.keeps_right
-        keeps = keeps if self.of_left else keeps[::-1]
-        changes = _Changes(own, _held(other), *keeps, of_left=self.of_left)
-        before = _held(was[0]) if was else None
-        return TasksResult(_results(changes, before, self.was), {}, {}, {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableTableRows(Operator):
-    """As `TableTableJoin`, of tables of which one has no store; the sides are the results of either
-    table's changes (`TableRows`). ``keys`` writes the keys."""
-
-    keys: JoinedTable
-    kind: JoinKind
-    left_first: bool = True
-    was: bool = False
-    """See `TableTableJoin`."""
-    emit_every_update: bool = False
-    one_result: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
-
-    def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
-        left, right = inputs.sides
-        both = concat([left, right] if self.left_first else [right, left])
-        return TasksResult(_told(both, self.keys, self.emit_every_update, self.was), {}, {}, {})
-
-
-@dataclass(frozen=True)
-class JoinedRows(Operator):
-    """What a join of two tables holds for each record that asks: the sides are what either table
-    holds for it."""
-
-    kind: JoinKind
-    one_result: ClassVar[bool] = True
-    row_by_row: ClassVar[bool] = True
-
-    def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`."""
-        left, right = inputs.sides
-        own, other = valid(left.value), valid(right.value)
-        shown = (own | self.kind.keeps_right) & (other | self.kind.keeps_left) & (own | other)
-        rows = np.arange(len(left), dtype=np.int64)
-        values = joined(left.value, right.value).take(pa.array(rows, mask=~shown))
-        times = np.maximum(
-            np.where(own, left.timestamp, NEVER), np.where(other, right.timestamp, NEVER)
-        )
-        times = np.where(shown, times, left.timestamp)
-        return TasksResult(replace(left.with_columns(value=values), timestamp=times), {}, {}, {})
-
-
-def _held(rows: EdgeBatch) -> Held:
-    return Held(rows.value, np.where(valid(rows.value), rows.timestamp, NEVER))
-
-
-def _told(both: EdgeBatch, table: JoinedTable, every: bool, was: bool) -> EdgeBatch:
-    """Every result, or the last of each key; of what ``was`` before it, the first."""
-    if every or not len(both):
-        return both
-    first, last = first_and_last(task_codes(table.keys_of(both), both.partition))
-    shown = both.take(last)
-    return shown.with_columns(value=both.value.take(pa.array(first))) if was else shown
+        if not self.emit_every_update and len(both):
+            table = self.left.stored[0]
+            first, last = first_and_last(task_codes(table.keys_of(both), both.partition))
+            found = both.take(last)
+            if both.old is not None:
+                found.old = found.with_columns(value=both.old.value.take(pa.array(first)))
+            both = found
+        return TasksResult(both, {}, {}, {})
 
 
 @dataclass(frozen=True)
@@ -155,26 +88,28 @@ class _Changes:
     keeps_other: bool
     of_left: bool
 
-    def joined(self, own: pa.Array) -> pa.Array:
-        """Values of the side with what the other held."""
+    def joined(self, own: pa.Array, rows: Int64) -> pa.Array:
+        """The side's values with what the other held, in ``rows``; null where that is no result."""
+        mine, there = valid(own), valid(self.other.values)
+        shown = (mine | self.keeps_other) & (there | self.keeps_own) & (mine | there)
         left, right = (own, self.other.values) if self.of_left else (self.other.values, own)
-        return joined(left, right)
+        return joined(left, right).take(pa.array(rows, mask=~shown[rows]))
 
 
-def _results(changes: _Changes, before: Held | None, was: bool) -> EdgeBatch:
-    """The results of one side's changes, or what each ``was``; ``before``: what its own table held,
-    where that counts."""
+def _results(changes: _Changes) -> EdgeBatch:
+    """The results of one side's changes; with what each was before, where it is known what its own
+    table's entries were."""
+    old = changes.own.old
     own, other = valid(changes.own.value), valid(changes.other.values)
     given = other
-    if before is not None and changes.keeps_own:
-        given = other | own | valid(before.values)
-    value = changes.own.value
-    if was:
-        assert before is not None
-        value, own = before.values, valid(before.values)
-    shown = (own | changes.keeps_other) & (other | changes.keeps_own) & (own | other)
+    if changes.keeps_own:
+        assert old is not None
+        given = other | own | valid(old.value)
     rows = np.flatnonzero(given)
-    # A row that is not shown is a deletion.
-    index = pa.array(rows, mask=~shown[rows])
-    found = changes.own.take(rows).with_columns(value=changes.joined(value).take(index))
-    return replace(found, timestamp=np.maximum(found.timestamp, changes.other.times[rows]))
+    found = replace(changes.own, old=None).take(rows)
+    found = found.with_columns(value=changes.joined(changes.own.value, rows))
+    times = np.maximum(found.timestamp, changes.other.times[rows])
+    was = None
+    if old is not None:
+        was = replace(found.with_columns(value=changes.joined(old.value, rows)), timestamp=times)
+    return replace(found, timestamp=times, old=was)

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from everflow.clock import believed_ms, instant
 from everflow.operators.grouping import task_slices
-from everflow.operators.processors.ending_entries import EndingEntries, index_of
-from everflow.operators.processors.forwarding import Results, placed, results_of_batch
+from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.processors.processor import (
     NO_ROW,
     Asked,
@@ -37,18 +36,21 @@ from everflow.operators.processors.processor import (
     ValueTransformer,
     shown,
 )
-from everflow.operators.processors.stores import Entries, StoreClock
-from everflow.operators.processors.table_stores import (
-    ReadTable,
+from everflow.operators.processors.stores import (
+    EndingEntries,
+    Entries,
+    StoreClock,
     TableEntries,
     Updates,
+    VersionEntries,
     global_entries,
+    index_of,
     table_entries,
 )
-from everflow.operators.processors.versioned_store import VersionEntries
 from everflow.operators.user_code import UserFunctionError, require_users
 from everflow.records import (
     HEADERS,
+    LAST_SEQ,
     ClockCall,
     EdgeBatch,
     Int32,
@@ -56,13 +58,203 @@ from everflow.records import (
     StoreChanges,
     TaskId,
     TasksResult,
+    joined_headers,
 )
 from everflow.serdes import Serde
-from everflow.serdes.arrow_types import column_of
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreSpec, StoreView
 from everflow.topology.graph import EdgeType, ProcessorOperator, SharingProcessor, Surroundings
 from everflow.user_program import error_text
+from everflow.user_program import shown as shown_text
+
+# --- what processors forward, as columns: each result beside the input record that it came from ---
+
+
+def tagged(value: pa.DataType, children: Sequence[str]) -> pa.DataType:
+    """The type of a processor's output, which says for which child it is where there are some."""
+    if not children:
+        return value
+    return pa.struct([("child", pa.int32()), ("value", value)])
+
+
+@dataclass
+class Results:
+    """Of all tasks of a batch. ``out``: the types that the user's values have; ``children``:
+    whether results are tagged; ``batch``: the input."""
+
+    out: EdgeType
+    children: Sequence[str]
+    keeps_key: bool
+    batch: EdgeBatch
+    _parts: list[EdgeBatch] = field(default_factory=list)
+
+    def fitted(self, one: Forwarded) -> Record:
+        """A record as those get it who read it as a result. UserFunctionError as `add`."""
+        row, record = np.array([one.row], np.int64), one.record
+        key = record.key
+        if not self.keeps_key:
+            key = python_keys(self._column("key", [key], self.out.key, row))[0]
+        value = self._column("value", [record.value], self.out.value, row)[0].as_py()
+        return record._replace(key=key, value=value)
+
+    def add(self, partition: int, forwarded: Sequence[Forwarded]) -> None:
+        """The results of a task's records. UserFunctionError for a key or value that is not of
+        its type, of the record it came from."""
+        if not forwarded:
+            return
+        rows = np.array([one.row for one in forwarded], np.int64)
+        records = [one.record for one in forwarded]
+        value = self._column("value", [one.value for one in records], self.out.value, rows)
+        key = (
+            self.batch.key.take(pa.array(rows))
+            if self.keeps_key
+            else self._column("key", [one.key for one in records], self.out.key, rows)
+        )
+        times = self._column("timestamp", [one.timestamp for one in records], pa.int64(), rows)
+        headers = None
+        if any(one.headers for one in records):
+            listed = [[{"key": k, "value": v} for k, v in one.headers] for one in records]
+            headers = self._column("headers", listed, HEADERS, rows)
+        children = pa.array([one.child for one in forwarded], pa.int32())
+        self._parts.append(
+            placed(
+                self.batch,
+                rows,
+                key=key,
+                value=self._tagged(value, children),
+                times=times.to_numpy(),
+                headers=headers,
+                partition=partition,
+            )
+        )
+
+    def add_batch(self, made: EdgeBatch) -> None:
+        """What `results_of_batch` has given."""
+        none = pa.nulls(len(made), pa.int32())
+        self._parts.append(made.with_columns(value=self._tagged(made.value, none)))
+
+    def taken(self, others: Sequence[Results] = ()) -> EdgeBatch:
+        """All of them, in the order of the records; with those of ``others``, of the same
+        processor."""
+        parts = [part for one in (self, *others) for part in one._parts if len(part)]
+        if not parts:
+            nothing = pa.nulls(0, tagged(self.out.value, self.children))
+            empty = self.batch.take(np.empty(0, np.int64))
+            return empty.with_columns(pa.nulls(0, self.out.key), nothing)
+        headers = joined_headers([(part.headers, len(part)) for part in parts])
+        whole = EdgeBatch(
+            key=pa.concat_arrays([part.key for part in parts]),
+            value=pa.concat_arrays([part.value for part in parts]),
+            timestamp=np.concatenate([part.timestamp for part in parts]),
+            seq=np.concatenate([part.seq for part in parts]),
+            source=np.concatenate([part.source for part in parts]),
+            partition=np.concatenate([part.partition for part in parts]),
+            offset=np.concatenate([part.offset for part in parts]),
+            headers=headers,
+        )
+        return whole.take(np.argsort(whole.seq, kind="stable"))
+
+    def _tagged(self, value: pa.Array, children: pa.Array) -> pa.Array:
+        if not self.children:
+            return value
+        kind = tagged(self.out.value, self.children)
+        return pa.StructArray.from_arrays([children, value], fields=list(kind))
+
+    def _column(self, what: str, items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
+        try:
+            return column_of(items, kind)
+        except UnfitError as error:
+            row = int(rows[error.index])
+            told = TypeError(
+                f"forward found the {what} {shown_text(items[error.index])}, which is not of the "
+                f"declared type: {error}"
+            )
+            raise UserFunctionError(
+                str(told),
+                source=NO_ROW if row == NO_ROW else int(self.batch.source[row]),
+                partition=0 if row == NO_ROW else int(self.batch.partition[row]),
+                offset=-1 if row == NO_ROW else int(self.batch.offset[row]),
+            ) from told
+
+
+def placed(
+    batch: EdgeBatch,
+    rows: Int64,
+    *,
+    key: pa.Array,
+    value: pa.Array,
+    times: Int64,
+    headers: pa.Array | None,
+    partition: int,
+) -> EdgeBatch:
+    """Results of the input rows ``rows`` (`NO_ROW`: of a clock's call, behind all records)."""
+    of_records = rows != NO_ROW
+
+    def column(of_batch: Any, otherwise: int) -> Any:
+        found = np.full(len(rows), otherwise, of_batch.dtype)
+        found[of_records] = of_batch[rows[of_records]]
+        return found
+
+    return EdgeBatch(
+        key=key,
+        value=value,
+        timestamp=times.astype(np.int64),
+        seq=column(batch.seq, LAST_SEQ),
+        source=column(batch.source, 0),
+        partition=np.full(len(rows), partition, np.int32),
+        offset=column(batch.offset, -1),
+        headers=headers,
+    )
+
+
+def results_of_batch(
+    out: EdgeType, made: pa.RecordBatch | pa.Table, batch: EdgeBatch, keeps_key: bool
+) -> tuple[EdgeBatch, Int64]:
+    """What a `BatchProcessor` has returned for records of a task, and of which of them each is.
+    TypeError, ValueError for columns that are not what `BatchProcessor.process_batch` says."""
+    if not isinstance(made, pa.RecordBatch | pa.Table):
+        raise TypeError(f"process_batch returns an Arrow batch or table, found {shown_text(made)}")
+    table = pa.Table.from_batches([made]) if isinstance(made, pa.RecordBatch) else made
+    needed = ["value"] if keeps_key else ["key", "value"]
+    known = {*needed, "timestamp", "headers", "row"}
+    if not set(needed) <= set(table.column_names) or set(table.column_names) - known:
+        raise ValueError(
+            f"process_batch returns the columns {', '.join(needed)}, and maybe timestamp, headers "
+            f"and row; found {', '.join(table.column_names) or 'none'}"
+        )
+
+    def column(name: str, kind: pa.DataType) -> pa.Array:
+        return table.column(name).combine_chunks().cast(kind)
+
+    if "row" in table.column_names:
+        at = column("row", pa.int64()).to_numpy()
+        if len(at) and (at.min() < 0 or at.max() >= len(batch)):
+            raise ValueError(f"process_batch: row is from 0 to {len(batch) - 1}")
+    elif len(table) == len(batch):
+        at = np.arange(len(batch), dtype=np.int64)
+    else:
+        at = np.full(len(table), len(batch) - 1, np.int64)
+    own = batch.take(at)
+    times = own.timestamp
+    if "timestamp" in table.column_names:
+        times = column("timestamp", pa.int64()).to_numpy()
+        if (times < 0).any():
+            raise ValueError("process_batch: a time is in ms since 1970, found a negative one")
+    results = EdgeBatch(
+        key=own.key if keeps_key else column("key", out.key),
+        value=column("value", out.value),
+        timestamp=times,
+        seq=own.seq,
+        source=own.source,
+        partition=own.partition,
+        offset=own.offset,
+        headers=column("headers", HEADERS) if "headers" in table.column_names else own.headers,
+    )
+    return results, at
+
+
+# --- the operator ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,36 +275,30 @@ class ProcessSpec(ProcessorOperator):
     keeps_key: bool = False
     punctuations: tuple[Punctuation, ...] = ()
     key_serde: Serde | None = None
-    tables: tuple[ReadTable, ...] = ()
+    tables: tuple[JoinedTable, ...] = ()
     global_stores: tuple[StoreSpec, ...] = ()
     transforms: bool = False
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """See `Operator`."""
         return self.global_stores
 
     @property
     def wall_clocks(self) -> Mapping[str, int]:
-        """See `ProcessorOperator`."""
         found = (one for one in self.punctuations if one.clock is PunctuationType.WALL_CLOCK_TIME)
         return {one.method: one.every_ms for one in found}
 
     @property
-    def may_be_asked(self) -> bool:
-        """Whether it makes values of a table from nothing but its entries, with no store and no
-        clock: another one of its kind makes the same for those who ask (note 035)."""
-        return self.transforms and not (self.specs or self.tables or self.punctuations)
-
-    @property
-    def asked(self) -> ProcessSpec:
-        """The one that is asked."""
+    def asked(self) -> ProcessSpec | None:
+        """Another one of its kind, if it makes values of a table from nothing but its entries, with
+        no store and no clock (note 035)."""
+        if not self.transforms or self.specs or self.tables or self.punctuations:
+            return None
         return replace(self, supplier=Asked(self.supplier))
 
     def run_together(
         self, members: Sequence[SharingProcessor], surroundings: Surroundings
     ) -> list[TasksResult]:
-        """See `ProcessorOperator`."""
         return run_processors(members, surroundings)
 
 
@@ -291,7 +477,7 @@ class Running:
             raise
 
     def _require_fit(self, forwarded: Sequence[Forwarded]) -> None:
-        """What a clock's call has forwarded fails in the call, not when it becomes results."""
+        """A forwarded value that does not fit fails in the clock's call, not later."""
         if self._onward is not None or not forwarded:
             return  # what is handed on was looked at then
         scratch = Results(
@@ -335,7 +521,7 @@ class Running:
             self._punctuate(before)
 
     def _handing(self, onward: Onward) -> Callable[[Record, int | None], None]:
-        """What `forward` calls: a failure there is not that of the caller, who may catch it."""
+        """`forward` calls it: a failure there is not the caller's, who may catch it."""
 
         def hand(record: Record, child: int | None) -> None:
             one = Forwarded(self.turn.origin, self.turn.row, record, child)
@@ -486,7 +672,6 @@ def _spec(member: SharingProcessor) -> ProcessSpec:
 
 
 def _by_partition(batch: EdgeBatch) -> dict[int, Int64]:
-    """The rows of each task."""
     order = np.argsort(batch.partition, kind="stable")
     slices = task_slices(batch.partition[order])
     return {partition: order[part] for partition, part in slices}
@@ -555,7 +740,7 @@ class _Task:
             one.end()
 
     def note(self, done: Sequence[TasksResult]) -> None:
-        """What the task has come to."""
+        """The task's results."""
         left: dict[str, StoreChanges] = {}
         for ending in self._entries.values():
             if isinstance(ending, EndingEntries):
@@ -593,14 +778,14 @@ class _Task:
         return last
 
     def _due_of(self, member: SharingProcessor, last: Mapping[str, int]) -> dict[str, int]:
-        """How many times each method has become due since it last was."""
+        """The number of times that each method has become due since its last call."""
         return {
             name: max(0, (self._now_ms - last.get(name, self._now_ms)) // every_ms)
             for name, every_ms in member.operator.wall_clocks.items()
         }
 
     def _reads(self, name: str) -> bool:
-        """Whether a processor is read by another one directly."""
+        """True if a processor is read by another one directly."""
         return any(link.processor == name for one in self._members for link in one.links)
 
     def _hand(self, giver: Running, record: Record, child: int | None) -> None:
@@ -628,9 +813,9 @@ class _Task:
                 found.pop(index.name)  # nobody's to read
         updates = []
         for read, batch, rows in zip(spec.tables, member.updates, changed, strict=True):
-            entries = table_entries(read.table, views[read.table.spec.name])
-            updates.append(Updates(read.table, batch.take(rows), entries))
-            found[read.table.spec.name] = entries
+            entries = table_entries(read, views[read.spec.name])
+            updates.append(Updates(read, batch.take(rows), entries))
+            found[read.spec.name] = entries
         found |= {one.name: global_entries(one, views[one.name]) for one in spec.looks_up}
         return found, updates
 

@@ -19,9 +19,10 @@ from everflow.operators.processors.stores import (
     KeyValueStore,
     SessionStore,
     StoreClock,
+    VersionedStore,
+    VersionEntries,
     WindowStore,
 )
-from everflow.operators.processors.versioned_store import VersionedStore, VersionEntries
 from everflow.records import ClockCall, TaskId
 from everflow.user_program import user_line
 from everflow.windows import Duration, duration_ms
@@ -57,7 +58,7 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where the input record that is being processed lies: topic, partition and offset."""
+    """The place of the input record that is being processed: topic, partition and offset."""
 
     topic: str
     partition: int
@@ -101,7 +102,7 @@ class Turn:
     key: Any = None
 
     def has_key(self, key: Any) -> bool:
-        """Whether ``key`` is that of the record that is being processed."""
+        """True if ``key`` is that of the record that is being processed."""
         return self.metadata is not None and (key is self.key or key == self.key)
 
 
@@ -116,7 +117,7 @@ def shown(entries: Entries | VersionEntries, clock: StoreClock) -> Shown:
 
 
 class ProcessorContext(Telling):
-    """What a processor sees of its task; valid during one micro-batch, on its thread."""
+    """A processor's view of its task; valid during one micro-batch, on its thread."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class ProcessorContext(Telling):
 
     @property
     def record_metadata(self) -> RecordMetadata | None:
-        """Of the record that is being processed; None in a method that a clock calls."""
+        """The metadata of the current record; None in a method that a clock calls."""
         return self._turn.metadata
 
     def store(self, name: str) -> Any:
@@ -326,7 +327,6 @@ class FunctionTransformer(ValueTransformer):
         self._with_context = len(required) > 2
 
     def transform(self, key: Any, value: Any) -> Any:
-        """See `ValueTransformer`."""
         return self.fn(key, value, self.context) if self._with_context else self.fn(key, value)
 
 
@@ -342,32 +342,24 @@ class Asked:
 
 
 class AskedTransformer(ValueTransformer):
-    """Calls ``made``, a `ValueTransformer`."""
-
     def __init__(self, made: Processor) -> None:
         self.made = made
 
     def init(self, context: ProcessorContext) -> None:
-        """See `Processor`."""
         self.made.context = context
         self.made.init(context)
 
     def transform(self, key: Any, value: Any) -> Any:
-        """See `ValueTransformer`."""
         assert isinstance(self.made, ValueTransformer)
         return None if key is None else self.made.transform(key, value)
 
     def close(self) -> None:
-        """See `Processor`."""
         self.made.close()
 
 
 class FunctionProcessor(Processor):
-    """Calls ``fn(record, context)``."""
-
     def __init__(self, fn: Callable[[Record, ProcessorContext], None]) -> None:
         self.fn = fn
 
     def process(self, record: Record) -> None:
-        """See `Processor`."""
         self.fn(record, self.context)

@@ -7,13 +7,19 @@ write raise SerdeError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, overload
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn, Protocol, cast, overload
 
 import numpy as np
+import pyarrow as pa
 
+from everflow import serdes
 from everflow.foreign_names import Telling
-from everflow.records import StoreChanges
+from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.time_to_live import ENDS
+from everflow.records import EdgeBatch, StoreChanges
 from everflow.serdes.windowed import (
     TIME_MAX,
     session_key,
@@ -21,7 +27,7 @@ from everflow.serdes.windowed import (
     split_window_store_key,
     window_store_key,
 )
-from everflow.state.changelog import pack_value, unpack_value
+from everflow.state.changelog import expiry_times, pack_value, unpack_value
 from everflow.state.key_ranges import (
     after_prefix,
     sessions_between,
@@ -30,7 +36,20 @@ from everflow.state.key_ranges import (
     windows_of,
 )
 from everflow.state.overlay import Overlay
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import (
+    OPEN,
+    History,
+    StoreSpec,
+    StoreView,
+    Version,
+    VersionedRecord,
+    VersionsView,
+    begins_after,
+    put,
+    record_as_of,
+    records_of,
+    versions_of,
+)
 from everflow.windows import Windowed
 
 Stored = tuple[int, Any]
@@ -59,7 +78,7 @@ def read_entry(entry: Any) -> Stored:
 
 
 class Values(Protocol):
-    """What reads and writes stored values: a serde, mostly."""
+    """Reads and writes stored values: a serde, mostly."""
 
     def encode(self, value: Any, /) -> Any: ...
     def decode(self, data: Any, /) -> Any: ...
@@ -108,7 +127,7 @@ class Entries:
         return self._top.entries()
 
     def changes(self, deleted_at: int) -> StoreChanges:
-        """What has changed, the last of each key, in the order in which it was written."""
+        """The changes, the last of each key, in the order in which they were written."""
         entries = [self._top.get(key) for key in self._changed]
         return StoreChanges(
             self.spec.name,
@@ -127,7 +146,7 @@ class StoreClock(NamedTuple):
 
 
 class _Store(Telling):
-    """What the stores of a processor have in common. Longer results are of the moment of the call:
+    """The base of a processor's stores. Longer results are of the moment of the call:
     what is written meanwhile is not seen. They are read as they are taken, so the first entry of a
     large store costs no more than that of a small one; take what you need before the micro-batch
     ends."""
@@ -167,12 +186,12 @@ class _Store(Telling):
         return None if key is None else self._key(key)
 
     def _kept(self, time: int) -> bool:
-        """Whether what expires by ``time`` is not expired yet."""
+        """True if what expires by ``time`` is not expired yet."""
         oldest = self._oldest()
         return oldest is None or time > oldest
 
     def _oldest(self) -> int | None:
-        """What expires by this time, or before it, has expired; None: nothing does."""
+        """Entries that expire at this time, or before it, have expired; None: none does."""
         retention = self._entries.spec.retention_ms
         return None if retention is None else self._clock.stream_time() - retention
 
@@ -201,7 +220,7 @@ class _Store(Telling):
         return self._keys.decode(stored_key)
 
     def _lives_now(self) -> Callable[[bytes], bool] | None:
-        """Which stored keys have not expired at this moment; None: all."""
+        """True for stored keys that have not expired at this moment; None: all."""
         return None
 
 
@@ -418,4 +437,343 @@ KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {
     "window": WindowStore,
     "session": SessionStore,
 }
-"""What shows a store, by its kind."""
+"""The class that shows a store, by its kind."""
+
+
+# --- a processor's versioned store (KIP-889), over a task's versions and those of the batch -------
+
+
+class VersionEntries:
+    """The versions of a store in one task: what was committed, and the batch's on top. A
+    `VersionsView` of both, which reads of a key's versions those that are asked for."""
+
+    def __init__(self, spec: StoreSpec, view: StoreView) -> None:
+        self.spec = spec
+        self.values: Values = spec.value_serde
+        self._view = cast(VersionsView, view)
+        self._puts: list[tuple[bytes, bytes | None, int]] = []
+        self._put_of: dict[bytes, History] = {}
+        self._latest: Overlay[bytes] = Overlay(view, lambda entry: read_entry(entry)[1])
+        self.stream_time = self._view.stream_time
+
+    def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
+        expired = self.stream_time - (self.spec.retention_ms or 0)
+        below = self._view.versions_many(asked)
+        return [
+            [
+                one
+                for one in self._with_puts(key, committed, first, last)
+                if one.end > max(first, expired) and one.start <= last
+            ]
+            for (key, first, last), committed in zip(asked, below, strict=True)
+        ]
+
+    def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
+        found = self._view.latest_many(keys)
+        for at, key in enumerate(keys):
+            known = found[at]
+            mine = self._put_of.get(key)
+            if mine and (known is None or mine[-1][0] >= known[0]):
+                found[at] = mine[-1]
+        return found
+
+    def begins_after(self, key: bytes, time: int) -> int:
+        return min(
+            self._view.begins_after(key, time), begins_after(self._put_of.get(key, []), time)
+        )
+
+    def put(self, key: bytes, value: bytes | None, time: int) -> int | None:
+        """A version's end; None: it is older than the history, and ignored."""
+        if time < self.stream_time - (self.spec.retention_ms or 0):
+            return None
+        self.stream_time = max(self.stream_time, time)
+        self._puts.append((key, value, time))
+        put(self._put_of.setdefault(key, []), time, value)
+        (latest,) = self.latest_many([key])
+        assert latest is not None  # there is this one
+        if latest[0] == time:
+            self._latest.put(key, value)
+            return OPEN
+        committed = self._view.versions_many([(key, time, time)])[0]
+        return next(
+            one.end for one in self._with_puts(key, committed, time, time) if one.start == time
+        )
+
+    def latest(self) -> Iterator[tuple[bytes, bytes]]:
+        """The latest version of each key that has a value, in the order of the keys' bytes, as they
+        are now."""
+        return self._latest.range(None, None)
+
+    def changes(self, deleted_at: int) -> StoreChanges:
+        """All versions that were put, in their order; each has its own time."""
+        return StoreChanges(
+            self.spec.name,
+            [key for key, _, _ in self._puts],
+            [value for _, value, _ in self._puts],
+            np.array([time for _, _, time in self._puts], np.int64),
+        )
+
+    def _with_puts(
+        self, key: bytes, committed: list[Version], first: int, last: int
+    ) -> Iterable[Version]:
+        """The committed versions of an interval, and the batch's."""
+        mine = self._put_of.get(key)
+        if not mine:
+            return committed
+        begin = max(0, bisect_right(mine, first, key=itemgetter(0)) - 1)
+        end = bisect_right(mine, last, key=itemgetter(0))
+        starts = {one.start: one.value for one in committed} | dict(mine[begin:end])
+        history = sorted(starts.items(), key=itemgetter(0))
+        behind = mine[end][0] if end < len(mine) else OPEN
+        if history:
+            after = committed[-1].end if committed else self._view.begins_after(key, last)
+            behind = min(behind, after)
+        return versions_of(history, behind)
+
+
+class VersionedStore(Telling):
+    """Versions of each key's value, within the history retention behind the highest time of a
+    version, and the latest. On the thread of its task. Times in ms. ``get`` gives a
+    `VersionedRecord`, as in Kafka Streams; a query's gives the latest value alone."""
+
+    VALID_TO_UNDEFINED = -1
+    """`put` returns it for a version that is the latest."""
+    NOT_PUT = -(1 << 63)
+    """`put` returns it for a version that is older than the history."""
+
+    def __init__(self, entries: VersionEntries) -> None:
+        self._entries = entries
+        self._keys, self._values = entries.spec.key_serde, entries.values
+
+    @property
+    def name(self) -> str:
+        """As it was declared, without the application's id."""
+        return self._entries.spec.name
+
+    def put(self, key: Any, value: Any, timestamp: int) -> int:
+        """A version that is valid from ``timestamp``; None deletes. Returns until when it is valid:
+        the time of the next version, `VALID_TO_UNDEFINED` for the latest, or `NOT_PUT`."""
+        end = self._entries.put(self._key(key), self._values.encode(value), timestamp)
+        if end is None:
+            return self.NOT_PUT
+        return self.VALID_TO_UNDEFINED if end == OPEN else end
+
+    def delete(self, key: Any, timestamp: int) -> VersionedRecord | None:
+        """No value from ``timestamp`` on; what was valid then."""
+        found = self.get(key, timestamp)
+        ignored = self._entries.put(self._key(key), None, timestamp) is None
+        return None if ignored else found
+
+    def get(self, key: Any, as_of: int | None = None) -> VersionedRecord | None:
+        """The latest version of ``key``, or the one that was valid at ``as_of``; None where there
+        was no value, or where that is older than the history and not the latest."""
+        history_ms = self._entries.spec.retention_ms or 0
+        time = OPEN - 1 if as_of is None else as_of
+        return record_as_of(self._entries, self._key(key), time, history_ms, self._values.decode)
+
+    def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
+        """`get` with a time, by the name that it has in queries."""
+        return self.get(key, as_of)
+
+    def versions(
+        self, key: Any, time_from: int = 0, time_to: int = OPEN - 1
+    ) -> list[VersionedRecord]:
+        """What ``key`` was at some time from ``time_from`` to ``time_to``, both included, in order
+        of time; deletions are left out."""
+        found = self._entries.versions_many([(self._key(key), time_from, time_to)])[0]
+        return records_of(found, self._values.decode)
+
+    def all(self) -> Iterator[tuple[Any, Any]]:
+        """Key and latest value of every key that has one, in the order of the keys' bytes."""
+        found = self._entries.latest()
+        return ((self._keys.decode(key), self._values.decode(value)) for key, value in found)
+
+    def _key(self, key: Any) -> bytes:
+        found = self._keys.encode(key)
+        if found is None:
+            raise ValueError(f"store {self.name!r}: a key is not null")
+        return found
+
+
+# --- the stores of tables, for processors to read (note 040) --------------------------------------
+# A processor sees a table as of its record: what the table's store held before the batch, and the
+# batch's updates of the table up to there. Only the table writes it.
+
+
+class _TableValues:
+    """Reads what a table's store holds, and what the batch has brought."""
+
+    def __init__(self, name: str, decode: Callable[[bytes], Any]) -> None:
+        self._name, self._decode = name, decode
+
+    def decode(self, data: Any) -> Any:
+        return data.value if isinstance(data, ShownValue) else self._decode(data)
+
+    def encode(self, value: Any) -> NoReturn:
+        raise read_only(self._name)
+
+
+def read_only(name: str) -> TypeError:
+    """The error text for a processor that writes into a table."""
+    return TypeError(
+        f"store {name!r} is a table's, and only the table writes it: write to its topic, or into a "
+        f"store of the processor's own"
+    )
+
+
+class TableEntries(Entries):
+    """The entries of a table of any kind but versioned ones."""
+
+    def __init__(self, spec: StoreSpec, view: StoreView, decode: Callable[[bytes], Any]) -> None:
+        super().__init__(spec, view)
+        self.values = _TableValues(spec.name, decode)
+        self.newest_ms = view.newest_ms
+        """The store's own time, with the updates so far."""
+
+    def put(self, key: bytes, value: Any, time: int) -> NoReturn:
+        raise read_only(self.spec.name)
+
+    def update(self, key: bytes, value: Any, time: int) -> None:
+        super().put(key, None if value is None else ShownValue(value), time)
+        if self.spec.expires:
+            written = int(expiry_times([key], self.spec.kind)[0])
+            self.newest_ms = max(self.newest_ms, written)
+
+
+class TableVersions(VersionEntries):
+    """The versions of a versioned table."""
+
+    def __init__(self, spec: StoreSpec, view: StoreView, decode: Callable[[bytes], Any]) -> None:
+        super().__init__(spec, view)
+        self.values = _TableValues(spec.name, decode)
+
+    def put(self, key: bytes, value: Any, time: int) -> NoReturn:
+        raise read_only(self.spec.name)
+
+    def update(self, key: bytes, value: Any, time: int) -> None:
+        shown: Any = None if value is None else ShownValue(value)
+        super().put(key, shown, time)
+
+
+def shown_changes(table: JoinedTable, batch: EdgeBatch) -> StoreChanges:
+    """The updates of a table, as changes of its store with `ShownValue`s for bytes."""
+    values: list[Any] = [
+        None if value is None else ShownValue(value) for value in batch.value.to_pylist()
+    ]
+    keys = table.keys_of(batch).to_pylist()
+    return StoreChanges(table.spec.name, keys, values, batch.timestamp)
+
+
+class Updates:
+    """The updates of a table in one task, which are put one after the other."""
+
+    def __init__(
+        self, table: JoinedTable, batch: EdgeBatch, entries: TableEntries | TableVersions
+    ) -> None:
+        self._entries = entries
+        self._keys = table.keys_of(batch).to_pylist()
+        self._values, self._times = batch.value.to_pylist(), batch.timestamp.tolist()
+
+    def put(self, first: int, last: int) -> None:
+        """The entries from ``first`` until before ``last``."""
+        for at in range(first, last):
+            self._entries.update(self._keys[at], self._values[at], self._times[at])
+
+
+def table_entries(table: JoinedTable, view: StoreView) -> TableEntries | TableVersions:
+    """A table's store as it was before the batch."""
+    made = TableVersions if table.spec.versioned else TableEntries
+    return made(table.spec, view, _decoder(table))
+
+
+def global_entries(spec: StoreSpec, view: StoreView) -> TableEntries:
+    return TableEntries(spec, view, spec.value_serde.decode)
+
+
+def _decoder(table: JoinedTable) -> Callable[[bytes], Any]:
+    """Reads one stored value's bytes as the table shows them."""
+    results = table.results
+    of_serde: Callable[[bytes], Any] | None = getattr(results, "decode", None)
+    if of_serde is not None:
+        return of_serde
+    return lambda data: results.decode_array(pa.array([data], pa.binary()))[0].as_py()
+
+
+# --- a processor's key-value store whose entries end: ``Stores.key_value(ttl=)`` (note 030) -------
+# An entry lives until the store's stream time has reached its own time and ``retention_ms`` of its
+# spec. What has ended is not shown from that record on; it is taken out behind the batch. Which
+# entries are due is known from an index, the store ``<store>-ttl``, as that of a table.
+
+
+def index_of(spec: StoreSpec) -> StoreSpec | None:
+    """The store of the times at which entries of ``spec`` are looked at; None: they do not end."""
+    if spec.kind != "key_value" or spec.retention_ms is None:
+        return None
+    return StoreSpec(
+        name=f"{spec.name}-ttl",
+        kind="key_value",
+        key_serde=serdes.bytes_(),
+        value_serde=serdes.bytes_(),
+        logging=spec.logging,
+        in_memory=spec.in_memory,
+        where=spec.where,
+    )
+
+
+class EndingEntries(Entries):
+    """The entries of such a store in one task. The index has a key for each, not later than its
+    end, and maybe some for what has been deleted since."""
+
+    def __init__(
+        self, spec: StoreSpec, view: StoreView, index: Entries, stream_time: Callable[[], int]
+    ) -> None:
+        super().__init__(spec, view)
+        self._index, self._stream_time = index, stream_time
+        self._ttl_ms = spec.retention_ms or 0
+
+    def get(self, key: bytes) -> Stored | None:
+        """The entry of a key, as long as it lives."""
+        entry = super().get(key)
+        return entry if entry is not None and self._lives(entry[0]) else None
+
+    def put(self, key: bytes, value: object, time: int) -> None:
+        """As of `Entries`; a value that would have ended already changes nothing."""
+        if value is not None:
+            if not self._lives(time):
+                return
+            known = super().get(key)
+            if known is None or time < known[0]:
+                self._index.put(ENDS.key(time + self._ttl_ms, key), b"", time)
+        super().put(key, value, time)
+
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Stored]]:
+        """See `Entries`; those that live now."""
+        ended = self._stream_time() - self._ttl_ms
+        found = super().range(start, end, reverse=reverse)
+        return ((key, entry) for key, entry in found if entry[0] > ended)
+
+    def entries(self) -> int:
+        """See `Entries`; what has ended is taken out first, each once."""
+        self.take_out_ended()
+        return super().entries()
+
+    def take_out_ended(self) -> None:
+        """Entries that have ended are deleted; one that was due and lives on is checked again."""
+        now = self._stream_time()
+        due = [key for key, _ in self._index.range(None, ENDS.key(now + 1))]
+        self.load(list(dict.fromkeys(map(ENDS.rest_of, due))))
+        for looked_at in due:
+            self._index.put(looked_at, None, now)
+            key = ENDS.rest_of(looked_at)
+            entry = super().get(key)
+            if entry is None:
+                continue
+            if self._lives(entry[0]):
+                self._index.put(ENDS.key(entry[0] + self._ttl_ms, key), b"", entry[0])
+            else:
+                super().put(key, None, now)
+
+    def _lives(self, time: int) -> bool:
+        return time + self._ttl_ms > self._stream_time()

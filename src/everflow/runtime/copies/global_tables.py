@@ -19,7 +19,7 @@ from everflow.clock import Clock, Deadline, Running, Spawn, on_thread
 from everflow.errors import EverflowError, TableLoadError, TaskTimeoutError
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics
-from everflow.operators.lookups.loaded_rows import LoadedRows, loaded_rows
+from everflow.operators.stored_records import LoadedRows, loaded_rows
 from everflow.records import TaskId
 from everflow.retry import StoppedError, waiting
 from everflow.runtime.copies.state_updater import FollowedTask, StalledCopy, StateUpdater

@@ -23,18 +23,44 @@ import numpy.typing as npt
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
-from everflow.topology.plan import FunctionOp, PrintOp, SinkOp, Source, StatefulOp, TakeOp, UnnestOp
+from everflow.topology.plan import (
+    AskOp,
+    FunctionOp,
+    PrintOp,
+    SinkOp,
+    Source,
+    StatefulOp,
+    TakeOp,
+    UnnestOp,
+)
 
 # --- what an operator gets ------------------------------------------------------------------------
 
 
 Records = MutableMapping[int, EdgeBatch]
 Paths = npt.NDArray[np.bytes_]
-StatelessOp = FunctionOp | TakeOp | UnnestOp | PrintOp | SinkOp
+StatelessOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | SinkOp
+MakingOp = StatefulOp | FunctionOp | AskOp | TakeOp | UnnestOp
 
 FIRST_ID = 1 << 40
 """A ``seq`` from here on is the number of a result whose path is kept, not a record's place."""
 _RECORD_DIGITS, _RESULT_DIGITS, _BITS = 6, 4, 7
+
+
+def _of_side(records: Records, op: StatefulOp, number: int) -> list[EdgeBatch]:
+    """The records of a side, by slot, with what their entries were where the operator compares."""
+    batches = [records[slot] for slot in op.sides[number]]
+    if (old := op.old_sides.get(number)) is None:
+        return batches
+    (batch,) = batches  # a table's updates come one way
+    return [replace(batch, old=records[old])]
+
+
+def _kept(records: Records, op: MakingOp, done: EdgeBatch) -> None:
+    if isinstance(op, StatefulOp) and op.old is not None:
+        assert done.old is not None
+        records[op.old] = replace(done.old, seq=done.seq, put=None)
+    records[op.output] = done if done.old is None else replace(done, old=None)
 
 
 class InOrder:
@@ -48,10 +74,10 @@ class InOrder:
         others hand their results to."""
         return [
             [
-                in_order(concat([self._records[slot] for slot in side]))
+                in_order(concat(_of_side(self._records, op, number)))
                 if side
                 else empty_like(op.type.key, op.type.value)
-                for side in op.sides
+                for number, side in enumerate(op.sides)
             ]
             for op in group
         ]
@@ -60,9 +86,9 @@ class InOrder:
         """The records of an operator with one side."""
         return concat([self._records[slot] for slot in op.inputs])
 
-    def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
+    def keep(self, op: MakingOp, done: EdgeBatch) -> None:
         """Keeps an operator's results, in order."""
-        self._records[op.output] = done
+        _kept(self._records, op, done)
 
 
 class DepthFirst(InOrder):
@@ -90,8 +116,6 @@ class DepthFirst(InOrder):
         found = []
         for op in group:
             mine, ready = ready[: len(op.sides)], ready[len(op.sides) :]
-            if self._ways[op.name].aligned:
-                mine = [replace(one, seq=mine[-1].seq) for one in mine]
             found.append(mine)
         return found
 
@@ -104,7 +128,7 @@ class DepthFirst(InOrder):
         self._came[op.name] = came[order]
         return replace(appended(batches).take(order), seq=np.arange(len(order), dtype=np.int64))
 
-    def keep(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, done: EdgeBatch) -> None:
+    def keep(self, op: MakingOp, done: EdgeBatch) -> None:
         if op.name in self._ways and len(done):
             ways, paths = self._ways[op.name], self._origins(op, done.seq)
             paths = _added(paths, ways.member)
@@ -114,10 +138,10 @@ class DepthFirst(InOrder):
             self._kept.append(paths)
             self._count += len(paths)
             done = replace(done, seq=np.arange(begin, begin + len(paths), dtype=np.int64), put=None)
-        self._records[op.output] = done
+        _kept(self._records, op, done)
 
     def _side(self, op: StatefulOp, number: int) -> _Side:
-        batches = [self._records[slot] for slot in op.sides[number]]
+        batches = _of_side(self._records, op, number)
         ways = self._ways[op.name].sides[number]
         came = self._paths_of(batches, ways)
         if not batches:
@@ -130,8 +154,7 @@ class DepthFirst(InOrder):
                     for batch, way in zip(batches, ways, strict=True)
                 ]
             )
-        aligned = self._ways[op.name].aligned
-        if number and not aligned and not op.operator.joins:
+        if number and not op.operator.joins:
             put, came = _NOTHING, put  # it only looks the table up
         return _Side(appended(batches), put, came)
 
@@ -149,7 +172,7 @@ class DepthFirst(InOrder):
             return self._known()[seqs - FIRST_ID] if len(seqs) else _NOTHING
         return _digits(seqs, _RECORD_DIGITS)  # a slot has records or results
 
-    def _origins(self, op: StatefulOp | FunctionOp | TakeOp | UnnestOp, seqs: Int64) -> Paths:
+    def _origins(self, op: MakingOp, seqs: Int64) -> Paths:
         """The paths of the records that brought results; what a clock's call gave comes last."""
         came = self._came[op.name]
         clock = b"\xff" * _RECORD_DIGITS + _digits(np.array([op.output]), 2).tobytes()

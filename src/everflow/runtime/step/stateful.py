@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.errors import RetriableError
 from everflow.handlers import PROCESSING, ErrorHandlerContext, Handlers, Response, is_outage
-from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.aggregates.aggregate import (
+    AggregateSpec,
+    PythonAggregateSpec,
+    TableAggregateSpec,
+)
 from everflow.operators.joins.stream_table import StreamTableJoin
 from everflow.operators.joins.table_table import TableTableJoin
 from everflow.operators.processors.process import ProcessSpec
-from everflow.operators.python_aggregate import PythonAggregateSpec
-from everflow.operators.table import TableSpec
-from everflow.operators.table_aggregate import TableAggregateSpec
+from everflow.operators.table import TableSpec, with_old
 from everflow.operators.user_code import UserFunctionError
 from everflow.records import ClockCall, EdgeBatch, Int32, Int64, TaskId, TasksResult, TopicPartition
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, BatchRequest
@@ -44,9 +46,9 @@ from everflow.runtime.step.stores import CheckedAccess, PartStores, TaskStores, 
 from everflow.runtime.step.times import Moved, advanced, times_of
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
-from everflow.topology.batches import empty_like
+from everflow.topology.batches import empty_like, in_order
 from everflow.topology.graph import Inputs, ProcessorOperator, SharingProcessor, Surroundings
-from everflow.topology.plan import Source, StatefulOp
+from everflow.topology.plan import AskOp, Source, StatefulOp
 from everflow.user_program import class_of, error_text
 
 # --- the search for failing records ---------------------------------------------------------------
@@ -209,7 +211,7 @@ def remembers(op: StatefulOp) -> bool:
 
 def sees_one_record(op: StatefulOp) -> bool:
     """True if it makes a value of each record alone, as a function does."""
-    return isinstance(op.operator, ProcessSpec) and op.operator.may_be_asked
+    return op.operator.asked is not None
 
 
 def independent(
@@ -280,6 +282,7 @@ def _place(indexes: Mapping[str, int], failure: RecordFailure) -> _Place:
 
 PUNCTUATION = "punctuation"
 """Why a node dropped what is no record: a clock's call that failed."""
+LookThrough = Callable[[tuple[str, ...], EdgeBatch], EdgeBatch]
 _Tasks = Mapping[int, TaskId]
 _Views = Mapping[int, Mapping[str, StoreView]]
 
@@ -372,6 +375,7 @@ def run_stateful(
     idle: Moved,
     judge: ClockJudge,
     every_failure: bool = False,
+    through: LookThrough | None = None,
 ) -> list[TasksResult]:
     """Run an operator, or processors that share stores, on the tasks that have records, or that a
     clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
@@ -381,7 +385,7 @@ def run_stateful(
     those run when a record is about to be blamed (note 041)."""
     moved = [times_of(op, idle) for op in group]
     tasks = _tasks(group, sides, moved, request)
-    run = _GroupRun(group, sources, request, judge)
+    run = _GroupRun(group, sources, request, judge, through)
     try:
         if not tasks:
             done = [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
@@ -416,6 +420,8 @@ class _GroupRun:
     sources: Mapping[int, Source]
     request: BatchRequest
     judge: ClockJudge
+    through: LookThrough | None = None
+    """See `Inputs`."""
 
     def __call__(
         self,
@@ -426,7 +432,8 @@ class _GroupRun:
     ) -> list[TasksResult]:
         """The results of each operator for these records. UserFunctionError."""
         if not isinstance(self.group[0].operator, ProcessorOperator):
-            return [_run(self.group[0], sides[0], tasks, stores, self.request.wall_clock_ms)]
+            now_ms = self.request.wall_clock_ms
+            return [_run(self.group[0], sides[0], tasks, stores, now_ms, self.through)]
         return _judged(
             lambda skipped: _run_processors(
                 self.group, sides, tasks, moved, stores, self.sources, self.request, skipped
@@ -478,7 +485,7 @@ class _GroupRun:
                     of.remember_part(task, op.name, result)
                     if isinstance(op.operator, ProcessSpec):
                         for read, updates in zip(op.operator.tables, mine[1:], strict=True):
-                            of.remember_updates(task, read.table, updates)
+                            of.remember_updates(task, read, updates)
 
             first = error if error.partition == partition else None
             for one in failing_records(flat, run, first, most):
@@ -502,7 +509,7 @@ def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
 
 
 def _of_record(
-    op: StatefulOp, sources: Mapping[int, Source], error: UserFunctionError
+    op: StatefulOp | AskOp, sources: Mapping[int, Source], error: UserFunctionError
 ) -> RecordFailure:
     cause = error.__cause__ or error
     record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
@@ -593,6 +600,7 @@ def _run(
     tasks: _Tasks,
     stores: TaskStores,
     now_ms: int,
+    through: LookThrough | None,
 ) -> TasksResult:
     inputs = Inputs(
         sides,
@@ -600,6 +608,7 @@ def _run(
         _times(op, tasks, stores),
         _clocks(op, tasks, stores),
         now_ms,
+        through,
     )
     try:
         return op.operator.run(inputs)
@@ -645,3 +654,40 @@ def _run_processors(
         request.application_id, group[0].subtopology, topics, request.wall_clock_ms, skipped
     )
     return sharing[0].operator.run_together(sharing, around)
+
+
+def ask(
+    op: AskOp, rows: EdgeBatch, sources: Mapping[int, Source], request: BatchRequest
+) -> EdgeBatch:
+    """What a table's transformer makes of rows that are looked up. RecordFailure."""
+    none: Mapping[int, Any] = {int(partition): {} for partition in np.unique(rows.partition)}
+    one = SharingProcessor(
+        name=op.name,
+        operator=op.operator,
+        batch=replace(rows, seq=np.arange(len(rows), dtype=np.int64)),
+        updates=(),
+        stores=none,
+        stream_times=dict.fromkeys(none, -1),
+        clocks=none,
+    )
+    topics = {index: source.topic for index, source in sources.items()}
+    around = Surroundings(
+        request.application_id, op.subtopology, topics, request.wall_clock_ms, frozenset()
+    )
+    try:
+        (done,) = op.operator.run_together([one], around)
+    except UserFunctionError as error:
+        if error.source not in sources:  # `close`, behind all records
+            raise RecordFailure(None, op.where, error.__cause__ or error) from error.__cause__
+        failure = _of_record(op, sources, error)
+        raise failure from failure.__cause__
+    return replace(in_order(done.output), seq=rows.seq)
+
+
+def with_old_values(op: StatefulOp, done: EdgeBatch, stores: TaskStores) -> EdgeBatch:
+    """The results in order, with what the entries of each were before (`with_old`)."""
+    tasks = {int(one): TaskId(op.subtopology, int(one)) for one in np.unique(done.partition)}
+    views = {
+        partition: stores.before(task, (*op.stores, *op.reads)) for partition, task in tasks.items()
+    }
+    return in_order(with_old(op, done, views))

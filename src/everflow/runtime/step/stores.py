@@ -23,9 +23,7 @@ import pyarrow as pa
 from everflow.errors import DamagedEntryError
 from everflow.handlers import is_outage
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.processors.stores import entry_with
-from everflow.operators.processors.table_stores import shown_changes
-from everflow.operators.processors.versioned_store import VersionEntries
+from everflow.operators.processors.stores import VersionEntries, entry_with, shown_changes
 from everflow.records import EdgeBatch, StoreChanges, TaskId, TasksResult
 from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.serdes.base import ResultDecoder, SerdeError

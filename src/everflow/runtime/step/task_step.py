@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,10 +42,12 @@ from everflow.runtime.step.stateful import (
     ClockJudge,
     RanOperator,
     UncheckedCallError,
+    ask,
     clock_name,
     independent,
     run_stateful,
     sees_one_record,
+    with_old_values,
 )
 from everflow.runtime.step.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.runtime.step.times import Moved, ages_read, extract_times, moved, source_times
@@ -54,6 +57,7 @@ from everflow.topology.arrival import Ways
 from everflow.topology.batches import BatchInput, KnownResults, in_order
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
+    AskOp,
     ColumnsOp,
     FunctionOp,
     PhysicalPlan,
@@ -199,11 +203,16 @@ class TaskStep:
     ) -> TaskStep:
         """Of a plan. ``columns``: its `PhysicalPlan.columns`, one by one."""
         waiting = iter(columns)
-        times = tuple(next(waiting) if isinstance(op, ColumnsOp) else op for op in plan.times)
-        ops = tuple(next(waiting) if isinstance(op, ColumnsOp) else op for op in plan.ops)
+
+        def prepared(op: Any) -> Any:
+            if isinstance(op, StatefulOp) and op.through:
+                through = [replace(one, ops=tuple(map(prepared, one.ops))) for one in op.through]
+                return replace(op, through=tuple(through))
+            return next(waiting) if isinstance(op, ColumnsOp) else op
+
         return TaskStep(
-            times=times,
-            ops=ops,
+            times=tuple(map(prepared, plan.times)),
+            ops=tuple(map(prepared, plan.ops)),
             sources=plan.sources,
             stores=stores,
             sink=sink,
@@ -219,7 +228,7 @@ class TaskStep:
 
     @property
     def ordered_by_users(self) -> bool:
-        """Whether times that users' functions give decide the order of several inputs."""
+        """True if times that users' functions give decide the order of several inputs."""
         return any(source.merged for source in self.sources) and any(
             isinstance(op, TimeOp) and op.extractor for op in self.times
         )
@@ -267,6 +276,7 @@ class TaskStep:
                 idle=idle,
                 known=decoded.known if self.every_failure else None,
                 ran=ran,
+                computer=computer,
             )
             reads_stores = False
             for op in self.ops:
@@ -361,6 +371,7 @@ class _Running:
     idle: Moved
     known: KnownResults | None
     ran: dict[str, RanOperator]
+    computer: ColumnComputer
 
     def run(self, op: StepOp) -> None:
         """Run an operator on what is there, and keep what it gives."""
@@ -377,6 +388,8 @@ class _Running:
                 self.result.outputs += _to_outputs(op, order.read(op), by_index, every)
             case FunctionOp():
                 order.keep(op, run_function(op, order.read(op), by_index, every, self.known))
+            case AskOp():
+                order.keep(op, ask(op, order.read(op), by_index, self.request))
             case TakeOp():
                 order.keep(op, take(op, order.read(op)))
             case UnnestOp():
@@ -393,6 +406,10 @@ class _Running:
             isinstance(self.step.stores, CheckedAccess),
             self.result.left_out,
         )
+        for one, given in zip(group, sides, strict=True):
+            if one.through:  # what fails while it looks rows up is linked to these records
+                none = TasksResult(given[0].take(np.empty(0, np.int64)), {}, {}, {})
+                self.ran[one.name] = RanOperator.of(one, given, none)
         run = run_stateful(
             group,
             sides,
@@ -402,11 +419,35 @@ class _Running:
             self.idle,
             judge,
             self.step.every_failure,
+            partial(self._looked_through, op, by_index),
         )
         for one, given, done in zip(group, sides, run, strict=True):
             self.ran[one.name] = RanOperator.of(one, given, done)
             self.result.add(one, done)
-            self.order.keep(one, done.output)
+            output = done.output
+            if one.old is not None:
+                output = with_old_values(one, output, self.stores)
+            self.order.keep(one, output)
+
+    def _looked_through(
+        self,
+        op: StatefulOp,
+        by_index: dict[int, Source],
+        nodes: tuple[str, ...],
+        rows: EdgeBatch,
+    ) -> EdgeBatch:
+        """What stateless nodes make of rows that ``op`` has found in a store, row by row."""
+        through = next(one for one in op.through if one.nodes == nodes)
+        found: Records = {through.input: rows}
+        for stage in through.ops:
+            if isinstance(stage, FunctionOp):
+                given, every = found[stage.inputs[0]], self.step.every_failure
+                found[stage.output] = run_function(stage, given, by_index, every, None)
+            elif isinstance(stage, AskOp):
+                found[stage.output] = ask(stage, found[stage.inputs[0]], by_index, self.request)
+            else:
+                stage.run(found, self.computer)
+        return found[through.output]
 
 
 # --- operators ------------------------------------------------------------------------------------

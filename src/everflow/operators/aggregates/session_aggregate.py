@@ -8,27 +8,298 @@ given (as the original's cache does: no tombstone for a window that no batch has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.folds.folding import fold_columns
-from everflow.operators.grouping import Tasks
-from everflow.operators.python_aggregate import PythonAggregateSpec
-from everflow.operators.session_book import SessionBook, read_sessions
-from everflow.operators.turns import TaskTurn, turns_of
-from everflow.operators.windowed_aggregate import FunctionFold, Step, WindowedAggregate, WindowFold
+from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
+from everflow.operators.aggregates.folds import fold_columns
+from everflow.operators.aggregates.windowed_aggregate import (
+    FunctionFold,
+    Step,
+    WindowedAggregate,
+    WindowFold,
+)
+from everflow.operators.fold import Merge
+from everflow.operators.grouping import Tasks, TaskTurn, turns_of
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes.windowed import session_key, split_session_key, windowed_key_type
+from everflow.serdes.windowed import (
+    SESSION_SUFFIX_BYTES,
+    session_key,
+    split_session_key,
+    windowed_key_type,
+)
 from everflow.state.changelog import TIMESTAMP_BYTES
-from everflow.state.store import StoreView
+from everflow.state.store import Entry, StoreView
 from everflow.topology.graph import Inputs
 from everflow.windows import SessionWindows
+
+# --- the live sessions of one key in order of time (pure) -----------------------------------------
+# In blocks: a key may have 100,000 of them, and one list would move all that lie behind a place for
+# each that comes there.
+
+
+MOST = 1_000
+"""Sessions of a block."""
+_last = itemgetter(-1)
+
+
+class SessionOrder:
+    """Numbers of sessions by their ends. They neither overlap nor touch, so their starts have the
+    same order. A place is a block and a place in it; a change makes the places behind it invalid.
+    """
+
+    __slots__ = ("ends", "sessions")
+
+    def __init__(self) -> None:
+        self.ends: list[list[int]] = [[]]
+        self.sessions: list[list[int]] = [[]]
+
+    def first_from(self, end: int) -> tuple[int, int]:
+        """The place of the first session that ends at ``end`` or later."""
+        blocks = self.ends
+        if len(blocks) == 1:
+            return 0, bisect_left(blocks[0], end)
+        block = bisect_left(blocks, end, key=_last)
+        if block == len(blocks):
+            return block - 1, len(blocks[-1])
+        return block, bisect_left(blocks[block], end)
+
+    def following(self, block: int, at: int) -> Iterator[int]:
+        """The sessions from a place on."""
+        yield from self.sessions[block][at:]
+        for further in self.sessions[block + 1 :]:
+            yield from further
+
+    def insert(self, block: int, at: int, session: int, end: int) -> None:
+        ends, sessions = self.ends[block], self.sessions[block]
+        ends.insert(at, end)
+        sessions.insert(at, session)
+        if len(ends) > MOST:
+            half = len(ends) // 2
+            self.ends[block : block + 1] = [ends[:half], ends[half:]]
+            self.sessions[block : block + 1] = [sessions[:half], sessions[half:]]
+
+    def append(self, session: int, end: int) -> None:
+        self.insert(len(self.ends) - 1, len(self.ends[-1]), session, end)
+
+    def replace(self, block: int, at: int, count: int, session: int, end: int) -> None:
+        """One session instead of ``count`` of them from a place on."""
+        self.ends[block][at], self.sessions[block][at] = end, session
+        self._delete(block, at + 1, count - 1)
+
+    def remove(self, session: int, end: int) -> None:
+        """Take out a session that is there and ends at ``end``; others may end then, too."""
+        block, at = self.first_from(end)
+        for found in self.following(block, at):
+            if at == len(self.ends[block]):
+                block, at = block + 1, 0
+            if found == session:
+                self._delete(block, at, 1)
+                return
+            at += 1
+
+    def _delete(self, block: int, at: int, count: int) -> None:
+        while count:
+            ends, sessions = self.ends[block], self.sessions[block]
+            here = min(count, len(ends) - at)
+            del ends[at : at + here], sessions[at : at + here]
+            count -= here
+            if ends or len(self.ends) == 1:
+                block += 1
+            else:
+                del self.ends[block], self.sessions[block]
+            at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self.following(0, 0)
+
+
+# --- which sessions a batch's records open, extend and merge: intervals, no values (pure; KIP-94) -
+# Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds
+# depends on all before it. `WindowFold`s fold the aggregates over the result.
+
+
+_FAR_FUTURE_MS = (1 << 56) - 1
+"""Two million years: the highest time whose first byte is 0."""
+
+
+class SessionBook:
+    """The sessions of a batch's keys. A session is a number: first those that were stored, then the
+    new ones.
+
+    A session that grows keeps its number; one made of several gets a new one. ``keys``, ``starts``,
+    ``ends``: by session; ``codes``: the session of each contribution (a record that was not late);
+    ``gone``: stored sessions whose window is no more -> the contribution that ended it. With
+    ``history`` also ``replaced``, every window that a contribution replaced as (contribution,
+    start, end), and ``after``, the window that each contribution went into.
+    """
+
+    def __init__(
+        self,
+        windows: SessionWindows,
+        keys: int,
+        *,
+        retention_ms: int | None = None,
+        history: bool = False,
+    ) -> None:
+        """``keys``: how many keys there are. ``retention_ms``: of the store, None = that of the
+        windows. ``stream_time`` (ms) is that of the task whose records come next: set it before
+        they do."""
+        self.gap_ms, self._open_ms = windows.gap_ms, windows.retention_ms
+        self._retention_ms = self._open_ms if retention_ms is None else retention_ms
+        self._live = [SessionOrder() for _ in range(keys)]
+        self.stream_time = -1
+        self.stored = 0
+        self.keys: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.codes: list[int] = []
+        self.merges: list[Merge] = []
+        self.gone: dict[int, int] = {}
+        self.replaced: list[tuple[int, int, int]] = []
+        self.after: list[tuple[int, int]] = []
+        self._history = history
+
+    def load(self, key: int, start: int, end: int) -> None:
+        """A stored session, with the next number; call it before any record, in order of time
+        within a key."""
+        self.stored += 1
+        self._live[key].append(self._new(key, start, end), end)
+
+    def add(self, key: int, time: int) -> bool:
+        """Take a record; False if it is late: the session it would be in, itself included, is
+        closed: stream time is more than gap and grace behind its end."""
+        gap = self.gap_ms
+        live, starts = self._live[key], self.starts
+        # A store shows no session that ends before its retention, though it may still be there (as
+        # in Kafka Streams).
+        earliest = max(time - gap, self.stream_time - self._retention_ms + 1)
+        if time > self.stream_time:
+            self.stream_time = time
+        ends, sessions = live.ends[-1], live.sessions[-1]
+        if ends and ends[-1] >= earliest and starts[sessions[-1]] <= time:
+            # The usual case: it belongs to the latest session, which is no other's neighbour.
+            block, at, met = len(live.ends) - 1, len(ends) - 1, [sessions[-1]]
+        else:
+            block, at = live.first_from(earliest)
+            sessions, latest = live.sessions[block], time + gap
+            if at < len(sessions) and starts[sessions[at]] <= latest:
+                met = list(takewhile(lambda s: starts[s] <= latest, live.following(block, at)))
+            else:
+                met = []
+        end = max(time, self.ends[met[-1]]) if met else time
+        if end < self.stream_time - self._open_ms:
+            return False
+        if met:
+            session = self._join(live, block, at, met, min(time, starts[met[0]]), end)
+        else:
+            session = self._new(key, time, time)
+            live.insert(block, at, session, time)
+        self.codes.append(session)
+        if self._history:
+            self.after.append((self.starts[session], self.ends[session]))
+        return True
+
+    def remove(self, key: int, session: int) -> None:
+        """A session whose aggregate became null with the last contribution: there is none there any
+        more."""
+        self._left(session, len(self.codes) - 1)
+        self._live[key].remove(session, self.ends[session])
+
+    def _new(self, key: int, start: int, end: int) -> int:
+        self.keys.append(key)
+        self.starts.append(start)
+        self.ends.append(end)
+        return len(self.keys) - 1
+
+    def _join(
+        self, live: SessionOrder, block: int, at: int, met: list[int], start: int, end: int
+    ) -> int:
+        """Let the sessions ``met`` of a key, from a place on, become one with these bounds."""
+        contribution = len(self.codes)
+        if self._history and start < end:
+            self.replaced += [(contribution, self.starts[one], self.ends[one]) for one in met]
+        session = met[0]
+        if len(met) == 1:
+            if (start, end) == (self.starts[session], self.ends[session]):
+                return session
+            self._left(session, contribution)
+            self.starts[session], self.ends[session] = start, end
+        else:
+            for parent in met:
+                self._left(parent, contribution)
+            session = self._new(self.keys[session], start, end)
+            self.merges.append(Merge(contribution, session, tuple(met)))
+        live.replace(block, at, len(met), session, end)
+        return session
+
+    def _left(self, session: int, contribution: int) -> None:
+        if session < self.stored:
+            self.gone.setdefault(session, contribution)
+
+    def live(self) -> Iterator[int]:
+        """The sessions that there are now, in no particular order."""
+        for of_key in self._live:
+            yield from of_key
+
+
+def read_sessions(
+    book: SessionBook,
+    store: StoreView,
+    codes: Sequence[int],
+    keys: Sequence[bytes],
+    first_ms: Sequence[int],
+    last_ms: Sequence[int],
+) -> list[tuple[bytes, bytes]]:
+    """Load the stored sessions that a task's records of ``keys``, whose numbers are ``codes``, can
+    meet from ``first_ms`` to ``last_ms``.
+
+    Returns the store's entries, in the order of the sessions' numbers.
+    """
+    loaded = []
+    # No session ends after this; with it, keys that begin with ``key`` and go on with text lie
+    # outside.
+    end = max(book.stream_time, max(last_ms, default=0), _FAR_FUTURE_MS) + 1
+    latest = [last + book.gap_ms for last in last_ms]
+    bounds = [
+        (session_key(key, 0, max(first - book.gap_ms, 0)), session_key(key, 0, min(to + 1, end)))
+        for key, first, to in zip(keys, first_ms, latest, strict=True)
+    ]
+    found = store.range_many(bounds)
+    newest_ms = store.newest_ms
+    for code, key, to, (_, behind), entries in zip(codes, keys, latest, bounds, found, strict=True):
+        for entry in _of_key(key, entries):
+            _, session_start, session_end = split_session_key(entry[0])
+            book.load(code, session_start, session_end)
+            loaded.append(entry)
+        if to >= newest_ms:
+            continue
+        # Records that are behind: of the sessions that end later one may have begun by then.
+        for entry in _of_key(key, store.range(behind, session_key(key, 0, end))):
+            _, session_start, session_end = split_session_key(entry[0])
+            if session_start > to:
+                break
+            book.load(code, session_start, session_end)
+            loaded.append(entry)
+    return loaded
+
+
+def _of_key(key: bytes, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Without those of longer keys that begin with the same bytes."""
+    length = len(key) + SESSION_SUFFIX_BYTES
+    return (entry for entry in entries if len(entry[0]) == length)
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
 
 TOMBSTONE = -1
 
@@ -101,7 +372,6 @@ class _Columns:
     def results(
         self, windows: Sequence[int], rows: Sequence[int]
     ) -> tuple[Sequence[bytes | None], pa.Array]:
-        """See `WindowFold`."""
         layout, run, book = self.layout, self.run, self.run.book
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
         count = len(book.keys)
@@ -329,7 +599,7 @@ class _ByTask:
         times.append(time)
 
     def changes(self, store: str) -> dict[int, list[StoreChanges]]:
-        """What was added, in that order."""
+        """The added rows, in that order."""
         return {
             partition: [StoreChanges(store, keys, values, np.array(times, np.int64))]
             for partition, (keys, values, times) in self._columns.items()

@@ -1,0 +1,603 @@
+"""The folds of built-in aggregates, and a batch of values through one of them."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.operators.agg import LOWEST
+from everflow.operators.fold import ColumnFold, Merge, StateColumn, valid
+from everflow.records import Int64
+from everflow.serdes.base import SerdeError, binary_from_matrix, flat, matrix_from_binary
+from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.packed import PackedSerde
+
+# --- what a fold is given: states and values, each of a group, in order ---------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """States and values of ``groups`` groups; states come before the values of a part, parts in the
+    order of time.
+
+    ``states`` and ``values``: a column for each state column, null where there is no state;
+    ``state_groups``, ``value_groups``: the group of each; ``state_order``, ``value_order``: numbers
+    that put states and values of a group together in order.
+    """
+
+    groups: int
+    states: Sequence[pa.Array]
+    state_groups: Int64
+    state_order: Int64
+    values: Sequence[pa.Array]
+    value_groups: Int64
+    value_order: Int64
+
+    @staticmethod
+    def of_groups(
+        stored: Sequence[pa.Array],
+        codes: Int64,
+        values: Sequence[pa.Array],
+        merges: Sequence[Merge] = (),
+    ) -> Items:
+        """A state for each group, and behind it the values, in processing order; of groups that
+        became one the items of the parents in order of time, and behind them those of its own."""
+        groups, count = len(stored[0]), len(codes)
+        roots, place = np.arange(groups), np.arange(groups + count)
+        if merges:
+            roots, ranks = _places(groups, merges)
+            order = np.lexsort(
+                (
+                    np.concatenate([np.full(groups, -1), np.arange(count)]),
+                    np.concatenate([ranks, ranks[codes]]),
+                )
+            )
+            place[order] = np.arange(len(order))
+        return Items(
+            groups=groups,
+            states=stored,
+            state_groups=roots,
+            state_order=place[:groups],
+            values=values,
+            value_groups=roots[codes],
+            value_order=place[groups:],
+        )
+
+    def columns(self) -> list[pa.Array]:
+        """States, then values, of one type each."""
+        return [
+            pa.concat_arrays([state, value])
+            for state, value in zip(self.states, self.values, strict=True)
+        ]
+
+    @property
+    def all_groups(self) -> Int64:
+        return np.concatenate([self.state_groups, self.value_groups])
+
+    @property
+    def all_order(self) -> Int64:
+        return np.concatenate([self.state_order, self.value_order])
+
+
+def _places(groups: int, merges: Sequence[Merge]) -> tuple[Int64, Int64]:
+    """The group that each has become part of in the end, and its place among all: behind those that
+    it was made of."""
+    parents = {merge.group: merge.parents for merge in merges}
+    roots = np.arange(groups)
+    ranks = np.empty(groups, np.int64)
+    swallowed = {parent for merge in merges for parent in merge.parents}
+    rank = groups
+    # Backwards: a group stands behind its parents, the last of which is nearest.
+    for root in range(groups):
+        if root in swallowed:
+            continue
+        waiting = [root]
+        while waiting:
+            one = waiting.pop()
+            rank -= 1
+            ranks[one], roots[one] = rank, root
+            waiting += parents.get(one, ())
+    return roots, ranks
+
+
+def ranked(column: pa.Array) -> Int64:
+    """Numbers in the order of the values, equal for equal ones; NaN is the largest, 0.0 equals
+    -0.0. Of nulls any."""
+    found: Int64 = pc.rank(column, tiebreaker="dense").to_numpy().astype(np.int64)
+    return found
+
+
+# --- ``min_by`` and ``max_by``: the value beside the smallest or largest of another column --------
+
+
+def min_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """Per group value and order; of equal ones the last, as in Spark. Nulls of the order are left
+    out."""
+    return _picked(items, -1)
+
+
+def max_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """As `min_by`."""
+    return _picked(items, 1)
+
+
+def _picked(items: Items, sign: int) -> list[pa.Array]:
+    both = items.columns()
+    there = np.flatnonzero(valid(both[1]))
+    groups = items.all_groups[there]
+    ranks = sign * ranked(both[1])[there]
+    order = np.lexsort((items.all_order[there], ranks, groups))
+    at = np.full(items.groups, -1)
+    at[groups[order]] = there[order]  # the last assignment wins
+    rows = pa.array(at, mask=at < 0)
+    return [column.take(rows) for column in both]
+
+
+# --- lists as states: ``collect_list``, ``collect_set``, and the n largest or smallest ------------
+# A list is folded element by element: those of the stored lists and the new values are put in
+# order, what is too much is left out, and the rest is cut into lists again.
+
+
+class ListFullError(Exception):
+    """A group has more elements than the list ``column`` may hold. ``at``: the value that was too
+    much."""
+
+    def __init__(self, column: StateColumn, at: int) -> None:
+        super().__init__(at)
+        self.column, self.at = column, at
+
+
+def collect_list(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """All values but nulls, in processing order."""
+    elements = _elements(items)
+    return _lists(_bounded(columns[0], elements, np.argsort(elements.order, kind="stable")))
+
+
+def collect_set(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """The distinct values, each at its first place. NaN equals NaN."""
+    elements = _elements(items)
+    column = elements.columns[0]
+    if pa.types.is_floating(column.type):
+        zero = pc.equal(column, pa.scalar(0, column.type))
+        column = pc.if_else(zero, pa.scalar(0.0, column.type), column)  # -0.0 is the same
+    if pa.types.is_nested(column.type):
+        column = JsonSerde(column.type).encode_array(column)
+    codes = column.dictionary_encode().indices.to_numpy().astype(np.int64)
+    order = np.lexsort((elements.order, codes, elements.groups))
+    groups, codes = elements.groups[order], codes[order]
+    new = (np.diff(groups, prepend=-1) != 0) | (np.diff(codes, prepend=-1) != 0)
+    first = order[new]
+    return _lists(
+        _bounded(columns[0], elements, first[np.argsort(elements.order[first], kind="stable")])
+    )
+
+
+def largest(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """The n values with the largest orders, largest first; of equal ones the first."""
+    return _top(columns, items, -1)
+
+
+def smallest(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """The n values with the smallest orders, smallest first; of equal ones the first."""
+    return _top(columns, items, 1)
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """Elements of all lists: their columns, group, place in order, and value (-1: of a state)."""
+
+    groups: Int64
+    order: Int64
+    values: Int64
+    columns: list[pa.Array]
+    count: int
+
+    def take(self, at: Int64) -> _Elements:
+        columns = [column.take(pa.array(at)) for column in self.columns]
+        return _Elements(self.groups[at], self.order[at], self.values[at], columns, self.count)
+
+
+def _elements(items: Items) -> _Elements:
+    """The elements of the states and the values whose last column is not null."""
+    lists = [state.fill_null(pa.scalar([], state.type)) for state in items.states]
+    lengths = pc.list_value_length(lists[0]).to_numpy().astype(np.int64)
+    there = np.flatnonzero(valid(items.values[-1]))
+    begins = np.cumsum(lengths) - lengths
+    inside = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
+    places = np.concatenate([np.repeat(items.state_order, lengths), items.value_order[there]])
+    within = np.concatenate([inside, np.zeros(len(there), np.int64)])
+    order = np.empty(len(places), np.int64)
+    order[np.lexsort((within, places))] = np.arange(len(places))
+    return _Elements(
+        groups=np.concatenate([np.repeat(items.state_groups, lengths), items.value_groups[there]]),
+        order=order,
+        values=np.concatenate([np.full(len(inside), -1), there]),
+        columns=[
+            pa.concat_arrays([state.flatten(), value.take(pa.array(there))])
+            for state, value in zip(lists, items.values, strict=True)
+        ],
+        count=items.groups,
+    )
+
+
+def _numbers_in_groups(groups: Int64) -> Int64:
+    """The number of each element in its group; groups are sorted."""
+    begins = np.flatnonzero(np.diff(groups, prepend=-1) != 0)
+    lengths = np.diff(begins, append=len(groups))
+    return np.arange(len(groups)) - np.repeat(begins, lengths)
+
+
+def _bounded(column: StateColumn, elements: _Elements, order: Int64) -> _Elements:
+    """The elements at ``order``, group by group, as many as the list may hold; `ListFullError`
+    where that is a failure."""
+    order = order[np.argsort(elements.groups[order], kind="stable")]
+    assert column.bounds is not None
+    limit, when_full = column.bounds
+    if len(order) > limit:
+        groups = elements.groups[order]
+        numbers = _numbers_in_groups(groups)
+        if when_full == "keep_last":
+            sizes = np.bincount(groups, minlength=elements.count)
+            order = order[numbers >= sizes[groups] - limit]
+        else:
+            beyond = order[numbers >= limit]
+            if when_full == "fail" and len(beyond):
+                raise ListFullError(column, _first_beyond(elements, beyond))
+            order = order[numbers < limit]
+    return elements.take(order)
+
+
+def _first_beyond(elements: _Elements, beyond: Int64) -> int:
+    """The first value that is too much; where the limit has become lower, one of such a list."""
+    values = elements.values[beyond]
+    if (values < 0).all():
+        values = elements.values[np.isin(elements.groups, elements.groups[beyond])]
+    return int(values[values >= 0].min(initial=len(elements.values)))
+
+
+def _top(columns: Sequence[StateColumn], items: Items, sign: int) -> list[pa.Array]:
+    elements = _elements(items)
+    ranks = sign * ranked(elements.columns[-1])
+    order = np.lexsort((elements.order, ranks, elements.groups))
+    order = order[_numbers_in_groups(elements.groups[order]) < columns[0].limit]
+    return _lists(elements.take(order))
+
+
+def _lists(elements: _Elements) -> list[pa.Array]:
+    """Elements, group by group, as a list for each group."""
+    sizes = np.bincount(elements.groups, minlength=elements.count)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+    return [pa.ListArray.from_arrays(offsets, column) for column in elements.columns]
+
+
+# --- lists as bytes, written and read a column at a time ------------------------------------------
+# Layout, all numbers big endian::
+#
+# count 4 bytes lengths 4 bytes for each element: of its bytes elements each a packed struct of one
+# field (`everflow.serdes.packed`)
+
+
+_WORD = 4
+
+
+def pack(lists: pa.Array) -> pa.Array:
+    """Bytes of lists; null where the list is null."""
+    lists = flat(lists, lists.type)
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
+    elements = _serde(lists.type).encode_array(
+        pa.StructArray.from_arrays([lists.flatten()], names=["e"])
+    )
+    sizes = pc.binary_length(elements).to_numpy()
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    parts = [
+        _words(lengths),
+        pc.binary_join(pa.ListArray.from_arrays(offsets, _words(sizes)), b""),
+        pc.binary_join(pa.ListArray.from_arrays(offsets, elements), b""),
+    ]
+    packed = pc.binary_join_element_wise(*parts, pa.scalar(b""))
+    return pc.if_else(lists.is_valid(), packed, pa.scalar(None, pa.binary()))
+
+
+def unpack(data: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Inverse of `pack`; SerdeError for bytes that are none."""
+    data = flat(data, pa.binary())
+    there = data.is_valid()
+    some = data.drop_null()
+    sizes = pc.binary_length(some).to_numpy().astype(np.int64)
+    if (sizes < _WORD).any():
+        raise SerdeError(f"a list of {int(sizes.min())} bytes, expected at least {_WORD}")
+    raw = np.frombuffer(b"".join(some.to_pylist()), np.uint8)
+    begins = np.cumsum(sizes) - sizes
+    counts = _numbers(raw, begins)
+    if (counts < 0).any() or (_WORD * (counts + 1) > sizes).any():
+        raise SerdeError("bytes that are no list: their count is wrong")
+    inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    lengths = _numbers(raw, np.repeat(begins, counts) + _WORD * (inside + 1))
+    heads = _WORD * (counts + 1)
+    ends = np.cumsum(lengths)
+    lists = np.cumsum(counts)
+    total = np.diff(np.concatenate([[0], ends])[lists], prepend=0)
+    if (lengths < 0).any() or (total + heads != sizes).any():
+        raise SerdeError("bytes that are no list: their lengths are wrong")
+    before = np.repeat(np.concatenate([[0], ends])[lists - counts], counts)
+    starts = ends - lengths - before + np.repeat(heads, counts)
+    starts += np.repeat(begins, counts)
+    items = _serde(type_).decode_array(_cut(raw, starts, lengths)).field(0)
+    offsets = np.concatenate([[0], lists])
+    if items.type != type_.value_type:  # a cast of lists of voids to their own type breaks them
+        items = items.cast(type_.value_type)
+    found = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items)
+    if data.null_count == 0:
+        return found
+    at = np.cumsum(there.to_numpy(zero_copy_only=False)) - 1
+    return found.take(pa.array(at, mask=~there.to_numpy(zero_copy_only=False)))
+
+
+def _serde(type_: pa.DataType) -> PackedSerde:
+    return PackedSerde(pa.struct([("e", type_.value_type)]))
+
+
+def _words(numbers: Int64) -> pa.Array:
+    buffer = pa.py_buffer(np.ascontiguousarray(numbers.astype(">i4")))
+    words = pa.Array.from_buffers(pa.binary(_WORD), len(numbers), [None, buffer])
+    return words.cast(pa.binary())
+
+
+def _cut(raw: npt.NDArray[np.uint8], starts: Int64, lengths: Int64) -> pa.Array:
+    """The bytes from each start on."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    index = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(raw[index])]
+    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
+
+
+def _numbers(raw: npt.NDArray[np.uint8], at: Int64) -> Int64:
+    """The words that begin at these places."""
+    rows = raw[at[:, None] + np.arange(_WORD)]
+    return np.ascontiguousarray(rows).view(">i4").reshape(-1).astype(np.int64)
+
+
+# --- ``approx_count_distinct``: Spark's HyperLogLog++, in the layout of Spark's own sketch --------
+# A sketch of precision p has 2^p registers of 6 bits, ten to a word of 64 bits, the first lowest;
+# words are big endian. Two sketches merge by the larger of each register, so what a sketch says
+# does not depend on the order or the cut of its values. What goes in are Spark's hashes
+# (``xxhash64``).
+
+
+_PER_WORD, _BITS, _MASK = 10, 6, np.uint64(63)
+_NEIGHBOURS = 6
+_ALPHA = {4: 0.673, 5: 0.697, 6: 0.709}
+_Words = npt.NDArray[np.uint64]
+
+
+def distinct(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """Per group the sketch of its states and values."""
+    precision = columns[0].limit
+    width = words_of(precision)
+    words = np.zeros((items.groups, width), np.uint64)
+    there = np.flatnonzero(valid(items.states[0]))
+    there = there[np.argsort(items.state_groups[there], kind="stable")]
+    groups = items.state_groups[there]
+    rows = matrix_from_binary(items.states[0].take(pa.array(there)), 8 * width)
+    stored = np.ascontiguousarray(rows).view(">u8").astype(np.uint64).reshape(-1, width)
+    begins = np.flatnonzero(np.diff(groups, prepend=-1) != 0)
+    turns = np.arange(len(groups)) - np.repeat(begins, np.diff(begins, append=len(groups)))
+    for turn in range(int(turns.max(initial=-1)) + 1):  # sessions that became one
+        now = turns == turn
+        words[groups[now]] = _larger(words[groups[now]], stored[now])
+    used = np.flatnonzero(valid(items.values[0]))
+    hashes = items.values[0].take(pa.array(used)).to_numpy().view(np.uint64)
+    _add(words.reshape(-1), width, items.value_groups[used], hashes, precision)
+    return [binary_from_matrix(words.astype(">u8").view(np.uint8).reshape(-1, 8 * width))]
+
+
+def words_of(precision: int) -> int:
+    """The number of words in a sketch."""
+    return (1 << precision) // _PER_WORD + 1
+
+
+def estimates(sketches: pa.Array, precision: int) -> pa.Array:
+    """The number of distinct values that each sketch has seen, ``int64``; 0 for null."""
+    width, registers = words_of(precision), 1 << precision
+    there = valid(sketches)
+    rows = matrix_from_binary(sketches.drop_null(), 8 * width)
+    words = np.ascontiguousarray(rows).view(">u8").astype(np.uint64).reshape(-1, width)
+    inverse, zeros = np.zeros(len(words)), np.zeros(len(words))
+    for slot in range(_PER_WORD):
+        used = words[:, : (registers - slot + _PER_WORD - 1) // _PER_WORD]
+        found = (used >> np.uint64(slot * _BITS)) & _MASK
+        inverse += np.ldexp(1.0, -found.astype(np.int32)).sum(axis=1)
+        zeros += np.count_nonzero(found == 0, axis=1)
+    alpha = _ALPHA.get(precision, 0.7213 / (1.0 + 1.079 / registers))
+    raw = alpha * registers * registers / inverse
+    corrected = np.where(raw < 5.0 * registers, raw - _bias(raw, precision), raw)
+    with np.errstate(divide="ignore"):
+        linear = registers * np.log(registers / zeros)
+    few = (zeros > 0) & (
+        (linear <= _corrections(precision).threshold) | (corrected <= 2.5 * registers)
+    )
+    counts = np.zeros(len(sketches), np.int64)
+    counts[there] = np.floor(np.where(few, linear, corrected) + 0.5).astype(np.int64)
+    return pa.array(counts)
+
+
+def _larger(one: _Words, other: _Words) -> _Words:
+    """The larger of each register."""
+    found = np.zeros_like(one)
+    for slot in range(_PER_WORD):
+        shift = np.uint64(slot * _BITS)
+        found |= np.maximum((one >> shift) & _MASK, (other >> shift) & _MASK) << shift
+    return found
+
+
+def _add(words: _Words, width: int, groups: Int64, hashes: _Words, precision: int) -> None:
+    """Let hashes into the sketches of their groups, which lie one behind the other in ``words``."""
+    registers = (hashes >> np.uint64(64 - precision)).astype(np.int64)
+    rest = (hashes << np.uint64(precision)) | np.uint64(1 << (precision - 1))
+    high, low = rest >> np.uint64(32), rest & np.uint64(0xFFFFFFFF)
+    halves = np.where(high > 0, high, low).astype(np.float64)
+    ranks = np.where(high > 0, 32, 64) - np.frexp(halves)[1] + 1
+    # The last assignment wins: of a register's ranks the largest.
+    places = groups * (1 << precision) + registers
+    order = np.lexsort((ranks, places))
+    last = order[np.diff(places[order], append=-1) != 0]
+    at = groups[last] * width + registers[last] // _PER_WORD
+    slots, new = registers[last] % _PER_WORD, ranks[last].astype(np.uint64)
+    for slot in range(_PER_WORD):
+        mine, shift = slots == slot, np.uint64(slot * _BITS)
+        held = words[at[mine]]
+        more = np.maximum((held >> shift) & _MASK, new[mine])
+        words[at[mine]] = (held & ~(_MASK << shift)) | (more << shift)
+
+
+class _Corrections(NamedTuple):
+    """Of one precision. ``threshold``: up to which estimate linear counting is used; ``estimates``:
+    known raw ones, rising; ``biases``: their mean biases."""
+
+    threshold: float
+    estimates: npt.NDArray[np.float64]
+    biases: npt.NDArray[np.float64]
+
+
+@cache
+def _corrections(precision: int) -> _Corrections:
+    """As Spark's own sketch has them (Heule et al., 2013)."""
+    data = pkgutil.get_data(__name__, "sketch_bias.json")
+    assert data is not None  # the loader of an installed package reads its files
+    found, number = json.loads(data), precision - LOWEST
+    estimates, biases = (np.array(found[name][number]) for name in ("estimates", "biases"))
+    return _Corrections(found["thresholds"][number], estimates, biases)
+
+
+def _bias(raw: npt.NDArray[np.float64], precision: int) -> npt.NDArray[np.float64]:
+    """The mean bias of the six known estimates that are nearest to each raw one."""
+    _, known, biases = _corrections(precision)
+    low = np.maximum(np.searchsorted(known, raw) - _NEIGHBOURS + 1, 0)
+    high = np.minimum(low + _NEIGHBOURS, len(known))
+    while True:
+        far = np.minimum(high, len(known) - 1)
+        moves = (high < len(known)) & ((raw - known[far]) ** 2 < (raw - known[low]) ** 2)
+        if not moves.any():
+            break
+        low, high = low + moves, high + moves
+    total = np.zeros(len(raw))
+    for near in range(_NEIGHBOURS):
+        at = low + near
+        total += np.where(at < high, biases[np.minimum(at, len(known) - 1)], 0.0)
+    found: npt.NDArray[np.float64] = total / (high - low)
+    return found
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
+
+Fold = Callable[[Sequence[StateColumn], Items], list[pa.Array]]
+
+FOLDS: dict[str, Fold] = {
+    "collect_list": collect_list,
+    "collect_set": collect_set,
+    "min_by": min_by,
+    "max_by": max_by,
+    "smallest": smallest,
+    "largest": largest,
+    "distinct": distinct,
+}
+"""By the ``op`` of the first state column; those of the columns behind it are `BESIDE`."""
+
+BESIDE = "beside"
+
+
+def parts(columns: Sequence[StateColumn]) -> list[slice]:
+    """The state columns that are folded together."""
+    begins = [at for at, column in enumerate(columns) if column.op != BESIDE]
+    return [
+        slice(begin, end) for begin, end in zip(begins, [*begins, len(columns)][1:], strict=True)
+    ]
+
+
+def fold_columns(
+    columns: Sequence[StateColumn],
+    stored: Sequence[pa.Array],
+    present: npt.NDArray[np.bool_],
+    codes: Int64,
+    values: Sequence[pa.Array | None],
+    merges: Sequence[Merge] = (),
+    *,
+    every: bool,
+) -> tuple[list[pa.Array], list[pa.Array]]:
+    """The state columns of each group after the batch, and, with ``every``, those of the group of
+    each contribution after it. ``values``: for each column, None where records are counted; for the
+    rest see `ColumnFold`. `ListFullError` for a list that may hold no more and is told to fail."""
+    final: list[pa.Array] = []
+    each: list[pa.Array] = []
+    for part in parts(columns):
+        some = columns[part]
+        if some[0].op in FOLDS:
+            given = [one for one in values[part] if one is not None]
+            final += fold(some, Items.of_groups(stored[part], codes, given, merges))
+            if every:
+                each += running(some, stored[part], codes, given, merges)
+            continue
+        one = ColumnFold(
+            column=some[0],
+            stored=stored[part.start],
+            present=present,
+            codes=codes,
+            values=values[part.start],
+            merges=merges,
+        )
+        final.append(one.final())
+        if every:
+            each.append(one.running())
+    return final, each
+
+
+def fold(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
+    """The state columns of each group after its items; `ListFullError` for a list that may hold no
+    more and is told to fail."""
+    return FOLDS[columns[0].op](columns, items)
+
+
+def running(
+    columns: Sequence[StateColumn],
+    stored: Sequence[pa.Array],
+    codes: Int64,
+    values: Sequence[pa.Array],
+    merges: Sequence[Merge] = (),
+) -> list[pa.Array]:
+    """The state columns of the group of each value after it: a loop, for `emit_every_update`.
+    ``stored``: by group; ``codes``: the group of each value."""
+    parents = {merge.at: merge.parents for merge in merges}
+    states: dict[int, list[pa.Array]] = {}
+    found = [[state.slice(0, 0)] for state in stored]
+    for at, code in enumerate(codes.tolist()):
+        before = [
+            states[one] if one in states else [state.slice(one, 1) for state in stored]
+            for one in parents.get(at, (code,))
+        ]
+        count = len(before)
+        items = Items(
+            groups=1,
+            states=[pa.concat_arrays(column) for column in zip(*before, strict=True)],
+            state_groups=np.zeros(count, np.int64),
+            state_order=np.arange(count),
+            values=[value.slice(at, 1) for value in values],
+            value_groups=np.zeros(1, np.int64),
+            value_order=np.array([count]),
+        )
+        try:
+            states[code] = fold(columns, items)
+        except ListFullError as error:
+            raise ListFullError(error.column, at) from None
+        for column, state in zip(found, states[code], strict=True):
+            column.append(state)
+    return [pa.concat_arrays(column) for column in found]

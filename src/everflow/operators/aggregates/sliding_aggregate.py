@@ -1,0 +1,690 @@
+"""Aggregates of sliding windows: built-in ones and those with functions of the user (KIP-450).
+
+As in Kafka Streams, a record is an update of every window that it lies in, and of those that it
+makes; records with a null key or a null value are skipped; a result's time is the latest of its
+window's records. Of a micro-batch the last result per window is given, or, with
+``emit_every_update``, every one. A window's aggregate is that of its records in the order in which
+they came: a new window begins with a copy of another's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
+from everflow.operators.aggregates.folds import fold_columns
+from everflow.operators.aggregates.windowed_aggregate import (
+    FunctionFold,
+    Step,
+    WindowedAggregate,
+    WindowFold,
+)
+from everflow.operators.fold import StateColumn
+from everflow.operators.grouping import Tasks, Turns, turns_of
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.serdes.windowed import (
+    STORE_SUFFIX_BYTES,
+    split_window_store_key,
+    window_store_key,
+    window_store_keys,
+    windowed_key_type,
+)
+from everflow.state.changelog import TIMESTAMP_BYTES, unpack_value
+from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs
+from everflow.windows import SlidingWindows
+
+# --- folds values into sliding windows, which begin with what others held (pure; KIP-450) ---------
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What a book's log and copies have come to: for each window that they name, in the order of
+    their numbers, the records that it holds since ``known`` windows had their states.
+
+    ``windows``: those windows; ``roots``: the window whose known state each begins with, -1 = none;
+    ``codes``: the place in ``windows`` of each contribution, ``rows`` its record; a window's lie
+    together, in the order in which its aggregate takes them. ``updates``: the contribution after
+    which each update of the book shows its window, or -1 - the window whose known state it shows.
+    """
+
+    windows: Int64
+    roots: Int64
+    codes: Int64
+    rows: Int64
+    updates: Int64
+
+    @staticmethod
+    def of(book: SlidingBook, known: int) -> Contributions:
+        """``known``: how many windows have a state."""
+        logged = np.array(book.windows, np.int64)
+        order = np.argsort(logged, kind="stable")
+        ordered = logged[order]
+        inherited: dict[int, Int64] = {}
+        roots: dict[int, int] = {}
+        nothing = np.empty(0, np.int64)
+        for copy in book.copies:
+            begin, end = np.searchsorted(ordered, [copy.parent, copy.parent + 1])
+            own = order[begin:end]
+            own = own[: np.searchsorted(own, copy.before)]
+            inherited[copy.child] = np.concatenate([inherited.get(copy.parent, nothing), own])
+            roots[copy.child] = roots.get(copy.parent, copy.parent)
+        # A window's inherited entries, then its own.
+        entries = np.concatenate([*inherited.values(), order])
+        lengths = [len(own) for own in inherited.values()]
+        owners = np.concatenate([np.repeat(np.array([*inherited], np.int64), lengths), ordered])
+        place = np.argsort(owners, kind="stable")
+        children = np.array([*inherited], np.int64)
+        windows, codes = np.unique(np.concatenate([owners, children]), return_inverse=True)
+        codes = codes[: len(owners)][place].astype(np.int64)
+        rows = np.array(book.rows, np.int64)[entries[place]]
+        of_windows = np.array([roots.get(one, one) for one in windows.tolist()], np.int64)
+        own_places = np.empty(len(order), np.int64)
+        is_own = place >= len(owners) - len(order)
+        own_places[entries[place[is_own]]] = np.flatnonzero(is_own)
+        begins = np.searchsorted(windows[codes], children)
+        last = begins + np.array(lengths, np.int64) - 1
+        shown = {
+            child: (int(at) if length else -1 - roots[child])
+            for child, at, length in zip(inherited, last.tolist(), lengths, strict=True)
+        }
+        at, copied = _shown(book)
+        places = np.empty(len(at), np.int64)
+        places[copied < 0] = own_places[at[copied < 0]]
+        children_shown = [shown[book.copies[one].child] for one in copied[copied >= 0].tolist()]
+        places[copied >= 0] = children_shown
+        return Contributions(
+            windows=windows,
+            roots=np.where(of_windows < known, of_windows, -1),
+            codes=codes,
+            rows=rows,
+            updates=places,
+        )
+
+
+def updates_of(book: SlidingBook) -> tuple[Int64, Int64, Int64]:
+    """Window, row and time of each update, in order."""
+    at, copied = _shown(book)
+    from_copies = copied >= 0
+    columns = []
+    for logged, name in ((book.windows, "child"), (book.rows, "row"), (book.times, "shown")):
+        column = np.empty(len(at), np.int64)
+        column[~from_copies] = np.array(logged, np.int64)[at[~from_copies]]
+        column[from_copies] = [
+            getattr(book.copies[one], name) for one in copied[from_copies].tolist()
+        ]
+        columns.append(column)
+    return columns[0], columns[1], columns[2]
+
+
+def steps_from(book: SlidingBook, logged: int, copied: int) -> list[Step]:
+    """From the entry ``logged`` and the copy ``copied`` on: which windows begin with what another
+    held, then the updates in order; no record goes into a copy."""
+    copies = book.copies[copied:]
+    if not copies:
+        return [(window, (), True, True) for window in book.windows[logged:]]
+    found: list[Step] = [(copy.child, (copy.parent,), False, False) for copy in copies]
+    shown = [copy for copy in copies if copy.shown is not None]
+    for at, window in enumerate(book.windows[logged:], logged):
+        while shown and shown[0].at == at:
+            found.append((shown.pop(0).child, (), False, True))
+        found.append((window, (), True, True))
+    return found + [(copy.child, (), False, True) for copy in shown]
+
+
+def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
+    """Each update, in order: the entry of the log, or the one that it is in front of, and the copy
+    (-1: it is the entry)."""
+    shown = [number for number, copy in enumerate(book.copies) if copy.shown is not None]
+    entries = np.arange(len(book.windows), dtype=np.int64)
+    at = np.concatenate([np.array([book.copies[one].at for one in shown], np.int64), entries])
+    copied = np.concatenate([np.array(shown, np.int64), np.full(len(entries), -1)])
+    order = np.argsort(at, kind="stable")  # a copy is in front of its entry
+    return at[order], copied[order]
+
+
+class SlidingFold:
+    """The state columns of all windows of a batch: ``states``, by window."""
+
+    def __init__(
+        self,
+        columns: Sequence[StateColumn],
+        states: Sequence[pa.Array],
+        values: Sequence[pa.Array | None],
+    ) -> None:
+        """``values``: for each column the input of each of the batch's records, None where records
+        are counted."""
+        self._columns, self.states, self._values = columns, list(states), values
+
+    def take(self, log: Contributions, windows: int, *, every: bool) -> list[pa.Array]:
+        """Fold in the contributions; ``windows``: how many there are now. With ``every`` the
+        columns of what each update shows, else nothing. Raises `ListFullError`."""
+        roots = pa.array(log.roots, mask=log.roots < 0)
+        stored = [state.take(roots) for state in self.states]
+        rows = pa.array(log.rows)
+        values = [None if one is None else one.take(rows) for one in self._values]
+        after, shown = fold_columns(
+            self._columns, stored, log.roots >= 0, log.codes, values, every=every
+        )
+        if every:
+            known = len(log.codes) - 1 - log.updates
+            at = pa.array(np.where(log.updates < 0, known, log.updates))
+            both = zip(shown, self.states, strict=True)
+            shown = [pa.concat_arrays([*columns]).take(at) for columns in both]
+        count = len(self.states[0])
+        place = np.arange(windows, dtype=np.int64)
+        place[log.windows] = windows + np.arange(len(log.windows))
+        self.states = [
+            pa.concat_arrays([state, pa.nulls(windows - count, state.type), new]).take(
+                pa.array(place)
+            )
+            for state, new in zip(self.states, after, strict=True)
+        ]
+        return shown
+
+
+# --- which sliding windows a batch's records go into and make: intervals, no values (pure;
+# Records are taken one by one in processing order, as Kafka Streams takes them
+# (KStreamSlidingWindowAggregate): what a record finds, and which windows it makes, depends on all
+# before it. `SlidingFold` folds the aggregates over the result.
+
+
+class Copy(NamedTuple):
+    """The window ``child`` begins with what ``parent`` held before the entry ``before`` of the log.
+    A copy that is ``shown`` is a result of its own, in front of the entry ``at``, with that time
+    (None: the child's first entry follows); ``row`` is the record that made it."""
+
+    before: int
+    parent: int
+    child: int
+    at: int
+    row: int
+    shown: int | None
+
+
+class SlidingBook:
+    """The windows of a batch's keys. A window is a number: first those that were stored, then the
+    new ones.
+
+    ``keys``, ``starts``: by window. The log has an entry for each time that a record went into a
+    window: ``windows``, ``rows`` and ``times``, the window's latest record time after it. Entries
+    and shown copies are the updates, in Kafka Streams' order. ``late``: how many records and
+    updates were dropped.
+    """
+
+    def __init__(self, windows: SlidingWindows, retention_ms: int, keys: int) -> None:
+        """``keys``: how many keys there are. ``stream_time`` is that of the task whose records come
+        next, and ``newest_ms`` that of its store: set both before they do."""
+        self._difference, self._grace, self._retention = (
+            windows.difference_ms,
+            windows.grace_ms,
+            retention_ms,
+        )
+        self.stream_time = self.newest_ms = -1
+        self.keys: list[int] = []
+        self.starts: list[int] = []
+        self.late = 0
+        # Of each key the windows that are there, in the order of their starts: starts, numbers, and
+        # latest record times.
+        self._starts: list[list[int]] = [[] for _ in range(keys)]
+        self._numbers: list[list[int]] = [[] for _ in range(keys)]
+        self._latest: list[list[int]] = [[] for _ in range(keys)]
+        self.begin_log()
+
+    def begin_log(self) -> None:
+        """Forget the log; the windows stay."""
+        self.windows: list[int] = []
+        self.rows: list[int] = []
+        self.times: list[int] = []
+        self.copies: list[Copy] = []
+
+    def load(self, key: int, start: int, latest: int) -> None:
+        """A stored window, with the next number; call it before any record, in order of time within
+        a key."""
+        self._starts[key].append(start)
+        self._latest[key].append(latest)
+        self._numbers[key].append(self._new(key, start))
+
+    def remove(self, window: int) -> None:
+        """A window whose aggregate became null: there is none there any more."""
+        key, start = self.keys[window], self.starts[window]
+        at = bisect_left(self._starts[key], start)
+        numbers = self._numbers[key]
+        if at < len(numbers) and numbers[at] == window:
+            del self._starts[key][at], numbers[at], self._latest[key][at]
+
+    def add(self, key: int, time: int, row: int) -> None:
+        """Take a record; nothing is logged if it is late: the last window it can be in is
+        closed."""
+        self.stream_time = max(self.stream_time, time)
+        closed = self.stream_time - self._grace
+        if time + self._difference < closed:
+            self.late += 1
+        elif time < self._difference:
+            self._add_early(key, time, row, closed)
+        else:
+            self._add(key, time, row, closed)
+
+    def _add(self, key: int, time: int, row: int, closed: int) -> None:
+        """KStreamSlidingWindowAggregate.processReverse: from the latest window to the earliest."""
+        starts, numbers, latest = self._starts[key], self._numbers[key], self._latest[key]
+        before, span = len(self.windows), self._difference
+        low, end = self._seen(starts, time - 2 * span, time)
+        follows = end > low and starts[end - 1] == time + 1
+        high = end - 1 if follows else end
+        holding = bisect_right(starts, time - span, low, high)
+        right = (numbers[high - 1], latest[high - 1]) if high > holding else None
+        self._update(key, holding, high, time, row, closed, backwards=True)
+        previous = left = None
+        lowest = holding
+        ends_here = holding > low and starts[holding - 1] == time - span
+        if ends_here:
+            lowest -= 1
+            was = latest[lowest]
+            self._update(key, lowest, lowest + 1, time, row, closed)
+            if was >= time:
+                return
+            previous = was
+        if lowest > low:
+            lowest -= 1
+            left, previous = numbers[lowest], latest[lowest]
+        if previous is not None and previous + 1 + span >= time:
+            at = bisect_left(starts, previous + 1, lowest, end)
+            if at == end or starts[at] != previous + 1:
+                self._begin(key, previous + 1, time, row, closed)
+        if not ends_here:
+            copied = left if previous is not None and time - span <= previous else None
+            self._begin(key, time - span, time, row, closed, copied, before)
+        if not follows and right is not None and right[1] > time:
+            self._copy(key, time + 1, row, right, before)
+
+    def _add_early(self, key: int, time: int, row: int, closed: int) -> None:
+        """KStreamSlidingWindowAggregate.processEarly: windows do not begin before 0, so the records
+        before the difference share the one from 0."""
+        starts, numbers, latest = self._starts[key], self._numbers[key], self._latest[key]
+        before = len(self.windows)
+        low, end = self._seen(starts, 0, time)
+        follows = end > low and starts[end - 1] == time + 1
+        high = end - 1 if follows else end
+        combined = previous = right = None
+        first = low
+        if high > low and starts[low] == 0:
+            combined, first = (numbers[low], latest[low]), low + 1
+            if latest[low] < time:
+                previous = latest[low]
+        if high > first:
+            right = numbers[high - 1], latest[high - 1]
+        self._update(key, first, high, time, row, closed)
+        makes_previous = False
+        if previous is not None:
+            at = bisect_left(starts, previous + 1, low, end)
+            makes_previous = at == end or starts[at] != previous + 1
+        if right is None and combined is not None and combined[1] > time:
+            right = combined
+        if not follows and right is not None and right[1] > time:
+            self._copy(key, time + 1, row, right, before)
+        if previous is not None and makes_previous:
+            self._begin(key, previous + 1, time, row, closed)
+        if combined is None:
+            self._begin(key, 0, time, row, closed)
+        else:
+            self._update(key, low, low + 1, time, row, closed)
+
+    def _seen(self, starts: Sequence[int], earliest: int, time: int) -> tuple[int, int]:
+        """The places of the windows that the store shows and that start from ``earliest`` on, up to
+        just behind ``time``."""
+        shown_from = max(0, earliest, self.newest_ms - self._retention + 1)
+        low = bisect_left(starts, shown_from)
+        return low, bisect_right(starts, time + 1, low)
+
+    def _update(
+        self,
+        key: int,
+        low: int,
+        high: int,
+        time: int,
+        row: int,
+        closed: int,
+        *,
+        backwards: bool = False,
+    ) -> None:
+        """Let the record into the key's windows from place ``low`` to ``high``, closed ones left
+        out."""
+        starts, latest = self._starts[key], self._latest[key]
+        first = bisect_left(starts, closed - self._difference, low, high)
+        self.late += first - low
+        if first == high:
+            return
+        latest[first:high] = [known if known > time else time for known in latest[first:high]]
+        step = -1 if backwards else 1
+        self.windows += self._numbers[key][first:high][::step]
+        self.times += latest[first:high][::step]
+        self.rows += [row] * (high - first)
+        self.newest_ms = max(self.newest_ms, starts[high - 1])
+
+    def _begin(
+        self,
+        key: int,
+        start: int,
+        time: int,
+        row: int,
+        closed: int,
+        copied: int | None = None,
+        before: int = 0,
+    ) -> None:
+        """A new window with this record, and what was in the window ``copied`` before it."""
+        if start + self._difference < closed:
+            self.late += 1
+            return
+        window = self._there(key, start, time)
+        if copied is not None:
+            self.copies.append(Copy(before, copied, window, len(self.windows), row, None))
+        self.windows.append(window)
+        self.times.append(time)
+        self.rows.append(row)
+
+    def _copy(self, key: int, start: int, row: int, right: tuple[int, int], before: int) -> None:
+        """A new window with what was in the window ``right`` (its number and latest time) before
+        the record."""
+        parent, latest = right
+        window = self._there(key, start, latest)
+        self.copies.append(Copy(before, parent, window, len(self.windows), row, latest))
+
+    def _there(self, key: int, start: int, latest: int) -> int:
+        """A new window, among the key's where its store still shows it."""
+        window = self._new(key, start)
+        self.newest_ms = max(self.newest_ms, start)
+        if start > self.newest_ms - self._retention:
+            starts = self._starts[key]
+            at = bisect_left(starts, start)
+            if at < len(starts) and starts[at] == start:
+                self._numbers[key][at], self._latest[key][at] = window, latest
+            else:
+                starts.insert(at, start)
+                self._numbers[key].insert(at, window)
+                self._latest[key].insert(at, latest)
+        return window
+
+    def _new(self, key: int, start: int) -> int:
+        self.keys.append(key)
+        self.starts.append(start)
+        return len(self.keys) - 1
+
+
+def stored_windows(
+    book: SlidingBook, windows: SlidingWindows, found: Turns, part: slice, store: StoreView
+) -> Iterator[bytes]:
+    """Loads the stored windows that a task's records can meet; gives their value bytes, in the
+    order of the windows' numbers."""
+    reach = 2 * windows.difference_ms
+    bounds = [
+        (window_store_key(key, max(0, first - reach)), window_store_key(key, last + 2))
+        for key, first, last in zip(
+            found.keys[part], found.first[part].tolist(), found.last[part].tolist(), strict=True
+        )
+    ]
+    codes = range(part.start, part.stop)
+    for code, key, entries in zip(codes, found.keys[part], store.range_many(bounds), strict=True):
+        for stored_key, stored in entries:
+            # A longer key may begin with the same bytes.
+            if len(stored_key) == len(key) + STORE_SUFFIX_BYTES:
+                book.load(code, split_window_store_key(stored_key)[1], unpack_value(stored)[0])
+                yield stored[TIMESTAMP_BYTES:]
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
+
+_LOG_ENTRIES = 1 << 18
+"""As many are folded at a time: a record is in as many windows as there are records near it, and
+the log of a whole batch of one key would take gigabytes."""
+
+
+@dataclass(frozen=True)
+class SlidingAggregateSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
+    """Aggregates per key and sliding window. A function of the user is called once per record and
+    window; None = the window is deleted."""
+
+    windows: SlidingWindows
+    retention_ms: int
+    """Of the store: what it does not show any more is not extended, as in Kafka Streams."""
+    emit_every_update: bool = field(default=False, kw_only=True)
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`: folds the records into the stored windows; the last result per window, or
+        every one."""
+        (batch,) = inputs.sides
+        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
+        run = _Run.begin(batch, self, Tasks(batch.partition, views, inputs.stream_times))
+        columns = _Columns(self.layout, run) if isinstance(self.layout, AggregateSpec) else None
+        fold = columns or self._functions(run)
+        for row in run.take_each_record():
+            fold.take(row)
+            if len(run.book.windows) >= _LOG_ENTRIES:
+                run.end_log(columns)
+        run.end_log(columns)
+        final = run.final()
+        values, shown = fold.results(final.tolist(), run.last_rows[final].tolist())
+        changes = run.changes(self.store, final, values)
+        if self.emit_every_update:
+            return run.every_result(changes, shown)
+        return run.last_results(changes, final, shown)
+
+    def _functions(self, run: _Run) -> WindowFold:
+        layout, serde = self.layout, self.value_serde
+        assert isinstance(layout, PythonAggregateSpec)
+        return FunctionFold(
+            layout,
+            run.batch,
+            run.stored,
+            steps=run.steps,
+            # Aggregates may be changed in place, so a copy is read from bytes.
+            begin=lambda _, parents: serde.decode(serde.encode(parents[0])),
+            remove=run.book.remove,
+            every=self.emit_every_update,
+        )
+
+
+class _Columns:
+    """Built-in aggregates of sliding windows, folded as often as the book's log ends: a
+    `WindowFold`."""
+
+    def __init__(self, layout: AggregateSpec, run: _Run) -> None:
+        known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
+        inputs = layout.inputs_of(run.batch.value, lambda column: column)
+        self._fold = SlidingFold(layout.columns, layout.state_columns_of(known), inputs)
+        self._layout, self._run = layout, run
+        self._every: list[pa.Array] = []
+
+    def take(self, row: int) -> None:
+        """See `WindowFold`."""
+
+    def take_log(self) -> None:
+        """Fold the book's log into the states."""
+        run, layout = self._run, self._layout
+        log = Contributions.of(run.book, len(self._fold.states[0]))
+        with layout.failing(run.batch, log.rows):
+            shown = self._fold.take(log, len(run.book.keys), every=run.every)
+        if run.every:
+            self._every.append(layout.finish(shown))
+
+    def results(
+        self, windows: Sequence[int], rows: Sequence[int]
+    ) -> tuple[Sequence[bytes | None], pa.Array]:
+        layout, at = self._layout, pa.array(windows, pa.int64())
+        after = [state.take(at) for state in self._fold.states]
+        written = layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
+        return written, pa.concat_arrays(self._every) if self._every else layout.finish(after)
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """One batch: its keys, its book of windows, and how results are shaped. Tasks take turns.
+
+    ``stored``: stored value bytes, by window. ``last_rows``, ``last_times`` and ``last_turns``: of
+    the last update of each window, its record, the window's latest record time, and its number
+    among all updates, -1 = none. ``logged``, ``copied``: entries and copies of the book's log whose
+    steps were taken. ``shown``: windows, rows and times of all updates, kept where every one is
+    given.
+    """
+
+    batch: EdgeBatch
+    span_ms: int
+    every: bool
+    found: Turns
+    book: SlidingBook
+    stored: list[bytes]
+    newest_ms: dict[int, int]
+    stream_times: dict[int, int]
+    last_rows: Int64
+    last_times: Int64
+    last_turns: Int64
+    updates: int = 0
+    logged: int = 0
+    copied: int = 0
+    shown: list[Int64] = field(default_factory=list)
+
+    @staticmethod
+    def begin(batch: EdgeBatch, spec: SlidingAggregateSpec, tasks: Tasks) -> _Run:
+        """Tell the keys apart and read what is stored of them."""
+        found = turns_of(batch, spec.key_serde, spec.store, tasks, skip_null_values=True)
+        book = SlidingBook(spec.windows, spec.retention_ms, len(found.keys))
+        stored: list[bytes] = []
+        for partition, part in found.parts:
+            stored += stored_windows(book, spec.windows, found, part, tasks.stores[partition])
+        none = np.empty(0, np.int64)
+        return _Run(
+            batch=batch,
+            span_ms=spec.windows.difference_ms,
+            every=spec.emit_every_update,
+            found=found,
+            book=book,
+            stored=stored,
+            newest_ms={partition: store.newest_ms for partition, store in tasks.stores.items()},
+            stream_times=dict(tasks.stream_times),
+            last_rows=none,
+            last_times=none,
+            last_turns=none,
+        )
+
+    def take_each_record(self) -> Iterator[int]:
+        """Put every record into its windows; yields the row of each once its updates are in the
+        book's log."""
+        book = self.book
+        for turn in self.found.turns:
+            book.stream_time = self.stream_times[turn.partition]
+            book.newest_ms = self.newest_ms[turn.partition]
+            times = self.batch.timestamp[turn.rows].tolist()
+            for row, code, time in zip(turn.rows.tolist(), turn.codes.tolist(), times, strict=True):
+                book.add(code, time, row)
+                yield row
+            self.stream_times[turn.partition] = book.stream_time
+
+    def steps(self) -> list[Step]:
+        """Of the record that was taken last."""
+        book, logged, copied = self.book, self.logged, self.copied
+        self.logged, self.copied = len(book.windows), len(book.copies)
+        return steps_from(book, logged, copied)
+
+    def end_log(self, columns: _Columns | None) -> None:
+        """Begin another log, when the updates in this one are noted and folded."""
+        self._note_updates()
+        if columns is not None:
+            columns.take_log()
+        self.book.begin_log()
+        self.logged = self.copied = 0
+
+    def _note_updates(self) -> None:
+        """Remember the updates in the book's log: the last one of each window, or all."""
+        windows, rows, times = updates = updates_of(self.book)
+        more = len(self.book.keys) - len(self.last_rows)
+        for name, last in zip(
+            ("last_rows", "last_times", "last_turns"),
+            (rows, times, self.updates + np.arange(len(rows))),
+            strict=True,
+        ):
+            known = np.concatenate([getattr(self, name), np.full(more, -1)])
+            known[windows] = last  # the last assignment wins
+            setattr(self, name, known)
+        self.updates += len(rows)
+        if self.every:
+            self.shown.append(np.stack(updates))
+
+    def final(self) -> Int64:
+        """The windows with an update, in the order of their last ones. Two may be the same: one
+        that the store showed no more, and one that began anew; the newer one counts."""
+        changed = np.flatnonzero(self.last_turns >= 0)
+        keys, starts = self._bounds(changed)
+        order = np.lexsort((changed, starts, keys))
+        newest = np.ones(len(order), bool)
+        newest[:-1] = (np.diff(keys[order]) != 0) | (np.diff(starts[order]) != 0)
+        found = changed[order[newest]]
+        return found[np.lexsort((self.last_turns[found], self.last_rows[found]))]
+
+    def changes(
+        self, store: str, final: Int64, values: Sequence[bytes | None]
+    ) -> dict[int, list[StoreChanges]]:
+        """Each task's ``values`` of its windows."""
+        keys, starts = self._bounds(final)
+        own = pa.array(self.found.keys, pa.binary()).take(pa.array(keys))
+        stored_keys = window_store_keys(own, starts).to_pylist()
+        owners = np.array(self.found.owners, np.int64)[keys]
+        changes: dict[int, list[StoreChanges]] = {}
+        for partition in np.unique(owners).tolist():
+            mine = np.flatnonzero(owners == partition)
+            places = mine.tolist()
+            changes[partition] = [
+                StoreChanges(
+                    store,
+                    [stored_keys[at] for at in places],
+                    [values[at] for at in places],
+                    self.last_times[final[mine]],
+                )
+            ]
+        return changes
+
+    def last_results(
+        self, changes: dict[int, list[StoreChanges]], final: Int64, values: pa.Array
+    ) -> TasksResult:
+        """``values``, the results of the windows ``final``."""
+        return self._result(changes, final, self.last_rows[final], self.last_times[final], values)
+
+    def every_result(self, changes: dict[int, list[StoreChanges]], values: pa.Array) -> TasksResult:
+        """``values``, what each update shows."""
+        shown = [np.empty((3, 0), np.int64), *self.shown]
+        windows, rows, times = np.concatenate(shown, axis=1)
+        order = np.argsort(rows, kind="stable")
+        values = values.take(pa.array(order))
+        return self._result(changes, windows[order], rows[order], times[order], values)
+
+    def _result(
+        self,
+        changes: dict[int, list[StoreChanges]],
+        windows: Int64,
+        rows: Int64,
+        times: Int64,
+        values: pa.Array,
+    ) -> TasksResult:
+        _, starts = self._bounds(windows)
+        batch = self.batch.take(rows)
+        columns = [batch.key, pa.array(starts), pa.array(starts + self.span_ms)]
+        key = pa.StructArray.from_arrays(
+            columns, fields=list(windowed_key_type(self.batch.key.type))
+        )
+        output = batch.with_columns(key, values)
+        output.timestamp = np.ascontiguousarray(times)
+        dropped = dict(self.found.dropped)
+        if self.book.late:
+            dropped["late"] = self.book.late
+        return TasksResult(output, changes, self.stream_times, dropped)
+
+    def _bounds(self, windows: Int64) -> tuple[Int64, Int64]:
+        """Codes of the keys, and the starts, of windows."""
+        keys, starts = (np.array(column, np.int64) for column in (self.book.keys, self.book.starts))
+        return keys[windows], starts[windows]

@@ -1,0 +1,703 @@
+"""A stream enriched by a table, whose records wait until their entry is there."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.clock import believed_ms, instant
+from everflow.operators.due_index import Changes, DueIndex, DueQueue
+from everflow.operators.fold import valid
+from everflow.operators.grouping import stream_times as running_times
+from everflow.operators.joins.joined_table import (
+    JoinedTable,
+    JoinKind,
+    Stores,
+    TableLookup,
+    TableRead,
+    joined,
+)
+from everflow.operators.joins.stream_table import looked_up
+from everflow.operators.stored_records import (
+    RecordParts,
+    StoredRecords,
+    beside_stored,
+    packed_record,
+    unpacked_record,
+)
+from everflow.operators.user_code import written_bytes
+from everflow.records import LAST_SEQ, EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.serdes import Serde
+from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.key_ranges import after_prefix
+from everflow.state.store import Entry, StoreSpec, StoreView, WholeView
+from everflow.topology.batches import appended
+from everflow.topology.graph import Inputs, Operator
+
+# --- holds records of a stream until the entry that they look up is there, or their time is over --
+# The store has entries for each: under the looked-up key and a number, what the record is; under
+# its time, and under the clock's when it came where that limits its wait, which say when it is due;
+# and the next number. Numbers are given as records come.
+
+
+_LENGTH, _NUMBER = struct.Struct(">i"), struct.Struct(">Q")
+_TIMES = struct.Struct(">qq")
+_BY_KEY, _NEXT = b"k", b"n"
+_BY_TIME, _BY_CLOCK = DueIndex(b"t"), DueIndex(b"w")
+NO_ROW = -1
+"""The row of a record that did not come with the batch."""
+BEFORE_ALL, BEHIND_ALL = -1, 2 * LAST_SEQ + 1
+"""Places of what no record of the batch has brought."""
+
+
+class Waiter(NamedTuple):
+    """A record that waits: its number, time, when it came by the wall clock (ms), and what it looks
+    up. ``row``: of the batch, `NO_ROW` of one from the store, which is ``stored`` as it was
+    written."""
+
+    number: int
+    time: int
+    came: int
+    key: bytes
+    row: int
+    stored: bytes = b""
+
+    @property
+    def since(self) -> int:
+        """The time from which it waits: negative ones lie before all."""
+        return max(0, self.time)
+
+
+class Told(NamedTuple):
+    """A waiter that waits no longer: its place among the task's events, and the row of the update
+    that was waited for, `NO_ROW` where its time is over."""
+
+    place: int
+    waiter: Waiter
+    found: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEvents:
+    """What happens in a task, by place, which tells the order. ``times`` to ``stream_times``: of
+    its records, all of them, in their order; ``misses``: those of them (as numbers) whose entry is
+    not there, with the key; ``updates``: place, row and key of each entry that comes."""
+
+    rows: Int64
+    places: Int64
+    times: Int64
+    stream_times: Int64
+    misses: Sequence[tuple[int, bytes]]
+    updates: Sequence[tuple[int, int, bytes]]
+    stream_time: int
+    """After all of them."""
+    now_ms: int | None = None
+    """A time-out by the wall clock; None: there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingRoom:
+    """A record waits until stream time is more than ``grace_ms`` behind it, and for ``timeout_ms``
+    by the wall clock (None: however long); of one key at most ``most`` wait: then the one that has
+    waited longest gives way, as if its time were over."""
+
+    store: StoreSpec
+    key_serde: Serde
+    """The serde of the stream's keys."""
+    value_serde: Serde
+    """The serde of the stream's values."""
+    grace_ms: int | None
+    most: int | None
+    timeout_ms: int | None = None
+
+    def settle(self, events: TaskEvents, view: StoreView) -> TaskWaits:
+        """The records that wait no longer, in order, and those that do."""
+        return TaskWaits.of(self, events, view)
+
+    def keys(self, view: StoreView) -> list[bytes]:
+        if view.get_many([_NEXT]) == [None]:
+            return []  # nobody has ever waited here
+        found = dict[bytes, None]()
+        for stored, _ in view.range(_BY_KEY, after_prefix(_BY_KEY)):
+            found.setdefault(_key_of(stored))
+        return list(found)
+
+    def places(self, waiter: Waiter) -> list[bytes]:
+        """The keys of a waiter in the store."""
+        number = _NUMBER.pack(waiter.number)
+        found = [_prefix(waiter.key) + number, _BY_TIME.key(waiter.since, number)]
+        if self.timeout_ms is not None:
+            found.append(_BY_CLOCK.key(waiter.came, number))
+        return found
+
+
+@dataclass(kw_only=True)
+class TaskWaits:
+    """One task's part of a batch. ``told``: who waits no longer, in order. ``waiters``: who waits,
+    by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``: waiters of
+    the store, as they are there, that wait from now on, because the clock by which they came is
+    ahead of the present one."""
+
+    room: WaitingRoom
+    events: TaskEvents
+    by_time: DueQueue
+    by_clock: DueQueue
+    told: list[Told] = field(default_factory=list)
+    waiters: dict[int, Waiter] = field(default_factory=dict)
+    waiting: dict[bytes, dict[int, None]] = field(default_factory=dict)
+    gone: list[Waiter] = field(default_factory=list)
+    retimed: dict[int, Waiter] = field(default_factory=dict)
+    next_number: int = 0
+    first_number: int = 0
+
+    @staticmethod
+    def of(room: WaitingRoom, events: TaskEvents, view: StoreView) -> TaskWaits:
+        found = TaskWaits(
+            room=room,
+            events=events,
+            by_time=DueQueue(index=_BY_TIME, view=view),
+            by_clock=DueQueue(index=_BY_CLOCK, view=view),
+        )
+        found._load(view)
+        found._take_events()
+        return found
+
+    @property
+    def stays(self) -> list[Waiter]:
+        """Records of the batch that wait now."""
+        return [one for one in self.waiters.values() if one.row >= 0]
+
+    def written(self, stored: Sequence[bytes]) -> list[StoreChanges]:
+        """The store's changes; ``stored``: what the waiters of `stays` are."""
+        made, stream_time = Changes(), self.events.stream_time
+        for one in self.gone:
+            for place in self.room.places(one):
+                made.add(place, None, stream_time)
+        for old in self.retimed.values():
+            made.add(self.room.places(old)[-1], None, stream_time)
+        again = [self.waiters[number] for number in self.retimed]
+        data_of = [*stored, *(one.stored for one in again)]
+        for one, data in zip([*self.stays, *again], data_of, strict=True):
+            under_key, *due = self.room.places(one)
+            made.add(under_key, _TIMES.pack(one.time, one.came) + data, one.time)
+            for place in due:
+                made.add(place, one.key, one.time)
+        if self.next_number != self.first_number:
+            made.add(_NEXT, _NUMBER.pack(self.next_number), stream_time)
+        return made.of(self.room.store.name)
+
+    # --- what is there ---------------------------------------------------------------------------
+
+    def _load(self, view: StoreView) -> None:
+        """The records that wait for keys of the batch's events, or are due with its records."""
+        (number,) = view.get_many([_NEXT])
+        if number is None and not self.events.misses:
+            return  # nobody has ever waited here
+        self.next_number = self.first_number = (
+            0 if number is None else _NUMBER.unpack(number[TIMESTAMP_BYTES:])[0]
+        )
+        asked = {key for _, _, key in self.events.updates}
+        if self.room.most is not None:
+            asked |= {key for _, key in self.events.misses}
+        keys = sorted(asked)
+        bounds = [(_prefix(key), _prefix(key) + b"\xff" * (_NUMBER.size + 1)) for key in keys]
+        for key, entries in zip(keys, view.range_many(bounds), strict=True):
+            for stored, value in entries:
+                self._come(_number_of(stored), key, value[TIMESTAMP_BYTES:])
+        self._load_due(view)
+
+    def _load_due(self, view: StoreView) -> None:
+        """The records that are due with a record of the batch, or by the clock."""
+        room, events, listed = self.room, self.events, list[Entry]()
+        if room.grace_ms is not None and len(events.stream_times):
+            listed += self.by_time.load(int(events.stream_times[-1]) - room.grace_ms - 1)
+        if room.timeout_ms is not None and events.now_ms is not None:
+            listed += self.by_clock.load(events.now_ms - room.timeout_ms)
+            listed += _BY_CLOCK.stored(view, None, events.now_ms + room.timeout_ms)
+        due = {_number_of(place): key[TIMESTAMP_BYTES:] for place, key in listed}
+        more = [(n, key) for n, key in due.items() if n not in self.waiters]
+        values = view.get_many([_prefix(key) + _NUMBER.pack(n) for n, key in more])
+        for (n, key), value in zip(more, values, strict=True):
+            assert value is not None
+            self._come(n, key, value[TIMESTAMP_BYTES:])
+
+    def _come(self, number: int, key: bytes, value: bytes) -> None:
+        time, came = _TIMES.unpack_from(value)
+        waiter = Waiter(number, time, came, key, NO_ROW, value[_TIMES.size :])
+        timeout_ms, now_ms = self.room.timeout_ms, self.events.now_ms
+        if timeout_ms is not None and now_ms is not None:
+            waiter, old = waiter._replace(came=believed_ms(came, now_ms, timeout_ms)), waiter
+            if waiter.came != came:
+                self.retimed[number] = old
+        self._add(waiter)
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def _take_events(self) -> None:
+        """Misses and updates in the order of their places. What is due at a record's place is told
+        before the record waits itself; an update has a place of its own."""
+        events = self.events
+        missed = {key for _, key in events.misses}
+        misses = [(int(events.places[at]), at, key, True) for at, key in events.misses]
+        updates = [
+            (place, row, key, False)
+            for place, row, key in events.updates
+            if key in self.waiting or key in missed
+        ]
+        ordered = sorted(misses + updates, key=lambda one: one[:2])
+        places = [place for place, *_ in ordered]
+        seen = np.searchsorted(events.places, places, side="right").tolist()
+        for (place, one, key, is_miss), count in zip(ordered, seen, strict=True):
+            self._tell_due(count)
+            if is_miss:
+                self._wait(place, one, key)
+            else:
+                self._release(place, one, key)
+        self._tell_due(len(events.stream_times))
+        if self.room.timeout_ms is not None and events.now_ms is not None:
+            while due := self.by_clock.pop(events.now_ms - self.room.timeout_ms):
+                self._time_over(BEHIND_ALL, _number_of(due.rest))
+
+    def _tell_due(self, count: int) -> None:
+        """The records that are due with the first ``count`` records."""
+        running, grace_ms = self.events.stream_times, self.room.grace_ms
+        if grace_ms is None or not count:
+            return
+        while due := self.by_time.pop(int(running[count - 1]) - grace_ms - 1):
+            at = int(np.searchsorted(running, due.time + grace_ms, side="right"))
+            self._time_over(int(self.events.places[at]), _number_of(due.rest))
+
+    def _wait(self, place: int, at: int, key: bytes) -> None:
+        time, row = int(self.events.times[at]), int(self.events.rows[at])
+        waiter = Waiter(self.next_number, time, self.events.now_ms or 0, key, row)
+        grace_ms, stream_time = self.room.grace_ms, int(self.events.stream_times[at])
+        if grace_ms is not None and waiter.since + grace_ms < stream_time:
+            self.told.append(Told(place, waiter, NO_ROW))
+            return
+        self.next_number += 1
+        self._add(waiter)
+        self.by_time.put(waiter.since, _NUMBER.pack(waiter.number))
+        waiters = self.waiting[key]
+        if self.room.most is not None and len(waiters) > self.room.most:
+            self._time_over(place, min(waiters))
+
+    def _add(self, waiter: Waiter) -> None:
+        self.waiters[waiter.number] = waiter
+        self.waiting.setdefault(waiter.key, {})[waiter.number] = None
+
+    def _time_over(self, place: int, number: int) -> None:
+        waiter = self.waiters.get(number)
+        if waiter is not None:
+            del self.waiting[waiter.key][number]
+            self._end(place, waiter, NO_ROW)
+
+    def _release(self, place: int, row: int, key: bytes) -> None:
+        for number in sorted(self.waiting.pop(key, {})):
+            self._end(place, self.waiters[number], row)
+
+    def _end(self, place: int, waiter: Waiter, found: int) -> None:
+        del self.waiters[waiter.number]
+        self.told.append(Told(place, waiter, found))
+        if waiter.row < 0:
+            self.gone.append(self.retimed.pop(waiter.number, waiter))
+
+
+def _prefix(key: bytes) -> bytes:
+    return _BY_KEY + _LENGTH.pack(len(key)) + key
+
+
+def _number_of(stored: bytes) -> int:
+    found: int = _NUMBER.unpack(stored[-_NUMBER.size :])[0]
+    return found
+
+
+def _key_of(stored: bytes) -> bytes:
+    return stored[len(_BY_KEY) + _LENGTH.size : -_NUMBER.size]
+
+
+# --- the results of a join whose records may wait: of those that did, and of those that did not ---
+
+
+@dataclass(kw_only=True)
+class ToldRecords:
+    """Collects them task by task. ``asking``: the batch's records; ``places``: of each, whose
+    halves are ``seq``; ``found``: what is waited for, by row; ``by``: the records that bring it,
+    row by row."""
+
+    room: WaitingRoom
+    asking: EdgeBatch
+    places: Int64
+    found: pa.Array
+    by: EdgeBatch
+    told: list[tuple[int, Told]] = field(default_factory=list)
+    """With their tasks."""
+    changes: dict[int, list[StoreChanges]] = field(default_factory=dict)
+    retimed: dict[int, list[Waiter]] = field(default_factory=dict)
+    """Of each task, who waits from now on (`TaskWaits.retimed`)."""
+
+    def add(self, partition: int, settled: TaskWaits) -> None:
+        """Take over what became of a task's waiters."""
+        self.told += [(partition, one) for one in settled.told]
+        if settled.retimed:
+            self.retimed[partition] = list(settled.retimed.values())
+        if made := settled.written(self._stored([one.row for one in settled.stays])):
+            self.changes[partition] = made
+
+    def output(self, at_once: Int64, values: pa.Array, *, kept: bool) -> EdgeBatch:
+        """All results in order. ``at_once``: rows of ``asking`` that do not wait, with their
+        ``values`` of the other side; ``kept``: those whose time is over have a null one."""
+        told = [one for one in self.told if kept or one[1].found != NO_ROW]
+        own = self.asking.take(at_once)
+        done = own.with_columns(value=joined(own.value, values.cast(self.found.type)))
+        if not told:
+            return done
+        late = self._of(told)
+        places = np.concatenate(
+            [np.array([one.place for _, one in told], np.int64), self.places[at_once]]
+        )
+        return appended([late, done]).take(np.argsort(places, kind="stable"))
+
+    def dropped(self, *, kept: bool) -> int:
+        """The number of records that are dropped because their time was over."""
+        return 0 if kept else sum(one.found == NO_ROW for _, one in self.told)
+
+    def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
+        """Results of those that have waited; each comes with the record that ended it, if one
+        did."""
+        waiters = [one.waiter for _, one in told]
+        columns = self._records(waiters)
+        rows = np.array([one.found for _, one in told], np.int64)
+        right = self.found.take(pa.array(rows, mask=rows == NO_ROW))
+        source, offset = self._ended_by(told)
+        return EdgeBatch(
+            key=columns.key,
+            value=joined(columns.value, right),
+            timestamp=np.array([one.time for one in waiters], np.int64),
+            seq=np.array([max(0, one.place // 2) for _, one in told], np.int64),
+            source=source,
+            partition=np.array([partition for partition, _ in told], np.int32),
+            offset=offset,
+            headers=columns.headers,
+        )
+
+    def _ended_by(
+        self, told: Sequence[tuple[int, Told]]
+    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], Int64]:
+        """Source and offset of the record at each place."""
+        ends = np.unique(np.array([one.place // 2 for _, one in told], np.int64))
+        known: dict[tuple[int, int], tuple[int, int]] = {}
+        for side in (self.by, self.asking):
+            mine = side.take(np.flatnonzero(np.isin(side.seq, ends)))
+            for at in range(len(mine)):
+                record = int(mine.partition[at]), int(mine.seq[at])
+                known[record] = int(mine.source[at]), int(mine.offset[at])
+        places = [known.get((partition, one.place // 2), (0, -1)) for partition, one in told]
+        return (
+            np.array([source for source, _ in places], np.int32),
+            np.array([offset for _, offset in places], np.int64),
+        )
+
+    def _records(self, waiters: Sequence[Waiter]) -> RecordParts:
+        parts = [unpacked_record(one.stored) for one in waiters if one.row < 0]
+        stored = StoredRecords(
+            [_told_key(listed) for listed, _ in parts],
+            [value for _, value in parts],
+            [listed[1:] for listed, _ in parts],
+        )
+        rows, next_stored = [], len(self.asking)
+        for one in waiters:
+            rows.append(one.row if one.row >= 0 else next_stored)
+            next_stored += one.row < 0
+        at = np.array(rows, np.int64)
+        return beside_stored(self.asking, stored, self.room.key_serde, self.room.value_serde, at)
+
+    def _stored(self, rows: Sequence[int]) -> list[bytes]:
+        """What records are in the store: their own key as the first header, the others, the
+        value."""
+        if not rows:
+            return []
+        at, room, batch = np.array(rows, np.int64), self.room, self.asking
+        taken = batch.take(at)
+        keys = written_bytes(room.key_serde, taken.key, room.store.name, batch, at).to_pylist()
+        values = written_bytes(
+            room.value_serde, taken.value, room.store.name, batch, at
+        ).to_pylist()
+        headers = [[]] * len(rows) if taken.headers is None else taken.headers.to_pylist()
+        return [
+            packed_record([{"key": "", "value": key}, *(listed or [])], value)
+            for key, listed, value in zip(keys, headers, values, strict=True)
+        ]
+
+
+def _told_key(headers: Sequence[dict[str, object]]) -> bytes | None:
+    """The record's key, which stands in its first header."""
+    value = headers[0]["value"]
+    return value if isinstance(value, bytes) else None
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
+
+LOOK_MS = 1_000
+"""The interval at which waiting records are checked where nothing else makes a batch."""
+SEEN = "seen"
+"""Under which a task keeps what of the global table its records have been looked up in."""
+_Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
+"""Place, row and key of each new entry, by task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Records that look entries up: ``keys`` of those that have one (rows of the others are not in
+    ``keyed``), what is ``held`` for each row."""
+
+    records: EdgeBatch
+    places: Int64
+    keyed: Int64
+    keys: pa.Array
+    held: pa.Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting(Operator):
+    """The base of both joins. A record without an entry waits in ``room``: until an update of the
+    table brings it, or until its time is over. Then it is given with a null right, where the
+    ``kind`` keeps it, or dropped. Results have their records' times.
+    """
+
+    table: TableRead
+    kind: JoinKind
+    room: WaitingRoom
+
+    @property
+    def takes_null_keys(self) -> bool:
+        return self.kind.keeps_left
+
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
+        """See `Operator`: who waits by stream time waits no longer."""
+        none = np.empty(0, np.int64)
+        asking = self._asking(inputs.sides[0]).take(none)
+        told = ToldRecords(
+            room=self.room,
+            asking=asking,
+            places=none,
+            found=pa.nulls(0, self.table.type),
+            by=asking,
+        )
+        for row, partition in enumerate(ticks.partition.tolist()):
+            at: Int64 = ticks.timestamp[row : row + 1]
+            events = TaskEvents(
+                rows=np.array([NO_ROW]),
+                places=ticks.seq[row : row + 1] * 2,
+                times=at,
+                stream_times=at,
+                misses=(),
+                updates=(),
+                stream_time=int(at[0]),
+            )
+            told.add(
+                partition, self.room.settle(events, inputs.stores[partition][self.room.store.name])
+            )
+        output = told.output(none, pa.nulls(0, self.table.type), kept=self.kind.keeps_left)
+        missing = told.dropped(kept=self.kind.keeps_left)
+        return TasksResult(output, told.changes, {}, {"not-found": missing} if missing else {})
+
+    def _asking(self, side: EdgeBatch) -> EdgeBatch:
+        """The stream's records, of what comes in."""
+        return side
+
+    def _settled(
+        self,
+        asked: _Asked,
+        updates: _Updates,
+        told: ToldRecords,
+        inputs: Inputs,
+    ) -> TasksResult:
+        """``told``: empty, to take who waits no longer."""
+        asking, held = asked.records, asked.held
+        stores, now_ms = inputs.stores, inputs.now_ms
+        running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
+        there = valid(held)
+        missing = np.flatnonzero(~there[asked.keyed])
+        missing_keys = asked.keys.take(pa.array(missing)).to_pylist()
+        missing = asked.keyed[missing]
+        for partition in sorted(stores):
+            rows = np.flatnonzero(asking.partition == partition)
+            mine = np.flatnonzero(asking.partition[missing] == partition)
+            numbers = np.searchsorted(rows, missing[mine]).tolist()
+            events = TaskEvents(
+                rows=rows,
+                places=asked.places[rows],
+                times=asking.timestamp[rows],
+                stream_times=running[rows],
+                misses=[*zip(numbers, [missing_keys[at] for at in mine], strict=True)],
+                updates=updates.get(partition, ()),
+                stream_time=after[partition],
+                now_ms=now_ms,
+            )
+            view = stores[partition][self.room.store.name]
+            told.add(partition, self.room.settle(events, view))
+        keyless = np.ones(len(asking), bool)
+        keyless[asked.keyed] = False
+        at_once = np.flatnonzero(there | (keyless & self.kind.keeps_left))
+        output = told.output(at_once, held.take(at_once), kept=self.kind.keeps_left)
+        dropped = {
+            "null-key": 0 if self.kind.keeps_left else int(np.count_nonzero(keyless)),
+            "not-found": told.dropped(kept=self.kind.keeps_left),
+        }
+        done = TasksResult(output, told.changes, after, dropped)
+        done.remarks += [
+            f"{self.room.store.name} of partition {partition}: {len(waiters)} records wait since "
+            f"{instant(max(one.came for one in waiters))}, which is ahead of this host's clock "
+            f"({instant(now_ms)}). They wait for {self.room.timeout_ms} ms from now on. Check the "
+            f"clocks of the hosts that ran the task"
+            for partition, waiters in told.retimed.items()
+        ]
+        return done
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupJoin(TableLookup, _Waiting):
+    """With a table of the same tasks, whose updates, the second side, are events among the records.
+    The sides behind it are updates of what the table is made of."""
+
+    table_first: bool = True
+    """True if an input record that is on both sides changes the table first."""
+
+    @property
+    def wall_clock_interval_ms(self) -> int | None:
+        return _interval_of(self.room)
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        left, right = inputs.sides[:2]
+        asking, without = _valued(left, left.value)
+        held = self.table.held(asking, inputs).values
+        keyed = np.flatnonzero(valid(asking.key))
+        coming = np.flatnonzero(valid(right.key) & valid(right.value))
+        stored = self.table.stored[0]
+        coming_keys = stored.keys_of(right.take(coming)).to_pylist()
+        updates: dict[int, list[tuple[int, int, bytes]]] = {}
+        places = right.seq[coming] * 2 + (not self.table_first)
+        for partition, place, row, key in zip(
+            right.partition[coming].tolist(),
+            places.tolist(),
+            coming.tolist(),
+            coming_keys,
+            strict=True,
+        ):
+            updates.setdefault(partition, []).append((place, row, key))
+        asked = _Asked(
+            records=asking,
+            places=asking.seq * 2 + self.table_first,
+            keyed=keyed,
+            keys=stored.keys_of(asking.take(keyed)),
+            held=held,
+        )
+        told = ToldRecords(
+            room=self.room,
+            asking=asking,
+            places=asked.places,
+            found=right.value.cast(self.table.type),
+            by=right,
+        )
+        return _counted(self._settled(asked, updates, told, inputs), without)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalLookupJoin(_Waiting):
+    """With a global table, of values ``struct<fk, value>`` (see `StreamGlobalJoin`). Its updates
+    are no events of the task: where it is another one than a task's records were looked up in, all
+    that wait are looked up before the batch's records."""
+
+    table: JoinedTable
+    marks: ClassVar[tuple[str, ...]] = (SEEN,)
+
+    @property
+    def looks_up(self) -> tuple[StoreSpec, ...]:
+        return (self.table.spec,)
+
+    @property
+    def wall_clock_interval_ms(self) -> int | None:
+        return _interval_of(self.room) or LOOK_MS
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; the side is the stream."""
+        (side,), spec = inputs.sides, self.table.spec
+        if not inputs.stores:
+            raise AssertionError("a lookup join is asked for its tasks")
+        keys, values = side.value.flatten()
+        asking, without = _valued(self._asking(side), values)
+        keys = keys.filter(pa.array(valid(values)))
+        keyed = np.flatnonzero(valid(keys))
+        written = written_bytes(spec.key_serde, keys.take(keyed), spec.name, asking, keyed)
+        whole = next(iter(inputs.stores.values()))[spec.name]
+        assert isinstance(whole, WholeView)
+        waited = self._waited(inputs.stores, inputs.clocks, whole.mark)
+        every = sorted({key for listed in waited.values() for key in listed})
+        found = looked_up(
+            self.table, pa.concat_arrays([pa.array(every, pa.binary()), written]), whole
+        )
+        brought = found[: len(every)]
+        row_of = {key: row for row, key in enumerate(every) if brought[row].is_valid}
+        updates = {
+            partition: [(BEFORE_ALL, row_of[key], key) for key in listed if key in row_of]
+            for partition, listed in waited.items()
+        }
+        held = pa.nulls(len(asking), self.table.type)
+        if len(keyed):
+            index = np.full(len(asking), -1, np.int64)
+            index[keyed] = np.arange(len(keyed)) + len(every)
+            held = found.take(pa.array(index, mask=index < 0))
+        asked = _Asked(records=asking, places=asking.seq * 2, keyed=keyed, keys=written, held=held)
+        told = ToldRecords(
+            room=self.room,
+            asking=asking,
+            places=asked.places,
+            found=brought,
+            by=asking.take(np.empty(0, np.int64)),
+        )
+        done = self._settled(asked, updates, told, inputs)
+        seen = {*waited, *done.changes}
+        done.clocks.update({partition: {SEEN: whole.mark} for partition in seen})
+        return _counted(done, without)
+
+    def _asking(self, side: EdgeBatch) -> EdgeBatch:
+        return side.with_columns(value=side.value.flatten()[1])
+
+    def _waited(
+        self, stores: Stores, clocks: Mapping[int, Mapping[str, int]], mark: int
+    ) -> dict[int, list[bytes]]:
+        """The keys that records of each task wait for, where there are some and the table is
+        another one."""
+        found = {
+            partition: self.room.keys(views[self.room.store.name])
+            for partition, views in stores.items()
+            if clocks[partition][SEEN] != mark
+        }
+        return {partition: keys for partition, keys in found.items() if keys}
+
+
+def _interval_of(room: WaitingRoom) -> int | None:
+    """Often enough for its time-out."""
+    if room.timeout_ms is None:
+        return None
+    return min(LOOK_MS, max(room.timeout_ms // 10, 100))
+
+
+def _valued(batch: EdgeBatch, values: pa.Array) -> tuple[EdgeBatch, int]:
+    """The records that have a value, and how many have none."""
+    there = valid(values)
+    rows = np.flatnonzero(there)
+    return (batch if there.all() else batch.take(rows)), len(batch) - len(rows)
+
+
+def _counted(done: TasksResult, without_value: int) -> TasksResult:
+    counts = {"null-value": without_value, **done.dropped}
+    done.dropped.clear()
+    done.dropped.update({reason: count for reason, count in counts.items() if count})
+    return done
