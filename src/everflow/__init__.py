@@ -232,8 +232,7 @@ _NAMES = {
         "BatchProcessor Processor ProcessorContext PunctuationType Record RecordMetadata "
         "ValueTransformer punctuate"
     ),
-    "operators.processors.stores": "KeyValueStore SessionStore WindowStore",
-    "operators.processors.versioned_store": "VersionedStore",
+    "operators.processors.stores": "KeyValueStore SessionStore VersionedStore WindowStore",
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",
