@@ -13,7 +13,7 @@ from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.connection_settings import connection_settings
-from everflow.kafka.reading.fetch_connection import FetchConnection, Place
+from everflow.kafka.reading.fetch_connection import FetchConnection, FetchPlace
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.range_reader import RangeReader, Read
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -261,6 +261,6 @@ def test_as_many_logs_as_there_are_are_fetched_at_once(bootstrap: str, topic: To
     with closing(FetchConnection.opened(settings, "reader", 30, 10_000)) as connection:
         found: dict[TopicPartition, bytes] = {}
         while not found:
-            connection.fetch(dict.fromkeys(logs, Place(0)))
+            connection.fetch(dict.fromkeys(logs, FetchPlace(0)))
             found = {tp: one.records for tp, one in connection.answers(30).items()}
         assert {tp for tp, records in found.items() if records} == set(logs[6:])

@@ -42,7 +42,7 @@ _REPLICA_S = 300.0
 """Java's metadata.max.age.ms: after it, the leader is asked again which replica is near."""
 
 
-class Place(NamedTuple):
+class FetchPlace(NamedTuple):
     """The place of a fetch. ``epoch``: of the leader that wrote what lies before it, as far as
     it is known (-1: it is not)."""
 
@@ -96,7 +96,7 @@ class _Session:
 
     id: int = 0
     epoch: int = 0
-    known: dict[TopicPartition, tuple[Place, int, int]] = field(default_factory=dict)
+    known: dict[TopicPartition, tuple[FetchPlace, int, int]] = field(default_factory=dict)
     coming: Any = None
 
     def forget(self) -> None:
@@ -180,13 +180,13 @@ class FetchConnection:
         while not connecting.is_done and (left_s := until_s - self._link.now()) > 0:
             self._link.turn(left_s)
 
-    def fetch(self, wanted: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Exception]:
+    def fetch(self, wanted: Mapping[TopicPartition, FetchPlace]) -> dict[TopicPartition, Exception]:
         """Ask every broker that has no request under way for the logs that it leads; a log whose
         broker has one is asked for with a later call. Logs that have no leader, and why."""
         if self._link.now() > self._nodes_until_s:
             self._nodes, self._near = {}, set()
             self._nodes_until_s = self._link.now() + _REPLICA_S
-        of_node: dict[int, dict[TopicPartition, Place]] = {}
+        of_node: dict[int, dict[TopicPartition, FetchPlace]] = {}
         unknown: list[TopicPartition] = []
         for tp, place in wanted.items():
             node = self._node(tp)
@@ -270,11 +270,11 @@ class FetchConnection:
     async def _ask(self, node: int, request: Any) -> Any:
         return await self._link.send(node, request, self._wait_ms / 1000 + self._late_s)
 
-    def _request(self, session: _Session, places: Mapping[TopicPartition, Place]) -> Any:
+    def _request(self, session: _Session, places: Mapping[TopicPartition, FetchPlace]) -> Any:
         with_epochs = self._link.version(FetchRequest) >= _WITH_EPOCHS
         wanted = {
             tp: (
-                place if with_epochs else Place(place.offset),
+                place if with_epochs else FetchPlace(place.offset),
                 self._link.leader_epoch(tp),
                 self.log_bytes,
             )
@@ -338,7 +338,7 @@ class FetchConnection:
         return Answer(offset, end, one.records or b"", aborted)
 
 
-def _by_topic(wanted: Mapping[TopicPartition, tuple[Place, int, int]]) -> list[Any]:
+def _by_topic(wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]]) -> list[Any]:
     topics = []
     for topic, partitions in groupby(sorted(wanted), key=attrgetter("topic")):
         asked = []
@@ -415,7 +415,7 @@ class TailWatch:
         next wait begins anew.
         """
         until_s = self._clock() + timeout_s
-        places = {tp: Place(end) for tp, end in ends.items()}
+        places = {tp: FetchPlace(end) for tp, end in ends.items()}
         grown: dict[TopicPartition, int] = {}
         left_s = timeout_s
         while not grown and left_s > 0:

@@ -28,7 +28,7 @@ from everflow.kafka.reading.fetch_connection import (
     Answer,
     DivergedError,
     FetchConnection,
-    Place,
+    FetchPlace,
 )
 from everflow.kafka.reading.record_batches import Batch
 from everflow.kafka.reading.record_columns import Columns, CorruptBatchError, LogChunk
@@ -311,9 +311,9 @@ class _Stream:
         """Not fetched before."""
 
     @property
-    def next_place(self) -> Place:
+    def next_place(self) -> FetchPlace:
         """The place of the next fetch."""
-        return Place(self._fetched, self._epoch)
+        return FetchPlace(self._fetched, self._epoch)
 
     def wants(self, ahead: bool) -> bool:
         """True if a fetch is due: of records that were asked for, or (``ahead``) that the log is

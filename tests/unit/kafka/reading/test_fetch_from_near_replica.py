@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from everflow.kafka.reading.fetch_connection import FetchConnection, Place
+from everflow.kafka.reading.fetch_connection import FetchConnection, FetchPlace
 from everflow.records import TopicPartition
 
 LEADER, NEAR = 1, 2
@@ -70,7 +70,7 @@ class Link:
 
 
 def fetched(reader: FetchConnection, *logs: TopicPartition) -> set[TopicPartition]:
-    reader.fetch({tp: Place(0) for tp in logs or (TP,)})
+    reader.fetch({tp: FetchPlace(0) for tp in logs or (TP,)})
     return set(reader.answers(0.1))
 
 

@@ -23,7 +23,7 @@ from everflow.errors import (
 )
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.reading import record_batches
-from everflow.kafka.reading.fetch_connection import Answer, DivergedError, Place
+from everflow.kafka.reading.fetch_connection import Answer, DivergedError, FetchPlace
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
@@ -68,7 +68,7 @@ class Broker:
         self.logs = {
             tp: {at: list(one) if isinstance(one, list) else [one] for at, one in said.items()}
         }
-        self.coming: dict[TopicPartition, Place] = {}
+        self.coming: dict[TopicPartition, FetchPlace] = {}
         self.fetched: list[int] = []
         self.epochs: list[int] = []
         self.waited: list[float] = []
@@ -85,7 +85,7 @@ class Broker:
             raise self.stable
         return self.stable
 
-    def fetch(self, wanted: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Exception]:
+    def fetch(self, wanted: Mapping[TopicPartition, FetchPlace]) -> dict[TopicPartition, Exception]:
         for tp, place in wanted.items():
             if self.coming.get(tp) != place:
                 self.coming[tp] = place
