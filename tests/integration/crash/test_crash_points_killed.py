@@ -111,6 +111,7 @@ def test_nothing_is_lost_doubled_or_wiped(
     )
 
 
+@pytest.mark.slow  # the next test would start the instance again
 def test_an_undisturbed_run_passes_the_same_check(standing: Application) -> None:
     """Also after a clean stop: the check itself is right, and a stop leaves what a crash leaves."""
     app = standing
