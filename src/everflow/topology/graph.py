@@ -321,6 +321,12 @@ class Operator:
         return ()
 
     @property
+    def old_input(self) -> bool:
+        """True if the node's last input is no side, but what the entries of its first one were, row
+        by row: no table behind that tells it."""
+        return False
+
+    @property
     def asked(self) -> Operator | None:
         """The same for rows that are looked up and no records of its own; None where it keeps
         something of its records."""
@@ -462,9 +468,6 @@ class StatefulNode(Node):
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
     """What ``describe()`` shows for it; empty: itself."""
-    old: str | None = None
-    """The last input, if it gives what the first one's entries were, row by row; None: the table
-    behind the first one does (`Operator.old_sides`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
