@@ -6,21 +6,33 @@ Columns and operators are opaque here: this layer knows neither Spark nor stores
 """
 
 from __future__ import annotations
-
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
-
-import pyarrow as pa
-
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import Field
+from dataclasses import dataclass
+from dataclasses import field
 from everflow.columns.computation import ArrowExpression
-from everflow.records import HEADERS, ClockCall, EdgeBatch, TasksResult
+from everflow.records import ClockCall
+from everflow.records import EdgeBatch
+from everflow.records import HEADERS
+from everflow.records import TasksResult
 from everflow.serdes import Serde
-from everflow.serdes.arrow_types import normal_type, type_text
+from everflow.serdes.arrow_types import normal_type
+from everflow.serdes.arrow_types import type_text
 from everflow.serdes.base import ResultDecoder
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import StoreSpec
+from everflow.state.store import StoreView
+from types import MappingProxyType
+from typing import Any
+from typing import ClassVar
+from typing import NamedTuple
+from typing import Protocol
+from typing import TYPE_CHECKING
+import pyarrow as pa
+import re
 
 
 class RecordContext(NamedTuple):
@@ -406,6 +418,12 @@ class Operator:
         return ()
 
     @property
+    def old_input(self) -> bool:
+        """True if the node's last input is no side, but what the entries of its first one were, row
+        by row: no table behind that tells it."""
+        return False
+
+    @property
     def asked(self) -> Operator | None:
         """The same for rows that are looked up and no records of its own; None where it keeps
         something of its records."""
@@ -536,9 +554,6 @@ class StatefulNode(Node):
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
     """The nodes that ``describe()`` shows for it; empty: itself."""
-    old: str | None = None
-    """The last input, if it gives what the first one's entries were, row by row; None: the table
-    behind the first one does (`Operator.old_sides`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -784,7 +784,7 @@ class _Planner:
     ) -> Iterator[int]:
         group, links = self._together.get(node.name, ()), tuple[Link, ...]()
         given = node.inputs
-        if isinstance(node, StatefulNode) and node.old is not None:
+        if isinstance(node, StatefulNode) and node.operator.old_input:
             given = given[:-1]
         read: tuple[tuple[str, ...], ...] = tuple((name,) for name in given)
         if group:
@@ -860,8 +860,8 @@ class _Planner:
         return out
 
     def _old_sides(self, node: StatefulNode, sides: tuple[int, ...]) -> dict[int, int]:
-        if node.old is not None:
-            (slot,) = self._outputs[node.old]
+        if node.operator.old_input:
+            (slot,) = self._outputs[node.inputs[-1]]
             return {0: slot}
         return {side: self._old_of(node.inputs[side]) for side in sides}
 

@@ -368,7 +368,6 @@ class Aggregation:
             assert isinstance(spec, AggregateSpec | PythonAggregateSpec)
             spec, stores = with_ttl(self.graph, spec, stores[0], self.ttl_ms, self.operator)
         node = StatefulNode(node_name, sources, edge.type, self.where, self.label, spec, stores)
-        node = replace(node, old=sources[1] if len(sources) > 1 else None)
         table = Stream(self.graph, self.graph.add(node), edge)
         if not self.emit.final or self.counts is not None:
             return table

@@ -230,10 +230,13 @@ def read_table(
     which those of the tables' updates are added; ``comes``: the node whose records ask; ``called``:
     of what reads latest updates of a table with a history, unless it is asked ``as_of`` the
     records' times. TopologyError for a table whose entries nobody has."""
-    return _Reader(table.graph, call, sides, comes, called, as_of).read(table.node)
+    reader = _Reader(
+        graph=table.graph, call=call, sides=sides, comes=comes, called=called, as_of=as_of
+    )
+    return reader.read(table.node)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Reader:
     graph: GraphBuilder
     call: JoinCall

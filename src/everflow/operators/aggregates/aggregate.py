@@ -423,6 +423,7 @@ class TableAggregateSpec(AggregateSpec):
     """
 
     old_sides: ClassVar[tuple[int, ...]] = (0,)
+    old_input: ClassVar[bool] = True
     joins: ClassVar[bool] = True
 
     @staticmethod

@@ -116,15 +116,20 @@ class _Places(NamedTuple):
 
 
 @dataclass(frozen=True)
-class JoinedTable:
-    """A table's store, how its values are read, and the type of the table's values. ``side``: the
-    side of the operator on which its updates come; ``first``: an input record that is an update and
-    asks changes the table first; ``as_of``: one with a history is asked as of the record's time.
-    """
+class TableStore:
+    """A table's store, how its values are read, and the type of the table's values."""
 
     spec: StoreSpec
     results: ResultDecoder
     type: pa.DataType
+
+
+@dataclass(frozen=True)
+class JoinedTable(TableStore):
+    """A table with a store. ``side``: the side of the operator on which its updates come;
+    ``first``: an input record that is an update and asks changes the table first; ``as_of``: one
+    with a history is asked as of the record's time."""
+
     side: int = 1
     first: bool = True
     as_of: bool = False

@@ -297,5 +297,5 @@ def test_a_topic_is_told_once_with_the_share_the_cause_and_the_cure(
     )
     assert len(caplog.messages) == 1
     unknown = misplaced_keys([KeyPlaces("n", "t", CRC32, 4, 1, "'a' in 3")])["t"]
-    assert "crc32 gives" in unknown
+    assert "crc32 puts" in unknown
     assert "function" in unknown
