@@ -6,33 +6,21 @@ Columns and operators are opaque here: this layer knows neither Spark nor stores
 """
 
 from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import Field
-from dataclasses import dataclass
-from dataclasses import field
-from everflow.columns.computation import ArrowExpression
-from everflow.records import ClockCall
-from everflow.records import EdgeBatch
-from everflow.records import HEADERS
-from everflow.records import TasksResult
-from everflow.serdes import Serde
-from everflow.serdes.arrow_types import normal_type
-from everflow.serdes.arrow_types import type_text
-from everflow.serdes.base import ResultDecoder
-from everflow.state.store import StoreSpec
-from everflow.state.store import StoreView
-from types import MappingProxyType
-from typing import Any
-from typing import ClassVar
-from typing import NamedTuple
-from typing import Protocol
-from typing import TYPE_CHECKING
-import pyarrow as pa
+
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from everflow.columns.computation import ArrowExpression
+from everflow.records import HEADERS, ClockCall, EdgeBatch, TasksResult
+from everflow.serdes import Serde
+from everflow.serdes.arrow_types import normal_type, type_text
+from everflow.serdes.base import ResultDecoder
+from everflow.state.store import StoreSpec, StoreView
 
 
 class RecordContext(NamedTuple):
