@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from bench.results import Measurement
 from bench.topics import create_topics, delete_topics, load
 from everflow import KafkaStreams, StreamsBuilder, Topology, metrics, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.testing import wait_until
 
 TIMEOUT_S = 120.0

@@ -30,7 +30,7 @@ from bench.memory import MemoryPeak, process_memory_bytes
 from bench.results import Measurement
 from bench.topics import create_topics, delete_topics
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.spark.launch.daemon import MODULE
 from everflow.testing import wait_until
 

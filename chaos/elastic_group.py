@@ -23,7 +23,7 @@ from chaos.elastic_instance import BOUNCE, LEAVE, ROOT
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, NAMES
+from everflow.worker.crash_points import ENVIRONMENT_VARIABLE, NAMES
 
 POLL_S = 0.2
 BALANCED_FOR_S = 2.0
@@ -98,7 +98,7 @@ class Process:
         return []
 
     def arm(self, point: str) -> None:
-        """The next of its processes that comes to a point of `everflow.runtime.worker.crash_points`
+        """The next of its processes that comes to a point of `everflow.worker.crash_points`
         stops there."""
         for left in ("reached", "go"):  # of one that was killed there
             (self._points / f"{point}.{left}").unlink(missing_ok=True)

@@ -22,13 +22,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from bench.apps.instance_app import Events  # noqa: E402
 from everflow import KafkaStreams  # noqa: E402
+from everflow.instance.assembly import ClusterPorts  # noqa: E402
+from everflow.instance.client_state import ENDED, ClientState, IllegalStateError  # noqa: E402
+from everflow.instance.copies.known_copies import Copies  # noqa: E402
+from everflow.instance.instance import Instance  # noqa: E402
+from everflow.instance.thread.stream_thread import Job  # noqa: E402
 from everflow.membership.member import Assigned, Lost, MemberEvent, Revoked, Roles  # noqa: E402
-from everflow.runtime.assembly import ClusterPorts  # noqa: E402
-from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError  # noqa: E402
-from everflow.runtime.commit.batch import BatchRequest, BatchResult  # noqa: E402
-from everflow.runtime.copies.known_copies import Copies  # noqa: E402
-from everflow.runtime.instance import Instance  # noqa: E402
-from everflow.runtime.thread.stream_thread import Job  # noqa: E402
+from everflow.protocol.messages import BatchRequest, BatchResult  # noqa: E402
 from integration.crash.crash_topologies import counts_and_copies  # noqa: E402
 
 COPIES_EVERY_S = 0.5

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from chaos.report import ChaosReport, tell  # noqa: E402
-from everflow.runtime.worker.crash_points import NAMES  # noqa: E402
 from everflow.state.changelog import unpack_value  # noqa: E402
 from everflow.testing.broker import EmbeddedBroker  # noqa: E402
+from everflow.worker.crash_points import NAMES  # noqa: E402
 from integration.crash.crash_instance import PARTITIONS, Application, Pair, kill  # noqa: E402
 from integration.crash.crash_topologies import copies_topic, counts_topic  # noqa: E402
 

@@ -12,8 +12,8 @@ from typing import Any
 from bench.apps.instance_app import Events
 from chaos.elastic_instance import BOUNCE, CLOSE_S, start
 from everflow import KafkaStreams, Topology
+from everflow.instance.client_state import ENDED, ClientState
 from everflow.metrics import DROPPED_RECORDS
-from everflow.runtime.client_state import ENDED, ClientState
 
 
 def log_to_standard_error() -> None:

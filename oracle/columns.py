@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from everflow.columns.computation import ArrowExpression, LeftToSpark
-from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed
 from everflow.spark.columns import computed, empty_frame, struct_type
 from everflow.spark.expressions import analyse, spark_type
 from everflow.topology.graph import ColumnExpr, EdgeType
+from everflow.worker.columns import ColumnClient, ColumnsFailed
 from oracle.expressions import VALUE, Drawing
 
 TOGETHER = 40

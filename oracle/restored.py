@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from everflow import Topology
+from everflow.protocol.messages import BatchRequest, BatchResult, StorePlace
 from everflow.records import Int64, StoreChanges
-from everflow.runtime.commit.batch import BatchRequest, BatchResult, StorePlace
-from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker.sink import left_out_entries
 from everflow.state.left_out import Chunk, KeptEntry, corrected
 from everflow.state.store import StoreSpec, memory_store
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
 from everflow.testing.topology_test_driver import _MemorySink
 from everflow.topology.plan import Source
+from everflow.worker.sink import left_out_entries
+from everflow.worker.task_step import StepResult
 
 
 @dataclass(frozen=True)

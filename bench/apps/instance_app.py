@@ -17,9 +17,9 @@ from typing import Any
 
 from bench.apps.count_app import builder
 from everflow import KafkaStreams
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.restore.listeners import RestoreProgress
-from everflow.runtime.tasks.task import TaskRole, TaskState
+from everflow.instance.client_state import ClientState
+from everflow.instance.restore.listeners import RestoreProgress
+from everflow.instance.tasks.task import TaskRole, TaskState
 
 TASKS_POLL_S = 0.05
 LAG_EVERY_POLLS = 20

@@ -20,8 +20,8 @@ from typing import Any
 from bench.readers.rounds import STORE, WINDOWS, Arms, RoundFigures, RunningTrades, paired_rounds
 from bench.results import Measurement
 from bench.systems import EVERFLOW, ROOT
+from everflow.instance.observer import Observer
 from everflow.metrics import Metrics
-from everflow.runtime.observer import Observer
 
 SYMBOLS = 500
 READY_S = 120.0

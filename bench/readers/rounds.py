@@ -39,7 +39,7 @@ from bench.topics import (
 from bench.verify import WrongOutputError
 from everflow import KafkaStreams
 from everflow.client import QueryClient
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.testing import wait_until
 
 PROGRAM = PROGRAMS["trades"]

@@ -18,7 +18,7 @@ from chaos.elastic_group import POLL_S, Group, Process
 from chaos.rounds import mutations
 from chaos.rounds.program import DEAD, TASKS, topic
 from chaos.rounds.surroundings import Clock, Network, SmallDisk
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 
 SESSION_MS = 8_000
 PURGE_MS = 200

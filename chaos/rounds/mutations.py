@@ -24,7 +24,7 @@ def _put(owner: Any, **members: Any) -> None:
 
 def _no_gate() -> None:
     """Every worker may commit, whoever owns its tasks by now."""
-    from everflow.runtime.commit import commit_gate
+    from everflow.instance import commit_gate
 
     _put(commit_gate, decide=lambda *_, **__: commit_gate.Decision(True))
 
@@ -42,9 +42,9 @@ def _no_condition() -> None:
 def _fence_last() -> None:
     """Whoever takes over reads first what it reads, and ends earlier writers when it is done: the
     recovery after a failure, a start, and a new worker, whose writer ends those of its id."""
-    from everflow.runtime import start_up
-    from everflow.runtime.tasks.recovery import Recovery
-    from everflow.runtime.worker import sink
+    from everflow.instance import start_up
+    from everflow.instance.tasks.recovery import Recovery
+    from everflow.worker import sink
 
     recover, commit = Recovery.recover, sink.KafkaSink.__call__
     touched, nothing = sink._touched_tasks, sink._of_nothing
@@ -84,8 +84,8 @@ def _any_offsets() -> None:
 
 def _no_wait() -> None:
     """A changelog is replayed as far as it can be read now, whatever transaction is open on it."""
-    from everflow.runtime.tasks.recovery import Recovery
-    from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
+    from everflow.instance.tasks.recovery import Recovery
+    from everflow.instance.tasks.task_recovery import ClusterRecoveryPorts
 
     def read_now(self: Recovery, inputs: Any, targets: Any, _: object) -> Any:
         return dict(self.ports.stable_ends(sorted({*inputs, *targets})))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from everflow.runtime.worker.crash_points import NAMES as POINTS
+from everflow.worker.crash_points import NAMES as POINTS
 
 INSTANCES = 3
 LONGEST_WAIT_S = 3.0

@@ -23,8 +23,8 @@ from chaos.rounds.load import Load
 from chaos.rounds.markers import MarkerDoor
 from chaos.rounds.orders import POISON, Kind
 from chaos.rounds.schedule import Fault, FaultKind
-from everflow.runtime.worker.crash_points import APPLYING
 from everflow.testing.broker import EmbeddedBroker
+from everflow.worker.crash_points import APPLYING
 
 REACH_S = 120.0
 END_S = 120.0

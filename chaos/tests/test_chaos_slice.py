@@ -13,7 +13,7 @@ from chaos.rounds.mutations import MUTATIONS
 from chaos.rounds.orders import POISON
 from chaos.rounds.schedule import LOGS, OFFSETS, Fault, FaultKind, Round
 from chaos.rounds.surroundings import possible
-from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, COMMITTED, OFFSETS_SENT
+from everflow.worker.crash_points import BEFORE_TRANSACTION, COMMITTED, OFFSETS_SENT
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(1_500)]
 

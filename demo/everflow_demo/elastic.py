@@ -20,10 +20,10 @@ from everflow.console.status import StatusLine
 from everflow.console.terminal import Progress
 from everflow.console.watch import LagReader
 from everflow.errors import EverflowError, FatalError
+from everflow.instance.client_state import ENDED, ClientState
+from everflow.instance.describe import ACTIVE, RESTORING, WARM_UP, TaskStatus, progress, role_of
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.client_state import ENDED, ClientState
-from everflow.runtime.describe import ACTIVE, RESTORING, WARM_UP, TaskStatus, progress, role_of
 from everflow_demo.feed import Feed, Pace
 from everflow_demo.instance_process import InstanceProcess
 from everflow_demo.report import Moves

@@ -18,10 +18,10 @@ from typing import Any
 from everflow import KafkaStreams
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError
+from everflow.instance.client_state import ENDED, ClientState
+from everflow.instance.describe import TaskStatus
+from everflow.instance.tasks.task import TaskRole, TaskState
 from everflow.records import TaskId
-from everflow.runtime.client_state import ENDED, ClientState
-from everflow.runtime.describe import TaskStatus
-from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.spark.session import get_context
 from everflow_demo import topology
 

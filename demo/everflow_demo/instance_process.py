@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from everflow.errors import FatalError
+from everflow.instance.describe import TaskStatus
 from everflow.records import TaskId
-from everflow.runtime.describe import TaskStatus
 from everflow_demo.instance import STOP, decode
 
 _END_S = 20.0

@@ -14,11 +14,11 @@ from everflow.console.status import StatusLine
 from everflow.console.terminal import Progress
 from everflow.console.watch import LagReader, input_topics
 from everflow.errors import FatalError
+from everflow.instance.client_state import ENDED
+from everflow.instance.describe import summary
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.records import TopicPartition
-from everflow.runtime.client_state import ENDED
-from everflow.runtime.describe import summary
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.program import Topology
 from everflow_demo import feed

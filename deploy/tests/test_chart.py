@@ -20,7 +20,7 @@ from deploy.tests.operators_schemas import SPECS
 from everflow import StreamsConfig
 from everflow.cli.app import app
 from everflow.cli.cluster import assignments
-from everflow.runtime.serving.routes import NO_TOKEN
+from everflow.instance.serving.routes import NO_TOKEN
 
 pytestmark = [pytest.mark.slow]
 

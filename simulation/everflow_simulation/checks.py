@@ -11,16 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everflow.assignment.cluster_state import Assignment, ClusterState
+from everflow.instance.tasks.task import TaskState
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked
+from everflow.protocol.messages import BatchRequest
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS
-from everflow.runtime.commit.batch import BatchRequest
-from everflow.runtime.tasks.task import TaskState
 from everflow_simulation.group_coordinator import GroupCoordinator
 from everflow_simulation.history import History
-from everflow_simulation.instance import SimulatedInstance
+from everflow_simulation.instance import KILL_WORKERS_MS, SimulatedInstance
 from everflow_simulation.log import Fold, SimulatedLog, Transaction, fold_of
-from everflow_simulation.ports import KILL_WORKERS_MS
 from everflow_simulation.recovery import FENCE_PAUSE_MS
 from everflow_simulation.settings import SimulationSettings
 

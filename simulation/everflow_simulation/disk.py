@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everflow.errors import StoreMismatchError
+from everflow.instance.copies.known_copies import AtRest, Copies
+from everflow.instance.copies.state_updater import FollowedTask
+from everflow.instance.tasks.task import TaskStore
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies.known_copies import AtRest, Copies
-from everflow.runtime.copies.state_updater import FollowedTask
-from everflow.runtime.tasks.task import TaskStore
 from everflow_simulation.log import Fold
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everflow.errors import RetriableError
+from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError
-from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow_simulation.disk import SimulatedDisk
 from everflow_simulation.log import SimulatedLog
 from everflow_simulation.network import Network

@@ -11,17 +11,16 @@ from random import Random
 from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, ClusterState, Member, TaskInfo
 from everflow.errors import EverflowError, ProcessIdClashError
+from everflow.protocol.messages import format_metadata
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import shown_by, shown_elsewhere
-from everflow.runtime.commit.batch import format_metadata
 from everflow_simulation.checks import Checks, InvariantError
 from everflow_simulation.disk import SimulatedDisk
 from everflow_simulation.group_coordinator import GroupCoordinator, GroupState
 from everflow_simulation.history import History
-from everflow_simulation.instance import SimulatedInstance
+from everflow_simulation.instance import SimulatedInstance, World
 from everflow_simulation.log import SimulatedLog, Write, fold_of
 from everflow_simulation.network import Network
-from everflow_simulation.ports import World
 from everflow_simulation.scheduler import Scheduler
 from everflow_simulation.settings import SimulationSettings, Timings
 from everflow_simulation.worker import CrashPlan

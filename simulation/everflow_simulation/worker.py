@@ -19,21 +19,21 @@ import pyarrow as pa
 
 from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, RetriableError
-from everflow.records import CommittedOffset, EdgeBatch, Int32, Int64, StoreChanges, TopicPartition
-from everflow.runtime.commit.batch import (
+from everflow.instance.commit_gate import GateBackend, GateBook, answer
+from everflow.protocol.messages import (
     BatchFailedError,
     BatchFailure,
     BatchRequest,
     BatchResult,
     GateAnswer,
 )
-from everflow.runtime.commit.commit_gate import GateBackend, GateBook, answer
-from everflow.runtime.step.failures import failure_of
-from everflow.runtime.step.task_step import SinkOutput, StepResult
-from everflow.runtime.worker.crash_points import APPLYING
-from everflow.runtime.worker.sink import KafkaSink
+from everflow.records import CommittedOffset, EdgeBatch, Int32, Int64, StoreChanges, TopicPartition
 from everflow.state.store_meta import Owner
 from everflow.topology.plan import Source
+from everflow.worker.crash_points import APPLYING
+from everflow.worker.failures import failure_of
+from everflow.worker.sink import KafkaSink
+from everflow.worker.task_step import SinkOutput, StepResult
 from everflow_simulation.disk import SimulatedDisk
 from everflow_simulation.history import History
 from everflow_simulation.log import Fold, SimulatedLog

@@ -47,6 +47,25 @@ if TYPE_CHECKING:
         Response,
         RetryOutages,
     )
+    from everflow.instance.client_state import ClientState, IllegalStateError, StateListener
+    from everflow.instance.describe import TaskStatus
+    from everflow.instance.kafka_streams import KafkaStreams
+    from everflow.instance.query.key_metadata import KeyQueryMetadata, StreamsMetadata
+    from everflow.instance.query.queries import LagInfo
+    from everflow.instance.query.store_query import (
+        ReadOnlyKeyValueStore,
+        ReadOnlySessionStore,
+        ReadOnlyVersionedStore,
+        ReadOnlyWindowStore,
+    )
+    from everflow.instance.restore.listeners import (
+        RestoreListener,
+        RestoreProgress,
+        StandbyUpdateListener,
+        SuspendReason,
+    )
+    from everflow.instance.tasks.task import TaskRole, TaskState
+    from everflow.instance.thread.stream_thread import StreamThreadExceptionResponse
     from everflow.operators import agg
     from everflow.operators.processors.processor import (
         BatchProcessor,
@@ -65,25 +84,6 @@ if TYPE_CHECKING:
         WindowStore,
     )
     from everflow.records import TaskId, TopicPartition
-    from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
-    from everflow.runtime.describe import TaskStatus
-    from everflow.runtime.kafka_streams import KafkaStreams
-    from everflow.runtime.query.key_metadata import KeyQueryMetadata, StreamsMetadata
-    from everflow.runtime.query.queries import LagInfo
-    from everflow.runtime.query.store_query import (
-        ReadOnlyKeyValueStore,
-        ReadOnlySessionStore,
-        ReadOnlyVersionedStore,
-        ReadOnlyWindowStore,
-    )
-    from everflow.runtime.restore.listeners import (
-        RestoreListener,
-        RestoreProgress,
-        StandbyUpdateListener,
-        SuspendReason,
-    )
-    from everflow.runtime.tasks.task import TaskRole, TaskState
-    from everflow.runtime.thread.stream_thread import StreamThreadExceptionResponse
     from everflow.snapshots.frames import diff_state, read_state
     from everflow.snapshots.query_errors import (
         InvalidStateStoreError,
@@ -234,22 +234,22 @@ _NAMES = {
     ),
     "operators.processors.stores": "KeyValueStore SessionStore VersionedStore WindowStore",
     "records": "TaskId TopicPartition",
-    "runtime.client_state": "ClientState IllegalStateError StateListener",
-    "runtime.kafka_streams": "KafkaStreams",
-    "runtime.thread.stream_thread": "StreamThreadExceptionResponse",
-    "runtime.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
-    "runtime.query.queries": "LagInfo",
+    "instance.client_state": "ClientState IllegalStateError StateListener",
+    "instance.kafka_streams": "KafkaStreams",
+    "instance.thread.stream_thread": "StreamThreadExceptionResponse",
+    "instance.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
+    "instance.query.queries": "LagInfo",
     "snapshots.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "
     "StateMovingError StoreKindError "
     "StoreNotFoundError",
-    "runtime.restore.listeners": (
+    "instance.restore.listeners": (
         "RestoreListener RestoreProgress StandbyUpdateListener SuspendReason"
     ),
-    "runtime.query.store_query": (
+    "instance.query.store_query": (
         "ReadOnlyKeyValueStore ReadOnlySessionStore ReadOnlyVersionedStore ReadOnlyWindowStore"
     ),
-    "runtime.tasks.task": "TaskRole TaskState",
-    "runtime.describe": "TaskStatus",
+    "instance.tasks.task": "TaskRole TaskState",
+    "instance.describe": "TaskStatus",
     "snapshots.frames": "diff_state read_state",
     "snapshots.state_source": "EverflowStateSource",
     "spark.session": "session",

@@ -23,14 +23,14 @@ from contracts.test_resident_contract import (
     same,
 )
 from everflow import StreamsBuilder, serdes
+from everflow.instance.thread.columns import prepared_columns, spark_columns
+from everflow.protocol.messages import BatchFailure
 from everflow.records import EdgeBatch
-from everflow.runtime.commit.batch import BatchFailure
-from everflow.runtime.step.failures import SparkSays
-from everflow.runtime.step.task_step import PreparedColumns, Records
-from everflow.runtime.thread.columns import prepared_columns, spark_columns
-from everflow.runtime.worker.columns import ArrowColumns, ColumnClient
 from everflow.sockets import MOST_MESSAGE_BYTES
 from everflow.topology.plan import PhysicalPlan
+from everflow.worker.columns import ArrowColumns, ColumnClient
+from everflow.worker.failures import SparkSays
+from everflow.worker.task_step import PreparedColumns, Records
 
 pytestmark = pytest.mark.spark
 

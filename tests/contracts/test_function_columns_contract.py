@@ -19,13 +19,13 @@ from pyspark.sql import types as st
 
 from contracts.test_resident_contract import Record, by_worker, decoded, planned
 from everflow import KStream, StreamsBuilder, agg, serdes
+from everflow.instance.thread.columns import ColumnsOfPlan, prepared_columns
 from everflow.records import EdgeBatch
-from everflow.runtime.step.failures import RecordFailure, SparkSays
-from everflow.runtime.thread.columns import ColumnsOfPlan, prepared_columns
-from everflow.runtime.worker.columns import seen
 from everflow.spark.session import get_session
 from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
+from everflow.worker.columns import seen
+from everflow.worker.failures import RecordFailure, SparkSays
 
 pytestmark = pytest.mark.spark
 

@@ -14,16 +14,16 @@ from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.handlers import Handlers
+from everflow.instance.thread.columns import prepared_columns, spark_columns_at
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
-from everflow.runtime.step.task_step import PreparedColumns, Records
-from everflow.runtime.thread.columns import prepared_columns, spark_columns_at
-from everflow.runtime.worker.columns import ArrowColumns, ColumnClient
-from everflow.runtime.worker.decode import LogDecoder
-from everflow.runtime.worker.handled_records import Judge
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, plan
 from everflow.topology.subtopologies import cut
+from everflow.worker.columns import ArrowColumns, ColumnClient
+from everflow.worker.decode import LogDecoder
+from everflow.worker.handled_records import Judge
+from everflow.worker.task_step import PreparedColumns, Records
 from oracle.job_columns import JobColumns
 
 pytestmark = pytest.mark.spark

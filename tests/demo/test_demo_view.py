@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from everflow.instance.describe import TaskStatus
+from everflow.instance.tasks.task import TaskRole, TaskState
 from everflow.records import TaskId
-from everflow.runtime.describe import TaskStatus
-from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow_demo.elastic import copies, matrix, roles, shared
 from everflow_demo.instance import decode, encode
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "src", ROOT / "simulation", ROOT / "demo"]
 """Folders whose packages are in the wheel."""
 UNPICKLE = {
-    "everflow/runtime/commit/batch.py",  # a message between the driver and its own workers
+    "everflow/protocol/messages.py",  # a message between the driver and its own workers
     "everflow/spark/job.py",  # a row of its own Spark job
     "everflow_simulation/channel.py",  # within one process
     "everflow/travel/parcel.py",  # the program, from the driver to its workers

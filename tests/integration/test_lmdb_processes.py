@@ -28,7 +28,7 @@ _PRELUDE = """
 import sys
 import numpy as np
 from everflow.records import StoreChanges
-from everflow.runtime.worker.crash_points import reached
+from everflow.worker.crash_points import reached
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
 path = sys.argv[1]

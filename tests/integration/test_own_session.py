@@ -21,7 +21,7 @@ PROGRAM = """
 import sys
 from pyspark.sql import SparkSession, functions as F
 from everflow import KafkaStreams, StreamsBuilder, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.testing import wait_until
 
 servers, source, output = sys.argv[1:]
@@ -104,7 +104,7 @@ def test_a_session_with_too_few_slots_is_refused_before_the_group_is_joined(
 CELL = """
 from pyspark.sql import SparkSession, functions as F
 from everflow import KafkaStreams, StreamsBuilder, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.testing import wait_until
 
 spark = SparkSession.builder.master("local[4]").config("spark.ui.showConsoleProgress", "false").getOrCreate()

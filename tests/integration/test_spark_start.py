@@ -162,7 +162,7 @@ AHEAD = """
 
     launch_ahead()
     ahead = jvm_launch._ahead[0].process
-    import everflow.cli.run, everflow.runtime.kafka_streams  # changes nothing that a JVM is launched with
+    import everflow.cli.run, everflow.instance.kafka_streams  # changes nothing that a JVM is launched with
     {program}
     taken = get_context()._gateway.proc
     print(taken is ahead, ahead.poll() is None, get_context().parallelize([1, 2]).count())

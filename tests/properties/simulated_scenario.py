@@ -9,7 +9,7 @@ from random import Random
 
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.config import AssignmentRules
-from everflow.runtime.worker.crash_points import NAMES as POINTS
+from everflow.worker.crash_points import NAMES as POINTS
 from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
 from everflow_simulation.simulation import Simulation
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.config import BatchLimits
+from everflow.instance.thread.batching import SMALLEST_RECORDS, BatchSize, plan_ranges
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.thread.batching import SMALLEST_RECORDS, BatchSize, plan_ranges
 
 backlogs = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 5)),

@@ -15,13 +15,13 @@ from everflow import (
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
 )
+from everflow.protocol.messages import TaskContext
 from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
-from everflow.runtime.commit.batch import TaskContext
-from everflow.runtime.step.order import merge_inputs
-from everflow.runtime.step.times import SKIPPED, extract_times
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import RecordContext, TimeFunction, TimestampExtractor
 from everflow.topology.plan import Source, TimeOp
+from everflow.worker.order import merge_inputs
+from everflow.worker.times import SKIPPED, extract_times
 from unit.builders import batch_request, source
 
 NOW = 7

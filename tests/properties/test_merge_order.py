@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
-from everflow.runtime.step.order import Merged, merge_inputs, merge_tasks
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import Source
+from everflow.worker.order import Merged, merge_inputs, merge_tasks
 from unit.builders import source as made_source
 
 

@@ -21,17 +21,17 @@ from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
+from everflow.instance.client_state import ClientState
+from everflow.instance.commit_gate import Decision
+from everflow.instance.life import InstanceEnd
+from everflow.instance.tasks.recovery import Recovery
+from everflow.instance import commit_gate
+from everflow.protocol.messages import GateAnswer
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import shown_by
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.commit import commit_gate
-from everflow.runtime.commit.batch import GateAnswer
-from everflow.runtime.commit.commit_gate import Decision
-from everflow.runtime.life import InstanceEnd
-from everflow.runtime.tasks.recovery import Recovery
-from everflow.runtime.worker import sink
-from everflow.runtime.worker.crash_points import OFFSETS_SENT
-from everflow.runtime.worker.sink import KafkaSink
+from everflow.worker import sink
+from everflow.worker.crash_points import OFFSETS_SENT
+from everflow.worker.sink import KafkaSink
 from everflow_simulation.checks import Checks, InvariantError
 from everflow_simulation.forecast import Step, forecast
 from everflow_simulation.history import History

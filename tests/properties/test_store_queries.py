@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
-from everflow.runtime.query.store_query import (
+from everflow.instance.query.store_query import (
     ReadOnlyKeyValueStore,
     ReadOnlySessionStore,
     ReadOnlyWindowStore,

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everflow.instance.thread.batching import is_empty, plan_ranges
+from everflow.instance.thread.planning import TaskIdling
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.thread.batching import is_empty, plan_ranges
-from everflow.runtime.thread.planning import TaskIdling
 from properties.test_merge_order import Input, at, hop_of
 
 NAMES = "abc"

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from everflow import KTable, Materialized, StreamsBuilder, Topology, Windowed, serdes
 from everflow.records import LATE_UNMATCHED
-from everflow.runtime.step.task_step import StepResult
 from everflow.serdes import Serde
 from everflow.testing import InputTopic, OutputTopic, TopologyTestDriver
 from everflow.testing.topics import RawRecord
+from everflow.worker.task_step import StepResult
 
 TEXT = serdes.string()
 SIDES = {

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 import everflow
 from everflow import serdes
+from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchRequest
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
-from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.plan import Source

@@ -26,8 +26,8 @@ from everflow.exact_texts import (
     number_text,
     whole,
 )
+from everflow.instance.serving.answers import Parameters, RefusedRequest, as_json
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.serving.answers import Parameters, RefusedRequest, as_json
 from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.snapshots.points import Point
 from everflow.testing import InputTopic

@@ -178,7 +178,7 @@ def describe(
     Columns."""
     from everflow.cli.cluster import own_status
     from everflow.cli.program import loaded
-    from everflow.runtime.thread.columns import physical_description
+    from everflow.instance.thread.columns import physical_description
     from everflow.topology import describe as described
 
     forms = {

@@ -30,16 +30,16 @@ from everflow.errors import (
     RetriableError,
     TaskMigratedError,
 )
+from everflow.instance.start_up import START_METADATA, ClusterTopics
+from everflow.instance.tasks.recovery import lost_writers
+from everflow.instance.topics.internal_topics import TopicSpec, fixed_outputs
 from everflow.kafka.admin import ClusterAdmin, MemberDescription
 from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, some
+from everflow.protocol.messages import format_metadata
 from everflow.records import TopicPartition
 from everflow.retry import attempting
-from everflow.runtime.commit.batch import format_metadata
-from everflow.runtime.start_up import START_METADATA, ClusterTopics
-from everflow.runtime.tasks.recovery import lost_writers
-from everflow.runtime.topics.internal_topics import TopicSpec, fixed_outputs
 from everflow.state.disk import MemoryFolder
 from everflow.state.task_directory import StateDirectory, content_of
 from everflow.topology.patterns import with_topics

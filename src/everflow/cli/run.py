@@ -19,15 +19,15 @@ from everflow.console.status import StatusLine
 from everflow.console.terminal import Progress, StateWait
 from everflow.console.watch import LagReader, input_topics
 from everflow.errors import EverflowError, RetriableError
+from everflow.instance.client_state import ClientState
+from everflow.instance.describe import summary, task_lines
+from everflow.instance.foreground import Foreground
+from everflow.instance.thread.batch_counts import tables
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.logs import lines_to, time_of_day
 from everflow.membership.own_assignor import check_assignor
 from everflow.retry import shown_by, shown_elsewhere
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.describe import summary, task_lines
-from everflow.runtime.foreground import Foreground
-from everflow.runtime.thread.batch_counts import tables
 from everflow.spark.job import launch_daemon_ahead, workers_ahead
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable

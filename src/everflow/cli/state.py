@@ -177,7 +177,7 @@ def _dicts(rows: Rows) -> Iterator[dict[str, Any]]:
 
 
 def _json(value: Any) -> str:
-    from everflow.runtime.serving.answers import as_json
+    from everflow.instance.serving.answers import as_json
 
     return as_json(value).decode()
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from everflow.instance.client_state import LAST_STATES, STATE
 from everflow.retry import telling
-from everflow.runtime.client_state import LAST_STATES, STATE
 from everflow.user_program import printable
 
 PLAIN_INTERVAL_S = 5.0

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everflow.runtime.client_state import ENDED, ClientState
+from everflow.instance.client_state import ENDED, ClientState
 from everflow.user_program import printable
 
 _SETTLED = frozenset({ClientState.RUNNING, *ENDED})
@@ -18,7 +18,7 @@ class Sample:
 
     ``consumed`` and ``log_end`` are the application's: committed offsets and ends summed over all
     input partitions, repartition topics included. ``tasks`` says what the tasks of this instance do
-    (`everflow.runtime.describe.summary`).
+    (`everflow.instance.describe.summary`).
     """
 
     at_s: float

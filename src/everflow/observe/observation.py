@@ -33,7 +33,7 @@ class ObservedStore:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedTask:
-    """As `everflow.runtime.describe.TaskStatus` has it; ``thread`` None: on none. ``rate``: of a
+    """As `everflow.instance.describe.TaskStatus` has it; ``thread`` None: on none. ``rate``: of a
     running active task what it processes, ``remaining_s`` then until nothing waits (None: not
     known, or more waits than before). ``copied``: of ``copied + lag`` changelog offsets, those that
     its copy has; None for a running active task."""

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
+from everflow.instance.thread.planning import IdleSources, IdleTimes
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.thread.planning import IdleSources, IdleTimes
 from everflow.serdes import Serde
 from everflow.testing.store_views import Home
 from everflow.testing.topics import Places

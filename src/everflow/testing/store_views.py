@@ -9,7 +9,7 @@ from heapq import merge
 from typing import Any, NamedTuple
 
 from everflow.foreign_names import Telling
-from everflow.runtime.commit.batch import TaskContext
+from everflow.protocol.messages import TaskContext
 from everflow.serdes.windowed import split_session_key, split_window_store_key, window_store_key
 from everflow.state.changelog import SUFFIX_BYTES, unpack_value
 from everflow.state.store import (

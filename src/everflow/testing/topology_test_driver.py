@@ -30,9 +30,21 @@ from everflow.errors import TopologyError
 from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.handlers import Handlers
+from everflow.instance.client_state import IllegalStateError
+from everflow.instance.thread.batch_counts import misplaced_keys, tables
+from everflow.instance.thread.columns import packed, prepared_columns
+from everflow.instance.thread.failure_text import ending
+from everflow.instance.thread.planning import IdleTimes
 from everflow.kafka.reading.record_columns import LogChunk, LogColumns
 from everflow.logs import moves
 from everflow.operators.stored_records import loaded_rows
+from everflow.protocol.messages import (
+    COMMITTED,
+    BatchRequest,
+    BatchResult,
+    StorePlace,
+    TaskContext,
+)
 from everflow.records import (
     HEADERS,
     Bytes,
@@ -44,26 +56,6 @@ from everflow.records import (
     TopicPartition,
 )
 from everflow.retry import waiting
-from everflow.runtime.client_state import IllegalStateError
-from everflow.runtime.commit.batch import (
-    COMMITTED,
-    BatchRequest,
-    BatchResult,
-    StorePlace,
-    TaskContext,
-)
-from everflow.runtime.step.failures import DescribedFailure, RecordFailure, UndecodableRecord
-from everflow.runtime.step.functions import BY_KEY
-from everflow.runtime.step.task_step import SinkOutput, StepResult, TaskStep
-from everflow.runtime.thread.batch_counts import misplaced_keys, tables
-from everflow.runtime.thread.columns import packed, prepared_columns
-from everflow.runtime.thread.failure_text import ending
-from everflow.runtime.thread.planning import IdleTimes
-from everflow.runtime.worker.columns import ColumnClient
-from everflow.runtime.worker.decode import LogDecoder
-from everflow.runtime.worker.global_records import GlobalRecords
-from everflow.runtime.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.runtime.worker.letters import letter_headers, take_letters
 from everflow.serdes import Serde
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec
@@ -92,6 +84,14 @@ from everflow.topology.plan import (
 from everflow.topology.program import Topology, checked_topology
 from everflow.topology.subtopologies import cut
 from everflow.user_program import user_line
+from everflow.worker.columns import ColumnClient
+from everflow.worker.decode import LogDecoder
+from everflow.worker.failures import DescribedFailure, RecordFailure, UndecodableRecord
+from everflow.worker.functions import BY_KEY
+from everflow.worker.global_records import GlobalRecords
+from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
+from everflow.worker.letters import letter_headers, take_letters
+from everflow.worker.task_step import SinkOutput, StepResult, TaskStep
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):

@@ -1,7 +1,7 @@
 """The physical plan of a topology: its operators in one order, Columns among them. Pure.
 
 A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one
-operator. `everflow.runtime.step.task_step` runs the operators.
+operator. `everflow.worker.task_step` runs the operators.
 Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind
 it has several input slots. Projections that are computed by the same means, over the same records,
 are one operator.

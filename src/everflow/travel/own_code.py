@@ -29,7 +29,7 @@ TOPOLOGY_TYPES = frozenset(
         "everflow.dsl.streams.KStream",
         "everflow.dsl.streams.KTable",
         "everflow.topology.program.Topology",
-        "everflow.runtime.kafka_streams.KafkaStreams",
+        "everflow.instance.kafka_streams.KafkaStreams",
     }
 )
 

@@ -26,7 +26,7 @@ PROGRAM = """
     import sys
     from pyspark.sql import SparkSession, functions as F
     from everflow import KafkaStreams, StreamsBuilder, serdes
-    from everflow.runtime.client_state import ClientState
+    from everflow.instance.client_state import ClientState
     from everflow.testing import wait_until
 
     bootstrap, source, output, dead, state, over = sys.argv[1:]

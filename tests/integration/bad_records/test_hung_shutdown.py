@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, serdes
-from everflow.runtime import life
-from everflow.runtime.client_state import ClientState
+from everflow.instance import life
+from everflow.instance.client_state import ClientState
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text, until_running
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from everflow import StreamsConfig
+from everflow.instance import observer
+from everflow.instance.observer import DeadLetterTopic, dead_letters_of
 from everflow.observe.page.letters import LetterCause
-from everflow.runtime import observer
-from everflow.runtime.observer import DeadLetterTopic, dead_letters_of
 from integration.bad_records.test_dlq_commands import Dlq, letter
 from integration.lifecycle.lifecycle_cluster import Cluster, Record
 

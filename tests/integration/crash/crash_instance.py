@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 from confluent_kafka import Producer
 
+from everflow.instance.thread.worker_processes import alive
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.thread.worker_processes import alive
-from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
+from everflow.worker.crash_points import ENVIRONMENT_VARIABLE
 from integration.crash.crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
 from integration.lifecycle.lifecycle_cluster import Cluster, Record
 

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from everflow.instance.thread.worker_processes import alive
 from everflow.records import TopicPartition
-from everflow.runtime.thread.worker_processes import alive
-from everflow.runtime.worker.crash_points import (
+from everflow.testing.broker import EmbeddedBroker
+from everflow.testing.waiting import wait_until
+from everflow.worker.crash_points import (
     APPLYING,
     BEFORE_TRANSACTION,
     COMMITTED,
@@ -25,8 +27,6 @@ from everflow.runtime.worker.crash_points import (
     NAMES,
     OFFSETS_SENT,
 )
-from everflow.testing.broker import EmbeddedBroker
-from everflow.testing.waiting import wait_until
 from integration.crash.crash_instance import Application, kill, records
 from integration.crash.crash_topologies import copies_topic
 

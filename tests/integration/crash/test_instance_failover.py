@@ -10,8 +10,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from everflow.runtime.worker.crash_points import OFFSETS_SENT
 from everflow.testing.waiting import wait_until
+from everflow.worker.crash_points import OFFSETS_SENT
 from integration.crash.crash_instance import Application, records
 
 pytestmark = pytest.mark.slow

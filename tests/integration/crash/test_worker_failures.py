@@ -19,9 +19,9 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from everflow.runtime.thread.worker_processes import alive
-from everflow.runtime.worker.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
+from everflow.instance.thread.worker_processes import alive
 from everflow.testing.waiting import wait_until
+from everflow.worker.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from integration.crash.crash_instance import Application, kill, records
 from integration.crash.crash_topologies import copies_topic, input_topic
 

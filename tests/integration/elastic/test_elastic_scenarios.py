@@ -21,9 +21,9 @@ import pytest
 from bench.events import Event
 from chaos.elastic_group import Process
 from chaos.elastic_stage import Sizes, Stage
-from everflow.runtime.worker.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
+from everflow.worker.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from integration.crash.crash_instance import Application, records
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]

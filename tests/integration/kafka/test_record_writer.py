@@ -21,6 +21,7 @@ from everflow.errors import (
     RetriableError,
     TaskMigratedError,
 )
+from everflow.instance.start_up import ClusterTopics
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.errors import LinkLostError, OffsetsUnstableError
@@ -37,7 +38,6 @@ from everflow.kafka.writing.transaction import (
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.runtime.start_up import ClusterTopics
 from everflow.testing.waiting import wait_until
 from integration.kafka.group_members import assignor_of
 

@@ -22,8 +22,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Ne
 
 from everflow import KafkaStreams, Topology
 from everflow.errors import EverflowError
+from everflow.instance.client_state import ClientState
 from everflow.metrics import LAG
-from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 
 SETTLE_S = 5.0

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.snapshots.query_errors import InvalidStateStoreError
 from everflow.testing import wait_until
 

@@ -32,9 +32,9 @@ from everflow.errors import (
     TaskTimeoutError,
     WorkerDiedError,
 )
+from everflow.instance.client_state import ClientState
 from everflow.logs import log_path
 from everflow.metrics import COMMITS
-from everflow.runtime.client_state import ClientState
 from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,

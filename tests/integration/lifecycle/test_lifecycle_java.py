@@ -16,8 +16,8 @@ import pytest
 
 from bench.java_program import java_command
 from everflow import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes
+from everflow.instance.query.key_metadata import default_partitioner
 from everflow.jvm import resolve_jars
-from everflow.runtime.query.key_metadata import default_partitioner
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 from oracle.streams import SHORT_LIVED

@@ -22,7 +22,7 @@ import sys
 from pyspark.sql import SparkSession, functions as F
 from pyspark.sql.types import StringType
 from everflow import KafkaStreams, SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.testing import wait_until
 
 servers, source, each, tables, threads, count, session = sys.argv[1:]

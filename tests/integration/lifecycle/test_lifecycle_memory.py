@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, memory, serdes
+from everflow.instance import assembly, kafka_streams
 from everflow.memory import MIB, WORKER_BYTES, BatchMemory, MemoryBudget, least_budget
-from everflow.runtime import assembly, kafka_streams
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, in_json
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]

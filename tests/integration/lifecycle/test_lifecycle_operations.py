@@ -11,8 +11,8 @@ import pytest
 
 from everflow import ClientState, KafkaStreams, RestoreProgress, StreamsBuilder, Topology, serdes
 from everflow.errors import ShutdownRequestedError
+from everflow.instance.thread.stream_thread import StreamThread
 from everflow.metrics import ALIVE_STREAM_THREADS, LAG
-from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,

@@ -14,12 +14,12 @@ import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
 from everflow.errors import InternalTopicError, OffsetsExpiredError, StoreLayoutError
+from everflow.instance.client_state import ClientState
+from everflow.instance.copies import known_copies
+from everflow.instance.restore.listeners import RestoreProgress
 from everflow.kafka.admin import ClusterAdmin
+from everflow.protocol.messages import parse_metadata
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.commit.batch import parse_metadata
-from everflow.runtime.copies import known_copies
-from everflow.runtime.restore.listeners import RestoreProgress
 from everflow.snapshots.query_errors import InvalidStateStoreError, StateElsewhereError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing import wait_until

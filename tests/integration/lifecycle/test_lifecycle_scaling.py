@@ -16,11 +16,11 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow import InvalidStateStoreError, KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow.instance.client_state import ClientState
+from everflow.instance.describe import TaskStatus
+from everflow.instance.restore.listeners import RestoreProgress
+from everflow.instance.tasks.task import TaskRole
 from everflow.records import TaskId
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.describe import TaskStatus
-from everflow.runtime.restore.listeners import RestoreProgress
-from everflow.runtime.tasks.task import TaskRole
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from everflow import StreamsBuilder, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, long, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]

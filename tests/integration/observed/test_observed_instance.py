@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, serdes
+from everflow.instance.client_state import ClientState
 from everflow.observe.figures import FIGURES
-from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
 

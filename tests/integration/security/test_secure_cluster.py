@@ -34,11 +34,11 @@ from everflow import KafkaStreams, StreamsBuilder, serdes
 from everflow.cli.app import app as command
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError, TaskTimeoutError
+from everflow.instance.client_state import ClientState
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.connection_settings import connection_settings
-from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
 from integration.lifecycle.lifecycle_cluster import Cluster, last_by_key, long, text

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from everflow import KafkaStreams, Materialized, SlidingWindows, StreamsBuilder, Topology, serdes
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.testing import TopologyTestDriver
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 

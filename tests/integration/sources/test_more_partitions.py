@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from everflow import StreamsBuilder, Topology, serdes
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.topics import topic_watch
+from everflow.instance.client_state import ClientState
+from everflow.instance.topics import topic_watch
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, text
 

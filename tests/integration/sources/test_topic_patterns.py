@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, TopologyError, serdes
+from everflow.instance.instance import Extension
+from everflow.instance.topics import topic_watch
 from everflow.records import TaskId
-from everflow.runtime.instance import Extension
-from everflow.runtime.topics import topic_watch
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     CAUGHT_UP_S,

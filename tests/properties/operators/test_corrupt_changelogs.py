@@ -20,17 +20,17 @@ import pytest
 from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import DamagedEntryError
+from everflow.instance.restore.restoration import RestoreJob, restore
+from everflow.instance.restore.restore_plan import RestorePlan
 from everflow.operators import AggregateSpec, SessionAggregateSpec, agg
 from everflow.operators.table import VersionedTableSpec
+from everflow.protocol.messages import StorePlace, TaskContext
 from everflow.records import Int64, TaskId, TopicPartition
-from everflow.runtime.commit.batch import StorePlace, TaskContext
-from everflow.runtime.restore.restoration import RestoreJob, restore
-from everflow.runtime.restore.restore_plan import RestorePlan
-from everflow.runtime.step.stores import UNREADABLE, CheckedAccess
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, memory_store, record_as_of
 from everflow.topology.graph import TableOperator
 from everflow.windows import SessionWindows, TimeWindows
+from everflow.worker.stores import UNREADABLE, CheckedAccess
 from properties.operators.operator_batches import done_by_one_task, edge_batch
 from properties.test_corrupt_bytes import COUNT, SEED, corrupt
 from unit.builders import store_spec as made_store_spec

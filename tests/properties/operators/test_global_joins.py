@@ -16,9 +16,9 @@ from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.stream_table import StreamGlobalJoin
 from everflow.records import StoreChanges
-from everflow.runtime.step.stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs
+from everflow.worker.stores import WholeTable
 from properties.operators.operator_batches import edge_batch
 
 KEY, VALUE = serdes.string(), serdes.long()

@@ -15,9 +15,9 @@ from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.joined_table import Stores
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.records import StoreChanges
-from everflow.runtime.step.stores import WholeTable
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs
+from everflow.worker.stores import WholeTable
 from properties.operators.test_joins import (
     CUTS,
     KEY,

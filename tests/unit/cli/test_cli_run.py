@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from everflow.cli import run as run_module
 from everflow.cli.app import app
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 
 
 @pytest.mark.parametrize(

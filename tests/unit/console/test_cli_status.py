@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from everflow.console.status import StatusLine
-from everflow.runtime.commit.batch import Printed
-from everflow.runtime.thread.batch_counts import TablePrinter
+from everflow.instance.thread.batch_counts import TablePrinter
+from everflow.protocol.messages import Printed
 from everflow.testing.waiting import wait_until
 
 

@@ -17,9 +17,9 @@ from everflow.console.terminal import (
     merge_settings,
     parse_settings,
 )
+from everflow.instance.client_state import ClientState
+from everflow.instance.describe import banner, topology_lines
 from everflow.operators.table import TableSpec
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.describe import banner, topology_lines
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology

@@ -24,7 +24,6 @@ from everflow import (
 from everflow.columns.key_partitions import key_partitions
 from everflow.errors import StoreLayoutError
 from everflow.records import EdgeBatch
-from everflow.runtime.step.functions import BY_KEY, Partitions
 from everflow.topology.graph import SinkNode
 from everflow.topology.partitioners import (
     OF_WINDOWS,
@@ -36,6 +35,7 @@ from everflow.topology.partitioners import (
 from everflow.topology.plan import SinkOp, plan
 from everflow.topology.store_layouts import fingerprint, layouts_to_keep
 from everflow.topology.subtopologies import cut
+from everflow.worker.functions import BY_KEY, Partitions
 
 pytestmark = pytest.mark.spark
 

@@ -18,12 +18,12 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.operators.joins import JoinKind, StreamStreamJoin
 from everflow.records import EdgeBatch
-from everflow.runtime.worker.ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.topology.graph import Inputs
 from everflow.windows import JoinWindows
+from everflow.worker.ports import WorkerPorts
 
 KEY, VALUE = serdes.string(), serdes.json("n bigint, text string")
 DAY_MS = 86_400_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everflow.runtime.worker.ports import PAGE_BYTES
+from everflow.worker.ports import PAGE_BYTES
 
 MIB = 1 << 20
 HELD_BYTES = 32 * MIB

@@ -17,8 +17,8 @@ from everflow import (
     UsePartitionTimeOnInvalidTimestamp,
     serdes,
 )
+from everflow.instance.topics.internal_topics import require_compacted
 from everflow.operators.optimization import REUSE_SOURCE_TOPICS, optimized
-from everflow.runtime.topics.internal_topics import require_compacted
 from everflow.topology.graph import StatefulNode
 from everflow.topology.store_layouts import fingerprint
 from everflow.topology.subtopologies import cut, internal_topics

@@ -13,6 +13,13 @@ import pytest
 
 from everflow import Windowed
 from everflow.errors import UnknownNameError
+from everflow.instance.query.key_metadata import StoreSite
+from everflow.instance.query.store_query import (
+    ReadOnlyKeyValueStore,
+    ReadOnlySessionStore,
+    ReadOnlyVersionedStore,
+    ReadOnlyWindowStore,
+)
 from everflow.operators.processors.stores import (
     Entries,
     KeyValueStore,
@@ -22,17 +29,10 @@ from everflow.operators.processors.stores import (
     WindowStore,
 )
 from everflow.records import StoreChanges
-from everflow.runtime.query.key_metadata import StoreSite
-from everflow.runtime.query.store_query import (
-    ReadOnlyKeyValueStore,
-    ReadOnlySessionStore,
-    ReadOnlyVersionedStore,
-    ReadOnlyWindowStore,
-)
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.store import StoreSpec, memory_store
 from unit.builders import store_spec
-from unit.runtime.query.query_stores import COUNTS, PARTITIONS, Instance, by_first_letter
+from unit.instance.query.query_stores import COUNTS, PARTITIONS, Instance, by_first_letter
 
 FOR_EVER = (1 << 63) - 1
 WINDOWS = store_spec("windows", "window", retention_ms=FOR_EVER, window_size_ms=1_000)

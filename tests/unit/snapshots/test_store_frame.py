@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.runtime.query.store_query import rows_of
+from everflow.instance.query.store_query import rows_of
 from everflow.snapshots import entry_columns
 from everflow.snapshots.entry_columns import EntryColumns, EntryError
 from everflow.snapshots.query_errors import StaleStateError, StateElsewhereError, StateMovingError
 from everflow.snapshots.snapshot import Rows
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.versioned_snapshot import VersionedSnapshot
-from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, windows, write
+from unit.instance.query.query_stores import COUNTS, WINDOWS, Instance, windows, write
 
 
 @pytest.fixture

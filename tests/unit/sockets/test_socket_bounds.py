@@ -18,16 +18,16 @@ import pytest
 
 from everflow import sockets
 from everflow.errors import RetriableError
+from everflow.instance.commit_gate import CommitGate, GateBackend, GateBook
+from everflow.instance.thread.thread_job import ResidentJob
+from everflow.protocol.messages import BatchFailedError
 from everflow.records import MemberMetadata
-from everflow.runtime.commit.batch import BatchFailedError
-from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook
-from everflow.runtime.thread.thread_job import ResidentJob
-from everflow.runtime.worker import ports
-from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed, Ticket
-from everflow.runtime.worker.ports import GateClient
-from everflow.runtime.worker.serve import ResidentStep, refuse
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, read_line, require_size
 from everflow.testing import kafka_proxy
+from everflow.worker import ports
+from everflow.worker.columns import ColumnClient, ColumnsFailed, Ticket
+from everflow.worker.ports import GateClient
+from everflow.worker.serve import ResidentStep, refuse
 
 MOST = 1_000
 WAIT_S = 60.0

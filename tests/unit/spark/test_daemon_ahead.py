@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from everflow.runtime.thread.worker_processes import alive
+from everflow.instance.thread.worker_processes import alive
 from everflow.spark.job import worker_environment
 from everflow.spark.launch import daemon_ahead
 from everflow.spark.launch.daemon import SOCKET_VARIABLE, DaemonPlace, same_imports

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext, java_gateway
 
-from everflow.runtime.thread.worker_processes import alive
+from everflow.instance.thread.worker_processes import alive
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.runtime.worker.columns import ColumnClient, ColumnsFailed, Ticket
 from everflow.spark.columns import NotComputableError, prepared_later
-from unit.runtime.worker.test_column_client import ROWS, TABLE, rows, service
+from everflow.worker.columns import ColumnClient, ColumnsFailed, Ticket
+from unit.worker.test_column_client import ROWS, TABLE, rows, service
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from everflow.assignment.cluster_state import AssignmentRules
-from everflow.runtime.tasks.recovery import CommittedLowerBounds
-from everflow.runtime.worker.crash_points import OFFSETS_SENT
+from everflow.instance.tasks.recovery import CommittedLowerBounds
+from everflow.worker.crash_points import OFFSETS_SENT
 from everflow_simulation.checks import InvariantError
 from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
 from everflow_simulation.simulation import Simulation

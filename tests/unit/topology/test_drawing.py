@@ -12,13 +12,13 @@ import pytest
 
 from everflow import KafkaStreams, serdes
 from everflow.errors import EverflowError
+from everflow.instance.client_state import ClientState
+from everflow.instance.describe import TaskStatus
+from everflow.instance.tasks.task import TaskRole, TaskState
+from everflow.instance.thread.retry_policy import Trouble
 from everflow.metrics import RECORDS_CONSUMED
 from everflow.operators.table import TableSpec
 from everflow.records import TaskId
-from everflow.runtime.client_state import ClientState
-from everflow.runtime.describe import TaskStatus
-from everflow.runtime.tasks.task import TaskRole, TaskState
-from everflow.runtime.thread.retry_policy import Trouble
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology

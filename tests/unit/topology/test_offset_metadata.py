@@ -7,11 +7,11 @@ import pytest
 from everflow import Processor, Record, StreamsBuilder, punctuate, serdes
 from everflow.errors import TopologyError
 from everflow.operators.processors.processor import PunctuationType
-from everflow.runtime.commit.batch import format_metadata
-from everflow.runtime.step.stateful import clock_name
+from everflow.protocol.messages import format_metadata
 from everflow.topology.graph import StatefulNode
 from everflow.topology.idle_sources import MOST_BYTES, room_for_layouts
 from everflow.topology.program import Topology
+from everflow.worker.stateful import clock_name
 
 MS = 1_764_000_000_000
 

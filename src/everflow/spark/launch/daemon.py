@@ -179,10 +179,10 @@ PRELOADED = (
     "orjson",
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
-    "everflow.runtime.step.task_step",
-    "everflow.runtime.worker.sink",
-    "everflow.runtime.worker.ports",
-    "everflow.runtime.thread.thread_job",
+    "everflow.worker.task_step",
+    "everflow.worker.sink",
+    "everflow.worker.ports",
+    "everflow.instance.thread.thread_job",
     "everflow.travel.parcel",
 )
 _ARCHIVES = PurePath("pyspark", "python", "lib")

@@ -18,7 +18,7 @@ from everflow import (
     serdes,
 )
 from everflow.errors import EverflowError, RecordError, ShutdownRequestedError
-from everflow.runtime.client_state import ClientState
+from everflow.instance.client_state import ClientState
 from everflow.testing import wait_until
 from everflow.testing.kafka_proxy import KafkaProxy, WireFault
 from integration.lifecycle.lifecycle_cluster import (

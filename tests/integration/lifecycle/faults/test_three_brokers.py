@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from everflow import KafkaStreams, StreamsBuilder, TaskId, Topology, serdes
 from everflow.errors import FatalError
-from everflow.runtime.describe import TaskStatus
-from everflow.runtime.tasks.task import TaskRole
+from everflow.instance.describe import TaskStatus
+from everflow.instance.tasks.task import TaskRole
 from everflow.testing import EmbeddedBroker, EmbeddedCluster, wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, Topology, serdes
 from everflow.errors import RecordError
+from everflow.instance.tasks.task import TaskRole
 from everflow.records import TaskId
-from everflow.runtime.tasks.task import TaskRole
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     CAUGHT_UP_S,

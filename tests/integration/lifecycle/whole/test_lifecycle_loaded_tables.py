@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, Topology, serdes
 from everflow.errors import TableLoadError
-from everflow.runtime.tasks.task import TaskRole
+from everflow.instance.tasks.task import TaskRole
 from everflow.spark.session import get_session
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import CAUGHT_UP_S, Application, Cluster, text

@@ -21,9 +21,9 @@ from everflow.kafka.writing.record_encoding import (
     framed,
 )
 from everflow.records import TopicPartition, listed_headers
-from everflow.runtime.worker.decode import LogDecoder
-from everflow.runtime.worker.handled_records import Judge
-from unit.runtime.worker.test_decode import reading
+from everflow.worker.decode import LogDecoder
+from everflow.worker.handled_records import Judge
+from unit.worker.test_decode import reading
 
 TP = TopicPartition("in", 3)
 GOOD = [[("h", b"v"), ("", None)], []]

@@ -1,0 +1,810 @@
+"""Assembles an instance on Kafka, Spark and a state folder: the real `InstancePorts`."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+from everflow.clock import Clock, Running, on_thread
+from everflow.config import StreamsConfig
+from everflow.errors import EverflowError, FatalError, RetriableError, SetupError
+from everflow.instance.client_state import ClientState
+from everflow.instance.commit_gate import CommitGate, GateBackend
+from everflow.instance.copies.global_tables import GlobalTables, LoadedTables, count_left_out
+from everflow.instance.copies.known_copies import Copies, Freshness, StateCleaner, StateKeeper
+from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
+from everflow.instance.instance import Extension, Instance, InstanceSettings
+from everflow.instance.restore.changelogs import Changelogs
+from everflow.instance.restore.listeners import StandbyUpdateListener
+from everflow.instance.restore.restoration import FoldedChunk, PreparedStore, prepare_store
+from everflow.instance.restore.restore_plan import ChangelogState
+from everflow.instance.start_up import FENCE_TIMEOUT_S, extended, transactional_id
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, fence_lost_writers
+from everflow.instance.tasks.task import ActiveTask, TaskStore
+from everflow.instance.tasks.task_recovery import ClusterRecoveryPorts
+from everflow.instance.thread.failure_text import ending
+from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
+from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
+from everflow.instance.topics import end_offsets
+from everflow.instance.topics.end_offsets import EndOffsets, EndSums, ShrunkLogs
+from everflow.instance.topics.topic_watch import TopicChanges, TopicWatch
+from everflow.kafka.admin import ClusterAdmin, Isolation
+from everflow.kafka.connection_settings import security_keywords
+from everflow.kafka.group_channel import GroupSettings
+from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.reading.fetch_connection import TailWatch
+from everflow.kafka.reading.record_columns import LogChunk
+from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.kafka.writing.transaction import GroupMetadata, fence_all
+from everflow.kafka.writing.writer_settings import QUEUE
+from everflow.logs import LogFile, log_path, some
+from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
+from everflow.membership.member import GroupMember
+from everflow.membership.own_assignor import decision, patience_s
+from everflow.memory import SpareMemory, trim_of_libc
+from everflow.metrics import Metrics
+from everflow.protocol.messages import WorkerClients
+from everflow.records import TaskId, TopicPartition
+from everflow.state.left_out import PlacedChunk, as_processed
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.state.task_directory import StateDirectory
+from everflow.topology.patterns import TopicGrowth, growth, may_grow, pattern_sources, resizable
+from everflow.topology.store_layouts import serde_words
+from everflow.worker.failures import UndecodableRecord
+from everflow.worker.global_records import GlobalRecords
+
+log = logging.getLogger("everflow")
+
+TICK_S = 0.1
+FENCE_S = 5.0
+CONSUMED_S = 1.0
+"""Time-out of a stream thread's question for committed offsets."""
+WATCH_REQUEST_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependencies:
+    """The material of an instance's parts, known once the cluster has been checked
+    (`start_up.prepare_cluster`)."""
+
+    config: StreamsConfig
+    clock: Clock
+    admin: ClusterAdmin
+    blueprint: Blueprint
+    directory: StateDirectory
+    changelogs: Changelogs
+
+    @property
+    def reader(self) -> dict[str, Any]:
+        """librdkafka settings for reading changelogs; with a rack, from the nearest replicas
+        (KIP-392)."""
+        return {**self._rack, **self.config.consumer()}
+
+    @property
+    def main_reader(self) -> dict[str, Any]:
+        return {**self._rack, **self.config.main_consumer()}
+
+    @property
+    def _rack(self) -> dict[str, str]:
+        return {"client.rack": self.config.client_rack} if self.config.client_rack else {}
+
+    @property
+    def isolation(self) -> Isolation:
+        return "read_committed" if self.config.exactly_once else "read_uncommitted"
+
+    def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
+        return TopicPartition(spec.changelog_topic(self.config.application_id), task.partition)
+
+    def logged(self, subtopology: int) -> list[StoreSpec]:
+        return [spec for spec in self.blueprint.stores.get(subtopology, ()) if spec.logging]
+
+    @property
+    def versioned(self) -> frozenset[str]:
+        """The changelogs of versioned stores, of which no record may be left out."""
+        specs = self.blueprint.store_specs().values()
+        application_id = self.config.application_id
+        return frozenset(spec.changelog_topic(application_id) for spec in specs if spec.versioned)
+
+    def changelogs_of_tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
+        found = {}
+        for subtopology, topics in self.blueprint.inputs.items():
+            logged = self.logged(subtopology)
+            for partition in range(
+                max(self.blueprint.partitions[topic] for topic in topics) if logged else 0
+            ):
+                task = TaskId(subtopology, partition)
+                found[task] = tuple(self.changelog(task, spec) for spec in logged)
+        return found
+
+
+def instance_log(config: StreamsConfig) -> LogFile | None:
+    """The open log file of an instance that has locked its folder; None, with a warning, if it
+    cannot be written."""
+    path = log_path(config.state_dir, config.application_id)
+    try:
+        return LogFile(path)
+    except OSError as error:
+        log.warning("No log file: %s cannot be written (%s)", path, error.strerror)
+        return None
+
+
+def client_id(config: StreamsConfig, process_id: str) -> str:
+    """The client id of the group's member, unique to the instance."""
+    return f"{config.client_id or config.application_id}-{process_id}"
+
+
+def new_incarnation() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+# --- global tables -------------------------------------------------------------------------------
+
+
+def states_of_global_topics(
+    dependencies: Dependencies, asked: Collection[TopicPartition]
+) -> dict[TopicPartition, ChangelogState]:
+    """As `Changelogs.states`, up to the last stable offsets. The serdes are a part of the topic's
+    id: a program with other serdes reads the topic anew."""
+    sources = {
+        table.source.topic: table.source for table in dependencies.blueprint.plan.global_tables
+    }
+    ends = dependencies.changelogs.stable_ends(asked)
+    found = {}
+    for tp, state in dependencies.changelogs.states(asked, ends).items():
+        source = sources[tp.topic]
+        read_as = f"{serde_words(source.key_serde, key=True)}, {serde_words(source.value_serde)}"
+        topic_id = None if state.topic_id is None else f"{state.topic_id} ({read_as})"
+        found[tp] = replace(state, topic_id=topic_id)
+    return found
+
+
+def global_records(
+    dependencies: Dependencies, opened: ExitStack, metrics: Metrics
+) -> GlobalRecords:
+    """Decodes the records of global tables' topics. ``opened`` closes what this opens."""
+    config = dependencies.config
+    writers: list[RecordWriter] = []
+
+    def writer() -> RecordWriter:
+        found = RecordWriter.get(config.producer(), None)
+        if found not in writers:
+            writers.append(found)
+            opened.callback(found.close)
+        return found
+
+    sources = {
+        table.source.topic: table.source for table in dependencies.blueprint.plan.global_tables
+    }
+    return GlobalRecords(
+        sources,
+        config.handlers(),
+        writer,
+        partial(count_left_out, metrics),
+    )
+
+
+# --- the group -----------------------------------------------------------------------------------
+
+
+def group_settings(dependencies: Dependencies) -> GroupSettings:
+    """Settings of the group's channel. The client id contains the process id, so that a description
+    of the group shows which processes live (`lost_writers`)."""
+    config = dependencies.config
+    return GroupSettings(
+        bootstrap_servers=config.bootstrap_servers,
+        group_id=config.application_id,
+        instance_id=config.group_instance_id,
+        session_timeout_ms=config.session_timeout_ms,
+        heartbeat_interval_ms=config.heartbeat_interval_ms,
+        rebalance_timeout_ms=config.rebalance_timeout_ms,
+        client_id=client_id(config, dependencies.directory.process_id),
+        client=security_keywords(config.main_consumer()),
+    )
+
+
+def task_assignor(
+    dependencies: Dependencies, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks
+) -> MemberAssignor:
+    """This instance's side of the group's protocol, and the assignment when it is the leader."""
+    config, blueprint = dependencies.config, dependencies.blueprint
+    identity = Identity(
+        process_id=dependencies.directory.process_id,
+        threads=config.num_stream_threads,
+        rack=config.client_rack,
+        tags=config.tags(),
+        endpoint=config.application_server,
+        instance_id=config.group_instance_id,
+        topology=blueprint.fingerprint,
+    )
+    changelogs = {
+        index: [spec.changelog_topic(config.application_id) for spec in dependencies.logged(index)]
+        for index in blueprint.inputs
+    }
+    delay_ms = config.scheduled_rebalance_max_delay_ms
+    rules, clock = config.assignment(), dependencies.clock
+    decide = decision(
+        config.task_assignor_class,
+        patience_s(config.session_timeout_ms, config.rebalance_timeout_ms),
+    )
+    return MemberAssignor(
+        identity,
+        blueprint.inputs,
+        changelogs,
+        copies,
+        end_sums,
+        racks,
+        rules,
+        decide,
+        max_delay_ms=delay_ms,
+        clock=clock,
+    )
+
+
+def racks_of(dependencies: Dependencies) -> end_offsets.PartitionRacks:
+    """The racks are read only if the assignor uses them."""
+    wanted = dependencies.config.rack_aware_assignment_strategy != "none"
+    topics = {
+        tp.topic for listed in dependencies.changelogs_of_tasks().values() for tp in listed
+    } | set(dependencies.blueprint.partitions)
+    return end_offsets.PartitionRacks(
+        dependencies.admin.replica_racks, topics if wanted else (), dependencies.clock
+    )
+
+
+# --- stream threads ------------------------------------------------------------------------------
+
+
+def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
+    """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
+    they cannot compute, or a function that cannot be serialised."""
+    from everflow.instance.thread.columns import prepared_columns
+    from everflow.instance.thread.thread_job import JobSettings, ThreadJob, pack
+
+    config, blueprint = dependencies.config, dependencies.blueprint
+    settings = JobSettings(
+        application_id=config.application_id,
+        read_committed=config.exactly_once,
+        held_bytes=config.memory.worker(config.num_stream_threads).pages,
+        handlers=config.handlers(),
+        layouts=blueprint.layouts,
+        partitions=blueprint.partitions,
+        ahead_bytes=config.memory.worker(config.num_stream_threads).ahead,
+    )
+    # Once for all threads: the workers get the program's variables as they are now.
+    work = pack(blueprint.plan, settings, prepared_columns(blueprint.plan))
+    client = client_id(config, dependencies.directory.process_id)
+    within = some([str(index) for index in sorted(blueprint.inputs)], 12)
+
+    def opened(number: int) -> ThreadJob:
+        name = f"everflow {client}, stream thread {number}: sub-topologies {within}"
+        return ThreadJob(context, work, number, name)
+
+    return opened
+
+
+def require_slots(context: Any, threads: int) -> None:
+    """SetupError if Spark has fewer task slots than one for each stream thread and one more. A
+    thread keeps its slot; loading a table of a DataFrame, and the user's own jobs, need another."""
+    from everflow.spark.session import slots_of
+
+    slots = slots_of(context)
+    if slots <= threads:
+        raise SetupError(
+            f"Spark has {slots} task slots, but num.stream.threads = {threads}: each stream thread "
+            f"keeps one slot for as long as it runs, and one more has to stay free. Start Spark "
+            f"with .master('local[{threads + 1}]') or more, leave it to everflow to start Spark, "
+            f"or set fewer num.stream.threads."
+        )
+
+
+class QueueLoop:
+    """An `EventLoop` on its own thread. It also takes a turn without an event every `TICK_S`."""
+
+    def __init__(self, turn: Callable[[Callable[[], None]], None]) -> None:
+        self._turn = turn
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._running: Running | None = None
+
+    def post(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+
+    def start(self) -> None:
+        self._running = on_thread("everflow-instance", self._run)
+
+    def end(self) -> None:
+        if self._running is not None:
+            self._events.put(None)
+            self._running.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=TICK_S)
+            except queue.Empty:
+                event = lambda: None  # noqa: E731
+            if event is None:
+                return
+            self._turn(event)
+
+
+class ClusterPorts:
+    """`InstancePorts` and `ExtensionPorts` of a cluster. ``opened`` closes at the end of the
+    instance what was opened here."""
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        context: Any,
+        standbys: Callable[[], StandbyUpdateListener | None],
+        opened: ExitStack,
+        on_growth: Callable[[Blueprint], None] = lambda blueprint: None,
+    ) -> None:
+        self._dependencies, self._context = dependencies, context
+        self._standbys, self._opened = standbys, opened
+        self._on_growth = on_growth
+        self._blueprint = dependencies.blueprint
+        """The blueprint of tasks that are created. The one of `_dependencies` is newer while the
+        threads for new topics are started."""
+        self._end_sums = EndSums(
+            dependencies.changelogs.followed_ends,
+            dependencies.changelogs_of_tasks(),
+            dependencies.clock,
+            dependencies.admin.stop,
+        )
+        self._racks = racks_of(dependencies)
+        self._racks.refresh()
+        self._purged: dict[TopicPartition, int] = {}
+        self._spare = SpareMemory(trim_of_libc())
+        self._gate: CommitGate
+        self._gate_path: str
+        self._keeper: StateKeeper
+        self._watch: TopicWatch
+        self._topics: TopicChanges
+        self._member: GroupMember
+        require_slots(context, dependencies.config.num_stream_threads)
+        self.open_job: OpenJob = job_opener(context, dependencies)
+        self.spawn = on_thread
+        self.new_incarnation = new_incarnation
+        self.loop = QueueLoop
+        self.is_worker = is_worker
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def updater(self, instance: Instance) -> StateUpdater:
+        dependencies, config = self._dependencies, self._dependencies.config
+        specs = dependencies.blueprint.store_specs()
+        reused = {spec.source_topic: spec for spec in specs.values()}
+
+        def taken(_: TaskId, tp: TopicPartition, position: int, chunk: FoldedChunk) -> FoldedChunk:
+            spec = reused.get(tp.topic)
+            if spec is None:
+                return chunk
+            left_out = dependencies.changelogs.left_out(tp)
+            return as_processed(cast("PlacedChunk", chunk), position, left_out, spec)
+
+        services = UpdaterServices(
+            open_follower=lambda: CopyFollower(
+                dependencies.reader,
+                every=dependencies.versioned,
+                to_ends=dependencies.changelogs.reused,
+            ),
+            states=dependencies.changelogs.states,
+            stable_ends=dependencies.changelogs.answered_ends,
+            prepare=partial(self._prepare_copy, specs),
+            distrust=self._distrust,
+            became_hot=lambda task: instance.member.became_hot(task),
+            restores=instance.tracker,
+            standbys=self._standbys,
+            new_incarnation=new_incarnation,
+            paused=lambda: instance.pause.paused,
+            taken=taken,
+            doubt_topics=self.doubt_topics,
+        )
+        clock = dependencies.clock
+        return StateUpdater(services, clock, config.acceptable_recovery_lag, config.task_timeout_ms)
+
+    def _prepare_copy(
+        self,
+        specs: Mapping[str, StoreSpec],
+        task: TaskId,
+        store: str,
+        state: ChangelogState,
+        incarnation: str,
+    ) -> PreparedStore:
+        return prepare_store(
+            self._dependencies.directory,
+            task,
+            specs[store],
+            state,
+            incarnation=incarnation,
+            now_ms=self._dependencies.clock.now_ms(),
+            sync=self._dependencies.config.state_sync,
+        )
+
+    def _distrust(self, task: TaskId, store: str, reason: str) -> None:
+        directory = self._dependencies.directory
+        directory.distrust(directory.store_path(task, store), reason)
+
+    def global_tables(self, instance: Instance) -> GlobalTables:
+        """They have an updater of their own: global tables and the replicas of tasks do not delay
+        each other."""
+        dependencies, clock = self._dependencies, self._dependencies.clock
+        plan = dependencies.blueprint.plan
+        tasks = dependencies.blueprint.global_tasks(dependencies.directory)
+        loaded = LoadedTables(
+            plan.loaded_tables,
+            dependencies.directory.loaded_tables,
+            lambda: [thread.batch_since_ms for thread in instance.threads],
+            clock,
+        )
+        if not tasks:
+            return GlobalTables((), None, instance.failed, clock, loaded)
+        intake = global_records(dependencies, self._opened, instance.metrics)
+        specs = {table.store.name: table.store for table in plan.global_tables}
+
+        def prepare(
+            task: TaskId, store: str, state: ChangelogState, incarnation: str
+        ) -> PreparedStore:
+            found = self._prepare_copy(specs, task, store, state, incarnation)
+            assert found.plan is not None
+            tables.prepared(task, found.store.path, found.plan.end)
+            return found
+
+        services = UpdaterServices(
+            open_follower=lambda: CopyFollower(dependencies.reader, folds=False),
+            states=lambda asked: states_of_global_topics(dependencies, asked),
+            stable_ends=dependencies.changelogs.answered_ends,
+            prepare=prepare,
+            distrust=self._distrust,
+            new_incarnation=new_incarnation,
+            taken=lambda _, tp, __, chunk: _taken(intake, tables, tp, chunk),
+            doubt_topics=self.doubt_topics,
+            name="everflow-global-tables",
+        )
+        updater = StateUpdater(services, clock, sys.maxsize, dependencies.config.task_timeout_ms)
+        tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
+        return tables
+
+    def copies(self, instance: Instance) -> Copies:
+        sources = (
+            instance.updater.followed,
+            instance.running_ids,
+            instance.recovering_ids,
+            instance.tracker.positions,
+        )
+        copies = Copies(
+            *sources,
+            self._dependencies.changelogs.known_delete_retention_ms,
+            self._dependencies.clock,
+        )
+        copies.scan(
+            self._dependencies.directory,
+            self._dependencies.logged,
+            self._dependencies.changelog,
+            self._dependencies.changelogs.states,
+        )
+        applied = copies.applied(self._dependencies.blueprint.partitions)
+        instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
+        return copies
+
+    def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The offsets within their logs. One beyond its log's end belongs to an earlier topic of
+        that name (`errors.read_again`)."""
+        try:
+            ends = self._dependencies.admin.known_ends(applied, "read_uncommitted")
+        except EverflowError as error:
+            log.info("The committed offsets noted in the stores are not used: %s", error)
+            return {}
+        return {tp: at for tp, at in applied.items() if at <= ends.get(tp, -1)}
+
+    def member(self, instance: Instance) -> GroupMember:
+        assignor = task_assignor(self._dependencies, instance.copies, self._end_sums, self._racks)
+        settings = instance.hosts.group = group_settings(self._dependencies)
+        return GroupMember(
+            settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing
+        )
+
+    def open_gate(self, instance: Instance) -> None:
+        application_id = self._dependencies.config.application_id
+        backend = GateBackend(
+            member=instance.member.metadata,
+            encode=lambda m: GroupMetadata(
+                m.generation, application_id, m.member_id, m.instance_id
+            ).encode(),
+            commit=instance.deferred.commit,
+            clients=WorkerClients(self._dependencies.main_reader, self._producer_config()),
+        )
+        self._gate = CommitGate(book=instance.book, backend=backend)
+        self._gate_path = self._gate.start()
+        self._opened.callback(self._gate.close)
+
+    def ends(self, instance: Instance) -> EndOffsets:
+        dependencies, config = self._dependencies, self._dependencies.config
+        admin, clock = dependencies.admin, dependencies.clock
+        shrunk = ShrunkLogs(
+            config.application_id,
+            instance.running_positions,
+            lambda asked: admin.end_offsets(asked, "read_uncommitted"),
+            clock,
+            self._ids_of,
+        )
+        return EndOffsets(
+            lambda asked: admin.known_ends(asked, dependencies.isolation),
+            clock,
+            config.poll_interval_ms,
+            shrunk,
+            instance.stop,
+            TailWatch.opens(config.main_consumer(), read_committed=config.exactly_once),
+        )
+
+    def _ids_of(self, topic: str) -> tuple[str, str]:
+        described = self._dependencies.admin.describe_topics([topic], WATCH_REQUEST_S).get(topic)
+        return self._topics.ids.get(topic, ""), "" if described is None else described.topic_id
+
+    def pool(self, name: str, size: int) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(size, thread_name_prefix=f"everflow-{name}")
+
+    def thread_settings(self, number: int) -> ThreadSettings:
+        """Also records the thread's transactional id: the next start on this folder fences it."""
+        config, directory = self._dependencies.config, self._dependencies.directory
+        name = transactional_id(config, directory.process_id, number)
+        if config.exactly_once and name not in directory.transactional_ids:
+            directory.record_transactional_ids([name])  # of a thread that is added later
+        clocks = self._dependencies.blueprint.plan.wall_clocks
+        return ThreadSettings(
+            application_id=config.application_id,
+            guarantee=config.processing_guarantee,
+            transactional_id=name,
+            gate_path=self._gate_path,
+            limits=config.batches(),
+            task_timeout_ms=config.task_timeout_ms,
+            keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
+            clocked=frozenset(clocks),
+            max_task_idle_ms=config.max_task_idle_ms,
+            idle=self._dependencies.blueprint.plan.idle,
+            functions=self._dependencies.blueprint.plan.functions,
+            may_continue=config.handlers().may_continue,
+            transaction_timeout_ms=self._producer_config().get("transaction.timeout.ms"),
+        )
+
+    def _producer_config(self) -> dict[str, Any]:
+        """Settings of the workers' producers; their queues count as the instance's memory."""
+        config = self._dependencies.config
+        queue = config.memory.worker(config.num_stream_threads).queue
+        return {QUEUE: queue >> 10, **config.producer()}
+
+    def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
+        dependencies, config = self._dependencies, self._dependencies.config
+        ports = ClusterRecoveryPorts(
+            admin=dependencies.admin,
+            group=config.application_id,
+            producer_config=config.producer(),
+            reader_config=dependencies.reader,
+            fetch_bytes=config.memory.restore_fetch,
+            directory=dependencies.directory,
+            purged=dependencies.blueprint.purged,
+            specs=lambda subtopology: dependencies.blueprint.stores.get(subtopology, ()),
+            changelogs=dependencies.changelogs,
+            state_sync=config.state_sync,
+            clock=dependencies.clock,
+            listener=instance.tracker,
+            stopped=(lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
+        )
+        return Recovery(
+            ports=ports,
+            application_id=config.application_id,
+            offset_reset=dependencies.blueprint.offset_reset,
+            lower_bounds=instance.lower_bounds,
+            clock=dependencies.clock,
+            timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
+            stop=stop,
+            new_incarnation=new_incarnation,
+        )
+
+    def wired(self, instance: Instance) -> None:
+        dependencies, member, book = self._dependencies, instance.member, instance.book
+
+        def generation() -> int | None:
+            running = instance.states.state is ClientState.RUNNING
+            return member.metadata().generation if running and member.stable else None
+
+        freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
+        own = frozenset(instance.global_tables.tasks)
+        cleaner = StateCleaner(
+            dependencies.directory,
+            instance.copies,
+            lambda: instance.manager.in_use() | book.owned() | own,
+            generation,
+            dependencies.clock,
+            dependencies.config.state_cleanup_delay_ms,
+        )
+        self._keeper = StateKeeper(
+            freshness, cleaner, dependencies.directory.sweep, dependencies.clock
+        )
+        blueprint = dependencies.blueprint
+        changelogs = {
+            tp.topic for listed in dependencies.changelogs_of_tasks().values() for tp in listed
+        }
+        tables = blueprint.global_partitions
+        names = changelogs.union(blueprint.partitions, tables)
+        external = set(blueprint.partitions) - blueprint.repartition
+        partitions = {**blueprint.partitions, **tables}
+        self._topics = TopicChanges(
+            blueprint.application_id, partitions, external, names, frozenset(tables), self._may_grow
+        )
+        self._member = instance.member
+        self._watch = TopicWatch(
+            lambda: dependencies.admin.describe_topics(self._topics.topics, WATCH_REQUEST_S),
+            self._topics,
+            instance.failed,
+            dependencies.clock,
+            Extension(instance=instance, ports=self).check,
+        )
+
+    # --- topics that come while it runs (`Extension`) ---------------------------------------------
+
+    def _may_grow(self, counts: Mapping[str, int], topic: str, partitions: int) -> bool:
+        blueprint = self._dependencies.blueprint
+        inputs = {name: count for name, count in counts.items() if name in blueprint.partitions}
+        if topic not in inputs:
+            return False
+        return may_grow(blueprint.topology, inputs, topic, partitions, blueprint.application_id)
+
+    def growth(self) -> TopicGrowth:
+        """Topics created since the start that match a pattern of the program, and topics that have
+        new partitions which may be read."""
+        blueprint, admin = self._dependencies.blueprint, self._dependencies.admin
+        read = {**blueprint.partitions, **blueprint.global_partitions}
+        if pattern_sources(blueprint.topology):
+            shapes = admin.list_topics(WATCH_REQUEST_S)
+            existing = {name: shape.partitions for name, shape in shapes.items()}
+        else:
+            described = admin.describe_topics(resizable(blueprint.topology), WATCH_REQUEST_S)
+            existing = {name: one.partitions for name, one in described.items()}
+        return growth(blueprint.topology, read, existing, blueprint.application_id)
+
+    def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
+        before = self._dependencies, self.open_job
+        config, blueprint = before[0].config, before[0].blueprint
+        dependencies = replace(before[0], blueprint=extended(blueprint, growth, config))
+        self.open_job = job_opener(self._context, dependencies)
+        self._dependencies = dependencies
+
+        def undo() -> None:
+            self._dependencies, self.open_job = before
+
+        return undo
+
+    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        return self._dependencies.blueprint.task(task, self._dependencies.directory).inputs
+
+    def exchange(self) -> None:
+        self._blueprint = self._dependencies.blueprint
+
+    def grown(self, growth: TopicGrowth) -> None:
+        self._topics.grow(growth.taken)
+        self._member.read_more(self._blueprint.inputs, growth.taken)
+        self._on_growth(self._blueprint)
+
+    def create(self, task: TaskId) -> ActiveTask:
+        return self._blueprint.task(task, self._dependencies.directory)
+
+    def slots(self) -> int:
+        from everflow.spark.session import slots_of
+
+        return slots_of(self._context)
+
+    # --- effects ---------------------------------------------------------------------------------
+
+    def kill_workers(self, number: int, pids: Sequence[int]) -> None:
+        kill_and_wait(pids, self._dependencies.clock)
+
+    def consumed(self, topics: Collection[str]) -> bool:
+        dependencies = self._dependencies
+        partitions = dependencies.blueprint.partitions
+        asked = [TopicPartition(topic, p) for topic in topics for p in range(partitions[topic])]
+        try:
+            ends = dependencies.admin.end_offsets(asked, dependencies.isolation)
+            done = dependencies.admin.committed(
+                dependencies.config.application_id, asked, CONSUMED_S
+            )
+        except EverflowError:
+            return False
+        return all(end == 0 or (tp in done and done[tp].offset >= end) for tp, end in ends.items())
+
+    def fence(self, own: bool) -> int:
+        dependencies, config = self._dependencies, self._dependencies.config
+        directory = dependencies.directory
+        if own:
+            fence_all(config.producer(), directory.transactional_ids, FENCE_S)
+            return 0
+        fenced = fence_lost_writers(
+            config.application_id,
+            directory.process_id,
+            open_ids=dependencies.admin.open_transactions,
+            clients=lambda: dependencies.admin.client_ids(config.application_id),
+            fence=lambda ids: fence_all(config.producer(), ids, FENCE_TIMEOUT_S),
+        )
+        return len(fenced)
+
+    def check(self) -> None:
+        """Checks the folder's lock and the gate's socket, cleans up the folder, and returns spare
+        memory."""
+        self._dependencies.directory.require_held()
+        self._gate.require_reachable()
+        self._keeper.turn()
+        self._spare.trim_if_due()
+
+    def purge(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Deletes records of repartition topics that were read; and reads the racks again."""
+        self._racks.refresh()
+        repartition = self._dependencies.blueprint.repartition
+        ours = {tp: offset for tp, offset in positions.items() if tp.topic in repartition}
+        due = {tp: offset for tp, offset in ours.items() if offset > self._purged.get(tp, 0)}
+        if due:
+            self._dependencies.admin.delete_records(due)
+            self._purged.update(due)
+
+    def begin(self) -> None:
+        self._watch.start()
+
+    def topic_ids(self) -> Mapping[str, str]:
+        return self._topics.ids
+
+    def doubt_topics(self, topics: Collection[str]) -> None:
+        self._watch.doubt(topics)
+
+    def end_polls(self) -> None:
+        self._watch.close()
+        self._end_sums.close()
+
+    def close_stores(self, stores: Iterable[TaskStore]) -> None:
+        for store in stores:
+            LmdbStore.close_at(store.path)
+
+    def checkpoint(self, running: Sequence[ActiveTask]) -> None:
+        """`StateDirectory.close` flushes the stores afterwards."""
+        self._keeper.close()
+        for task in running:
+            self.close_stores(task.stores)
+
+
+def instance_settings(config: StreamsConfig) -> InstanceSettings:
+    return InstanceSettings(
+        threads=config.num_stream_threads,
+        exactly_once=config.exactly_once,
+        task_timeout_ms=config.task_timeout_ms,
+        max_poll_interval_ms=config.max_poll_interval_ms,
+        drain_timeout_ms=config.drain_timeout_ms,
+        purge_interval_ms=config.repartition_purge_interval_ms,
+        memory=config.memory,
+    )
+
+
+def _taken(
+    intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: FoldedChunk
+) -> FoldedChunk:
+    """The records of a chunk that enter a global table; ``tables`` get the error if a record
+    fails."""
+    try:
+        return intake.taken(tp, cast(LogChunk, chunk))
+    except UndecodableRecord as error:
+        tables.refused(ending(error.failure, 1, ""))
+        raise
+    except FatalError as error:  # of its handler, or of the dead letter topic
+        tables.refused(error)
+        raise
+    except RetriableError as error:  # else its records would be skipped
+        tables.waits(error)
+        raise EverflowError(str(error)) from error

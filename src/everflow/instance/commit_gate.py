@@ -1,0 +1,441 @@
+"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment.
+
+The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches,
+ownership); `CommitGate` is the Unix-socket server the workers ask. Why a gate: metadata taken at
+job start dies with every rebalance, metadata taken blindly is ``(-1, "")`` after an eviction, and
+the broker accepts such an offset commit unfenced (scenarios 6-8).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import socketserver
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everflow.errors import FatalError, SetupError
+from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchId, WorkerClients
+from everflow.records import MemberMetadata, TaskId, TopicPartition
+from everflow.sockets import (
+    TooLargeError,
+    read_line,
+    remove_abandoned,
+    remove_socket_folder,
+    socket_folder,
+)
+
+# --- the gate -------------------------------------------------------------------------------------
+
+
+log = logging.getLogger("everflow")
+
+_SOCKET = "gate.sock"
+
+
+class Offset(NamedTuple):
+    """One offset that a worker wants to commit."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """A batch in flight. ``epochs``: ownership epoch of each of its tasks when the batch began."""
+
+    batch_id: str
+    thread: int
+    guarantee: str
+    epochs: Mapping[TaskId, int]
+
+
+class Decision(NamedTuple):
+    """``reason`` says why not, for the log: a word for the kind, a colon, the rest."""
+
+    ok: bool
+    reason: str = ""
+
+
+def decide(
+    batch_id: str,
+    batch: OpenBatch | None,
+    answered: bool,
+    member: MemberMetadata,
+    epochs_now: Mapping[TaskId, int],
+    revoked_in: Mapping[TaskId, tuple[int, str]] | None = None,
+) -> Decision:
+    """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not
+    answered before, the member stands in a generation, and every task has been owned without a
+    break since the batch began. A task that is being given up (``revoked_in``: generation and
+    member id at that moment) may commit in that generation only: in any other it can be another
+    member's."""
+    if batch is None:
+        return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
+    if answered:
+        return Decision(False, f"already-answered: {batch_id} has asked before")
+    if member.generation < 0 or not member.member_id:
+        return Decision(
+            False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}"
+        )
+    present = (member.generation, member.member_id)
+    gone = {task for task, epoch in batch.epochs.items() if epochs_now.get(task) != epoch}
+    given_up = {task for task, at in (revoked_in or {}).items() if at != present}
+    if not (against := gone | (given_up & batch.epochs.keys())):
+        return Decision(True)
+    task = min(against)
+    began = f"task {task} is not owned as when the batch began"
+    earlier = f"task {task} was revoked in an earlier generation"
+    return Decision(False, f"ownership-changed: {began if task in gone else earlier}")
+
+
+_served_last: dict[int, object] = {}
+"""Worker process -> the book it has reported to last. Instances in one process share Spark's idle
+workers: one that serves another instance by now is no longer ours to kill."""
+
+
+class GateBook:
+    """Ownership of tasks and the batches in flight. Any thread may call; every method returns at
+    once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._identity = object()
+        self._epoch = 0
+        self._epochs: dict[TaskId, int] = {}
+        self._revoked_in: dict[TaskId, tuple[int, str]] = {}
+        self._owned_again: set[TaskId] = set()
+        self._open: dict[str, OpenBatch] = {}
+        self._answered: set[str] = set()
+        self._abandoned: set[int] = set()
+        self._pids: dict[int, dict[str, int]] = {}
+
+    def own(self, tasks: Iterable[TaskId]) -> None:
+        """These tasks became ours; those owned already keep their epoch, unless they were being
+        given up."""
+        with self._lock:
+            self._epoch += 1
+            for task in tasks:
+                if self._revoked_in.pop(task, None) is not None:
+                    del self._epochs[task]
+                    self._owned_again.add(task)
+                self._epochs.setdefault(task, self._epoch)
+
+    def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
+        """These tasks have to be given up. Batches that hold them may still commit, but only while
+        ``member`` stays in its present generation: a member that holds nothing else and is evicted
+        before `release` gets no notice of that."""
+        with self._lock:
+            for task in tasks:
+                self._owned_again.discard(task)
+                if task in self._epochs:
+                    self._revoked_in[task] = (member.generation, member.member_id)
+
+    def release(self, tasks: Iterable[TaskId]) -> None:
+        """Revoked tasks were given up. One that has become ours again meanwhile (after an eviction)
+        stays."""
+        with self._lock:
+            for task in tasks:
+                if task not in self._owned_again:
+                    self._epochs.pop(task, None)
+                    self._revoked_in.pop(task, None)
+
+    def disown_all(self) -> None:
+        """The member was lost. Called from the membership's listener, before a new generation can
+        be seen."""
+        with self._lock:
+            self._epochs.clear()
+            self._revoked_in.clear()
+
+    def owned(self) -> frozenset[TaskId]:
+        with self._lock:
+            return frozenset(self._epochs)
+
+    def epoch(self, task: TaskId) -> int:
+        """Number of the present ownership of ``task``; -1 when it is not owned."""
+        with self._lock:
+            return self._epochs.get(task, -1)
+
+    def broken(self, task: TaskId, epoch: int) -> bool:
+        """True if ``task`` is not owned any more in the ownership ``epoch``."""
+        with self._lock:
+            return self._epochs.get(task) != epoch
+
+    def begin(
+        self, batch_id: str, thread: int, guarantee: str, epochs: Mapping[TaskId, int]
+    ) -> bool:
+        """Open a batch over tasks that were recovered in these ownerships. False (and nothing
+        opened) if one of them is over: a task that was lost and came back has to be recovered
+        first. Nor for a thread that was left behind (`abandon`)."""
+        with self._lock:
+            if thread in self._abandoned or not epochs.items() <= self._epochs.items():
+                return False
+            self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, dict(epochs))
+            self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now
+            return True
+
+    def end(self, batch_id: str) -> None:
+        """Close a batch, whatever became of it; a late question about it is refused."""
+        with self._lock:
+            self._open.pop(batch_id, None)
+            self._answered.discard(batch_id)
+
+    def abandon(self, thread: int) -> None:
+        """This stream thread was left behind for good: it begins no batch, a worker that
+        comes for the one in flight is sent away, and one that asks to commit is refused."""
+        with self._lock:
+            self._abandoned.add(thread)
+            for batch in [one for one in self._open.values() if one.thread == thread]:
+                del self._open[batch.batch_id]
+                self._answered.discard(batch.batch_id)
+
+    def hello(self, batch_id: str, slot: str, pid: int) -> bool:
+        """Record the worker process of a hop; False if the batch is not in flight (the worker must
+        stop)."""
+        with self._lock:
+            batch = self._open.get(batch_id)
+            if batch is None:
+                return False
+            self._pids.setdefault(batch.thread, {})[slot] = pid
+            _served_last[pid] = self._identity
+            return True
+
+    def take_pids(self, thread: int) -> tuple[int, ...]:
+        """Worker processes recorded for a stream thread that have served nobody else in this
+        process since; forgets them."""
+        with self._lock:
+            pids = set(self._pids.pop(thread, {}).values())
+            return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
+
+    @property
+    def finishing(self) -> bool:
+        """True if a batch is in flight that has been run before. The member joins no new generation
+        meanwhile: a batch that was refused because the group had moved on should not be refused a
+        second time."""
+        with self._lock:
+            return any(BatchId.parse(batch_id).attempt > 0 for batch_id in self._open)
+
+    def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
+        """`decide` on the present facts, and note that the batch was answered. ``member`` must have
+        been read *before* this call: an eviction between the two shows as a change of ownership,
+        one after it as an illegal generation."""
+        with self._lock:
+            batch = self._open.get(batch_id)
+            decision = decide(
+                batch_id, batch, batch_id in self._answered, member, self._epochs, self._revoked_in
+            )
+            if batch is not None:
+                self._answered.add(batch_id)
+            return decision, batch
+
+
+@dataclass(frozen=True)
+class GateBackend:
+    """The group member as the gate sees it, and the settings that workers get.
+
+    Attributes:
+        member: metadata of the member at the moment of the call.
+        encode: the group metadata bytes librdkafka wants.
+        commit: at-least-once: commit these offsets through the member; True = taken, False = the
+        group is rebalancing, the
+            offsets are held back and go with the next batch. May raise; then the answer is no.
+        clients: of this instance's workers.
+    """
+
+    member: Callable[[], MemberMetadata]
+    encode: Callable[[MemberMetadata], bytes]
+    commit: Callable[[Sequence[Offset]], bool]
+    clients: WorkerClients = field(default_factory=WorkerClients)
+
+
+def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one question of a worker (`everflow.worker.ports`)."""
+    op, batch_id = question.get("op"), str(question.get("batch"))
+    if op == "hello":
+        return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
+    if op == "clients":
+        clients = backend.clients
+        return {"ok": True, "reader": dict(clients.reader), "producer": dict(clients.producer)}
+    if op != "commit":
+        return {"ok": False, "reason": f"unknown question {op!r}"}
+    member = backend.member()
+    decision, batch = book.ask(batch_id, member)
+    if not decision.ok or batch is None:
+        return {"ok": False, "reason": decision.reason}
+    if batch.guarantee == EXACTLY_ONCE_V2:
+        return {"ok": True, "group_metadata": base64.b64encode(backend.encode(member)).decode()}
+    offsets = [Offset(str(t), int(p), int(o), str(m)) for t, p, o, m in question["offsets"]]
+    try:
+        return {"ok": True, "deferred": not backend.commit(offsets)}
+    except Exception as error:  # whatever the client raised: the worker gets a no with the text
+        return {"ok": False, "reason": f"offset commit failed: {error}"}
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, path: str, book: GateBook, backend: GateBackend) -> None:
+        self.book, self.backend = book, backend
+        super().__init__(path, _Handler)
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        while line := self._question():
+            try:
+                reply = answer(self.server.book, self.server.backend, json.loads(line))
+            except Exception as error:  # one bad question must not take the gate down
+                log.exception("The commit gate could not answer a worker")
+                reply = {"ok": False, "reason": f"gate error: {error}"}
+            try:
+                self.wfile.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+            except OSError:
+                return  # the worker died while it waited
+
+    def _question(self) -> bytes:
+        """The next one; empty where the worker has hung up, or sends what is no question."""
+        try:
+            return read_line(self.rfile, "a worker's question to the commit gate")
+        except TooLargeError as error:
+            log.error("%s: its connection is closed, and it must not commit", error)
+            return b""
+        except OSError:
+            return b""
+
+
+@dataclass(kw_only=True)
+class CommitGate:
+    """The server: one per instance, on a Unix socket in a folder of its own that only this user may
+    enter.
+
+    That is not the state folder: whoever deletes that under a running instance would cut off the
+    workers, too. ``close`` ends the gate; workers that ask later get "driver gone".
+    """
+
+    book: GateBook
+    backend: GateBackend
+    _server: _Server | None = field(default=None, init=False)
+    _folder: Path | None = field(default=None, init=False)
+    _serving: bool = field(default=False, init=False)
+
+    def start(self) -> str:
+        """Listen; gives the socket's path. SetupError if no folder for it can be made. Removes what
+        killed instances left."""
+        remove_abandoned()
+        try:
+            self._folder = socket_folder()
+            path = self._folder / _SOCKET
+            self._server = _Server(str(path), self.book, self.backend)
+            os.chmod(path, 0o600)
+        except OSError as error:
+            self.close()
+            raise SetupError(
+                f"No place for the commit gate's socket: {error}. Set TMPDIR to a folder with a "
+                f"short path that this user may "
+                "write to."
+            ) from error
+        threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.5},
+            name="everflow-gate",
+            daemon=True,
+        ).start()
+        self._serving = True
+        return str(path)
+
+    def require_reachable(self) -> None:
+        """FatalError if the socket was deleted while the gate runs (somebody tidied the temporary
+        folder): no batch could commit any more. Quick; often."""
+        server = self._server
+        if server is not None and not os.path.lexists(str(server.server_address)):
+            raise FatalError(
+                f"The commit gate's socket {server.server_address} was deleted under the running "
+                f"instance: no worker can ask "
+                "whether it may commit. Nothing is lost; start the instance again, and keep what "
+                "tidies temporary folders away "
+                "from it, or set TMPDIR to another folder with a short path."
+            )
+
+    def close(self) -> None:
+        """Stop listening and remove the socket. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            if self._serving:
+                server.shutdown()
+            server.server_close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            remove_socket_folder(folder)
+
+
+# --- deferred offsets (scenario 26) ---------------------------------------------------------------
+
+
+CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
+
+
+class DeferredOffsets:
+    """Commits offsets through the member and keeps those that it would not take. Any thread may
+    call. ``committed`` gets what was committed."""
+
+    def __init__(
+        self, commit: CommitOffsets, committed: Callable[[Mapping[TopicPartition, int]], None]
+    ) -> None:
+        self._commit, self._committed = commit, committed
+        self._committing = threading.Lock()
+        # Never held over a commit: `forget` is called on the group client's thread, which the
+        # commit itself needs.
+        self._lock = threading.Lock()
+        self._forgotten: set[TopicPartition] = set()
+        self._held: dict[TopicPartition, tuple[int, str]] = {}
+
+    def commit(self, offsets: Sequence[Offset]) -> bool:
+        """Commit these and all held ones; False = the group is rebalancing, they are held now.
+        Raises what the member raises; then nothing is held that was not before."""
+        with self._committing:
+            with self._lock:
+                self._forgotten.clear()
+                merged = dict(self._held)
+            for topic, partition, offset, metadata in offsets:
+                merged[TopicPartition(topic, partition)] = (offset, metadata)
+            if not merged:
+                return True
+            taken = self._commit(merged)
+            if taken:
+                self._committed({tp: offset for tp, (offset, _) in merged.items()})
+            else:
+                log.info(
+                    "The group rebalances: the offsets of %d partitions go with the next commit",
+                    len(merged),
+                )
+            with self._lock:
+                self._held = (
+                    {}
+                    if taken
+                    else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
+                )
+            return taken
+
+    def held(self) -> frozenset[TopicPartition]:
+        """Partitions whose offsets wait."""
+        with self._lock:
+            return frozenset(self._held)
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """These partitions are others' now; their offsets must not be committed over theirs.
+        Returns at once."""
+        with self._lock:
+            self._forgotten.update(partitions)
+            for tp in partitions:
+                self._held.pop(tp, None)

@@ -1,0 +1,389 @@
+"""Global tables on an instance: a task for each partition of their topics, followed as copies are.
+
+The group does not assign these tasks, and the changelog of their stores is the topic itself (note
+026). Batches never read a store that is being filled: while it is, at the start or because the
+topic no longer has the next records, they read the store before it, or wait.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everflow import metrics as names
+from everflow.clock import Clock, Deadline, Running, Spawn, on_thread
+from everflow.errors import EverflowError, TableLoadError, TaskTimeoutError
+from everflow.instance.copies.state_updater import FollowedTask, StalledCopy, StateUpdater
+from everflow.instance.tasks.task import StandbyTask, TaskRole, TaskStore, context_of
+from everflow.logs import counted, moves
+from everflow.metrics import Labels, Metrics
+from everflow.operators.stored_records import LoadedRows, loaded_rows
+from everflow.records import TaskId
+from everflow.retry import StoppedError, waiting
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store_snapshot import KEY_VALUE
+from everflow.topology.plan import LoadedTable
+from everflow.user_program import error_text, place
+
+if TYPE_CHECKING:
+    from everflow.protocol.messages import TaskContext
+    from everflow.worker.global_records import LeftOut
+
+
+POLL_MS = 50.0
+
+
+class GlobalTables:
+    """The global tables of an instance. ``updater``: follows only ``tasks``; None without tasks.
+    ``loaded``: the tables that Spark loads. ``failed``: called when the instance cannot go on. From
+    any thread, except `prepared`."""
+
+    def __init__(
+        self,
+        tasks: Sequence[StandbyTask],
+        updater: StateUpdater | None,
+        failed: Callable[[EverflowError], None],
+        clock: Clock,
+        loaded: LoadedTables | None = None,
+    ) -> None:
+        self.tasks: Collection[TaskId] = frozenset(task.id for task in tasks)
+        self._follows = tasks
+        self._updater = updater
+        self._failed = failed
+        self._clock = clock
+        self._loaded = loaded or LoadedTables((), Path(), tuple, clock)
+        self._lock = threading.Lock()
+        self._targets: dict[TaskId, tuple[Path, int]] = {}
+        """Each store's last path, and the end of its topic's partition then."""
+        self._filled: dict[TaskId, tuple[TaskStore, ...]] = {}
+        """The stores that were read up to that end."""
+        self._started = False
+        self._failure: EverflowError | None = None
+        self._waits: EverflowError | None = None
+
+    # --- the updater's side ----------------------------------------------------------------------
+
+    def prepared(self, task: TaskId, path: Path, end: int) -> None:
+        """A store was opened. Lookups in it begin once it was read up to ``end``."""
+        with self._lock:
+            self._targets[task] = path, end
+
+    def refused(self, error: EverflowError) -> None:
+        """A record is refused: the instance stops, or does not start."""
+        with self._lock:
+            started = self._started
+            self._failure = self._failure or error
+        if started:
+            self._failed(error)
+
+    def waits(self, error: EverflowError) -> None:
+        """A record cannot be processed now: it is tried again."""
+        with self._lock:
+            self._waits = error
+
+    # --- the instance's side ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._loaded.start()
+        if self._updater is not None:
+            self._updater.add(self._follows)
+            self._updater.start()
+
+    def await_filled(self, stop: threading.Event, patience_ms: float) -> None:
+        """Wait until every table was read up to the end that its topic had at the start, or loaded.
+        Raises the error of a refused record; TaskTimeoutError if reading makes no progress for
+        ``patience_ms``; TableLoadError, StoppedError."""
+        if self._updater is not None:
+            self._await_read(stop, patience_ms)
+        self._loaded.await_loaded(stop)
+
+    def _await_read(self, stop: threading.Event, patience_ms: float) -> None:
+        moves.info("Reading global tables: %s", counted(len(self.tasks), "partition"))
+        deadline, before = Deadline(self._clock, patience_ms), -1
+        with waiting("reading global tables"):
+            while not self._read():
+                if self._failure is not None:
+                    raise self._failure
+                if stop.is_set():
+                    raise StoppedError("stopped while global tables were read")
+                if deadline.expired():
+                    raise self._too_late(patience_ms)
+                self._clock.wait(stop, POLL_MS)
+                read = sum(one.offset_sum for one in self.followed().values())
+                if read != before:
+                    deadline, before = Deadline(self._clock, patience_ms), read
+        with self._lock:
+            self._started = True
+        if self._failure is not None:
+            raise self._failure
+
+    def _too_late(self, patience_ms: float) -> TaskTimeoutError:
+        with self._lock:
+            waits = self._waits
+        text = (
+            f"No more records of the global tables' topics came for {patience_ms / 1000:g} s "
+            f"(task.timeout.ms): "
+        )
+        if waits is None:
+            return TaskTimeoutError(
+                f"{text}the brokers do not answer, or a transaction is open in them."
+            )
+        return TaskTimeoutError(f"{text}{waits}")
+
+    @property
+    def filled(self) -> bool:
+        """True if lookups may read every table."""
+        return self._read() and self._loaded.ready
+
+    def _read(self) -> bool:
+        self._note_filled()
+        with self._lock:
+            return all(
+                task in self._targets
+                and self._targets[task][0] in (store.path for store in self._filled.get(task, ()))
+                for task in self.tasks
+            )
+
+    def contexts(self) -> list[TaskContext]:
+        """The tables for a batch's workers, by partition."""
+        return [context_of(task, stores) for task, stores in sorted(self.stores().items())]
+
+    def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
+        self._note_filled()
+        loaded = self._loaded.stores()
+        with self._lock:
+            return {**self._filled, **loaded}
+
+    def followed(self) -> Mapping[TaskId, FollowedTask]:
+        loaded = self._loaded.followed()
+        return loaded if self._updater is None else {**self._updater.followed(), **loaded}
+
+    def stalled(self) -> Mapping[TaskId, StalledCopy]:
+        return {} if self._updater is None else self._updater.stalled()
+
+    def close(self) -> None:
+        if self._updater is not None:
+            self._updater.close()
+        self._loaded.close()
+
+    def _note_filled(self) -> None:
+        if self._updater is None:
+            return
+        # In this order: a new path has its measurements, too.
+        stores = self._updater.stores()
+        followed = self._updater.followed()
+        with self._lock:
+            for task, opened in stores.items():
+                path, end = self._targets.get(task, (None, 0))
+                known = followed.get(task)
+                if known is not None and opened[0].path == path and known.offset_sum >= end:
+                    self._filled[task] = opened
+
+
+# --- tables that Spark loads (note 033) -----------------------------------------------------------
+# Each generation has a folder and is swapped as a whole. A batch reads the newest one as of its
+# begin; each attempt takes the newest anew. A replaced generation is removed once no batch runs
+# that began before.
+
+CHECKED_EVERY_MS = 1_000.0
+CLOSE_S = 5.0
+
+
+@dataclass(kw_only=True)
+class _Loaded:
+    """One table. ``due_ms``: when it is loaded again, by the monotonic clock; ``behind``: its last
+    refresh failed."""
+
+    table: LoadedTable
+    path: Path | None = None
+    rows: int = 0
+    at_ms: int = 0
+    due_ms: float = 0.0
+    behind: bool = False
+
+
+class LoadedTables:
+    """``folder``: belongs to these tables alone, emptied at the start; ``busy_since``: when the
+    running batches began, by the monotonic clock, before they called `stores`. From any thread."""
+
+    def __init__(
+        self,
+        tables: Sequence[LoadedTable],
+        folder: Path,
+        busy_since: Callable[[], Iterable[float | None]],
+        clock: Clock,
+        spawn: Spawn = on_thread,
+    ) -> None:
+        self._tables = {table.task: _Loaded(table=table) for table in tables}
+        self._folder, self._busy_since = folder, busy_since
+        self._clock, self._spawn = clock, spawn
+        self._lock = threading.Lock()
+        self._replaced: list[tuple[Path, float]] = []
+        self._stop, self._ready = threading.Event(), threading.Event()
+        self._failure: TableLoadError | None = None
+        self._running: Running | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not self._tables or self._ready.is_set()
+
+    def start(self) -> None:
+        if self._tables:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._running = self._spawn("everflow-loaded-tables", self._run)
+
+    def await_loaded(self, stop: threading.Event) -> None:
+        """Wait until every table was loaded once, without a time limit. TableLoadError,
+        StoppedError."""
+        if self.ready:
+            return
+        moves.info("Loading global tables: %s", counted(len(self._tables), "DataFrame"))
+        with waiting("loading global tables in Spark"):
+            while not self._ready.is_set():
+                if self._failure is not None:
+                    raise self._failure
+                if stop.is_set():
+                    raise StoppedError("stopped while global tables were loaded")
+                self._clock.wait(self._ready, 50.0)
+
+    def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
+        with self._lock:
+            return {
+                task: (TaskStore(one.table.store.name, one.path, None),)
+                for task, one in self._tables.items()
+                if one.path is not None
+            }
+
+    def followed(self) -> Mapping[TaskId, FollowedTask]:
+        """Measurements of each: its rows; the lag is unknown after a failed refresh."""
+        with self._lock:
+            return {
+                task: FollowedTask(TaskRole.GLOBAL, one.rows, None if one.behind else 0)
+                for task, one in self._tables.items()
+                if one.path is not None
+            }
+
+    def close(self) -> None:
+        """Stop loading; the stores are closed and removed. Does not wait for a computation of
+        Spark."""
+        self._stop.set()
+        if self._running is not None:
+            self._running.join(CLOSE_S)
+        with self._lock:
+            paths = [one.path for one in self._tables.values() if one.path is not None]
+            paths += [path for path, _ in self._replaced]
+        for path in paths:
+            LmdbStore.close_at(path)
+        if self._tables:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- its own thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        for one in self._tables.values():
+            try:
+                self._load(one)
+            except Exception as error:
+                self._failure = _refusal(one.table, error)
+                self._failure.__cause__ = error
+                return
+        self._ready.set()
+        while not self._clock.wait(self._stop, CHECKED_EVERY_MS):
+            now_ms = self._clock.monotonic_ms()
+            for one in self._tables.values():
+                if one.table.node.refresh_ms is not None and one.due_ms <= now_ms:
+                    self._refresh(one)
+            self._remove_replaced()
+
+    def _refresh(self, one: _Loaded) -> None:
+        try:
+            self._load(one)
+        except Exception as error:
+            one.behind = True
+            age_s = (self._clock.now_ms() - one.at_ms) / 1000
+            moves.warning(
+                "Global table %s could not be loaded again: %s. Joins go on with the rows loaded "
+                "%.0f s ago; the next try is in %g s",
+                one.table.store.name,
+                error_text(error),
+                age_s,
+                (one.table.node.refresh_ms or 0) / 1000,
+            )
+
+    def _load(self, one: _Loaded) -> None:
+        """Load the next generation; it is complete before a batch may read it."""
+        # From the begin of one to the begin of the next, and a pause where it takes longer.
+        one.due_ms = self._clock.monotonic_ms() + (one.table.node.refresh_ms or 0)
+        rows = loaded_rows(one.table.node)
+        if self._stop.is_set():
+            return
+        if rows.without_key:
+            moves.warning(
+                "Global table %s: skipped %s without a key",
+                one.table.store.name,
+                counted(rows.without_key, "row"),
+            )
+        at_ms = max(self._clock.now_ms(), one.at_ms + 1)
+        path = self._folder / f"{one.table.store.name}-{at_ms}"
+        _write(path, rows, at_ms)
+        with self._lock:
+            if one.path is not None:
+                self._replaced.append((one.path, self._clock.monotonic_ms()))
+            one.path, one.rows, one.at_ms, one.behind = path, len(rows.keys), at_ms, False
+
+    def _remove_replaced(self) -> None:
+        oldest = min((since for since in self._busy_since() if since is not None), default=None)
+        with self._lock:
+            free = [one for one in self._replaced if oldest is None or oldest > one[1]]
+            self._replaced = [one for one in self._replaced if one not in free]
+        for path, _ in free:
+            LmdbStore.close_at(path)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write(path: Path, rows: LoadedRows, at_ms: int) -> None:
+    store = LmdbStore.open(path, kind=KEY_VALUE)
+    for part in rows.chunks(at_ms):
+        store.load_chunk(part.keys, part.values, part.timestamps, at_ms, now_ms=at_ms)
+
+
+def _refusal(table: LoadedTable, error: Exception) -> TableLoadError:
+    where = f", at {place(table.node.where)}" if table.node.where else ""
+    return TableLoadError(
+        f"The rows of global table {table.store.name}{where}, could not be loaded: "
+        f"{error_text(error)}. Nothing was processed; remove the cause and start again."
+    )
+
+
+# --- metrics of records that enter no table -------------------------------------------------------
+
+GLOBAL = "global"
+"""In the place of a stream thread's number."""
+_WHY = {
+    "failed": "that failed, as their exception handler decided",
+    "null-key": "without a key",
+}
+
+
+def count_left_out(metrics: Metrics, left_out: LeftOut) -> None:
+    """Add to the metrics, and log."""
+    dropped: dict[Labels, float] = {
+        (GLOBAL, node, reason): float(count)
+        for node, reasons in left_out.dropped.items()
+        for reason, count in reasons.items()
+    }
+    causes = {(one.exception, one.node, one.topic): one for one in left_out.causes}
+    metrics.add(names.DEAD_LETTERS, left_out.dead_letters)
+    metrics.add(names.DROPPED_RECORDS, sum(dropped.values()))
+    metrics.add_series(names.DROPPED, dropped)
+    metrics.add_series(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
+    metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
+    if left_out.lines:
+        moves.warning("records skipped by a global table: %s", "; ".join(left_out.lines))
+    for node, reasons in left_out.dropped.items():
+        for reason, number in reasons.items():
+            moves.warning("%s dropped %s %s", node, counted(number, "record"), _WHY[reason])

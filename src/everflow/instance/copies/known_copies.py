@@ -1,0 +1,455 @@
+"""Reports the lag of this instance's copies to the group: standbys, warm-ups, restores and stores
+left in the state folder (note 005); and removes state that no task uses.
+
+A copy that would be rebuilt before its next use (`restore_plan.restore_plan`) is not reported; a
+copy that nobody follows becomes one after a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from everflow.clock import Clock, SystemClock
+from everflow.errors import EverflowError
+from everflow.instance.copies.state_updater import FollowedTask
+from everflow.instance.restore.restore_plan import (
+    DEFAULT_DELETE_RETENTION_MS,
+    ChangelogState,
+    restore_plan,
+    trusted_until_ms,
+)
+from everflow.instance.tasks.task import TaskStore
+from everflow.records import TaskId, TopicPartition
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.state.task_directory import StateDirectory
+
+log = logging.getLogger("everflow")
+
+
+class CopyFolder(Protocol):
+    """The part of `StateDirectory` that `Copies.scan` needs."""
+
+    def tasks(self) -> list[TaskId]: ...
+    def stores(self, task: TaskId) -> list[str]: ...
+    def store_path(self, task: TaskId, store: str) -> Path: ...
+    def distrusted(self, task: TaskId, store: str) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class AtRest:
+    """A copy that nobody follows: the sum of its positions, and until when (wall clock, ms) it
+    cannot have missed a delete."""
+
+    offset_sum: int
+    until_ms: float = float("inf")
+    inputs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Offsets of its task's inputs that the group had committed with the last batch in it."""
+
+
+class Copies:
+    """`membership.assignor.LocalCopies` of this instance. ``offset_sums`` does no I/O; any thread
+    may call everything.
+
+    ``followed``: the state updater's measurements. ``running``: active tasks that run, which the
+    member claims anyway. ``recovering``: active tasks that do not run yet, and ``restored``:
+    positions of stores being restored, summed per task. ``delete_retention_ms``: of a changelog
+    topic, without I/O."""
+
+    def __init__(
+        self,
+        followed: Callable[[], Mapping[TaskId, FollowedTask]],
+        running: Callable[[], Collection[TaskId]],
+        recovering: Callable[[], Collection[TaskId]] = tuple,
+        restored: Callable[[], Mapping[TaskId, int]] = dict,
+        delete_retention_ms: Callable[[str], int] = lambda topic: DEFAULT_DELETE_RETENTION_MS,
+        clock: Clock | None = None,
+    ) -> None:
+        self._followed = followed
+        self._running = running
+        self._recovering = recovering
+        self._restored = restored
+        self._delete_retention_ms = delete_retention_ms
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._at_rest: dict[TaskId, AtRest] = {}
+
+    def offset_sums(self) -> Mapping[TaskId, int]:
+        """The sum of the changelog positions of each copy, without active tasks that run here."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            # A copy that nobody followed for too long would be rebuilt before use (if anything was
+            # written since, which is not known here).
+            sums = {
+                task: copy.offset_sum
+                for task, copy in self._at_rest.items()
+                if now_ms <= copy.until_ms
+            }
+        sums.update((task, figures.offset_sum) for task, figures in self._followed().items())
+        restored = self._restored()
+        for task in self._recovering():
+            sums[task] = max(sums.get(task, 0), restored.get(task, 0))
+        for task in self._running():
+            sums.pop(task, None)
+        return sums
+
+    def scan(
+        self,
+        folder: CopyFolder,
+        specs: Callable[[int], Iterable[StoreSpec]],
+        changelog: Callable[[TaskId, StoreSpec], TopicPartition],
+        states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
+    ) -> None:
+        """Read all task folders, once, before the instance joins. A store that cannot be judged is
+        left out: its task then counts as cold, which costs a restore at most."""
+        found: list[tuple[TaskId, StoreSpec, TopicPartition]] = []
+        for task in folder.tasks():
+            here = set(folder.stores(task))
+            for spec in specs(task.subtopology):
+                if spec.logging and spec.name in here:
+                    found.append((task, spec, changelog(task, spec)))
+        try:
+            known = states({tp for _, _, tp in found}) if found else {}
+        except EverflowError as error:
+            log.warning(
+                "The local copies in the state folder cannot be compared with their changelogs: %s",
+                error,
+            )
+            return
+        copies: dict[TaskId, list[AtRest]] = {}
+        for task, spec, tp in found:
+            copy = _judged(folder, task, spec, known[tp], self._clock.now_ms())
+            if copy is not None:
+                copies.setdefault(task, []).append(copy)
+        rested = {task: _together(stores) for task, stores in sorted(copies.items())}
+        with self._lock:
+            self._at_rest = rested
+        if rested:
+            said = ", ".join(f"{task} at {copy.offset_sum}" for task, copy in rested.items())
+            log.info("Local copies in the state folder, task at offset sum: %s", said)
+
+    def applied(self, topics: Collection[str]) -> dict[TopicPartition, int]:
+        """Lower bounds of the group's committed offsets, from the copies that no task uses.
+        ``topics``: those that the program reads now; it may not be allowed to read others."""
+        with self._lock:
+            copies = list(self._at_rest.values())
+        return {
+            tp: offset
+            for copy in copies
+            for tp, offset in copy.inputs.items()
+            if tp.topic in topics
+        }
+
+    def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
+        """A task ended here and its stores stay on disk: note how far they are. Reads the stores'
+        metadata, a fraction of a ms each."""
+        copies = []
+        for store in stores:
+            if store.changelog is None:
+                continue
+            try:
+                meta = LmdbStore.open(store.path).meta()
+            except EverflowError as error:
+                log.debug("Copy of task %s: %s", task, error)
+                continue
+            if meta.position is not None:
+                retention_ms = self._delete_retention_ms(store.changelog.topic)
+                copies.append(
+                    AtRest(meta.position, trusted_until_ms(meta.updated_ms, retention_ms))
+                )
+        with self._lock:
+            if copies:
+                self._at_rest[task] = _together(copies)
+            else:
+                self._at_rest.pop(task, None)
+
+    def forget(self, task: TaskId) -> AtRest | None:
+        """Stop reporting a copy that is about to be removed. `remember` undoes it."""
+        with self._lock:
+            return self._at_rest.pop(task, None)
+
+    def remember(self, task: TaskId, copy: AtRest) -> None:
+        with self._lock:
+            self._at_rest.setdefault(task, copy)
+
+
+def _together(stores: Collection[AtRest]) -> AtRest:
+    """The copy of a task with these stores: it is too old as soon as one of them is."""
+    inputs: dict[TopicPartition, int] = {}
+    for store in stores:
+        inputs.update({tp: max(at, inputs.get(tp, 0)) for tp, at in store.inputs.items()})
+    return AtRest(
+        sum(store.offset_sum for store in stores),
+        min(store.until_ms for store in stores),
+        inputs,
+    )
+
+
+def _judged(
+    folder: CopyFolder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int
+) -> AtRest | None:
+    """The position of a store on disk; None if it would be rebuilt."""
+    path = folder.store_path(task, spec.name)
+    distrusted = folder.distrusted(task, spec.name)
+    retention_ms = spec.kept_ms
+    try:
+        if distrusted is not None or not (path / "data.mdb").exists():
+            return None
+        store = LmdbStore.open(path)
+        meta = store.meta()
+        store.close()
+    except EverflowError as error:
+        log.warning("The local copy of store %s of task %s is not used: %s", spec.name, task, error)
+        return None
+    plan = restore_plan(meta, state, now_ms=now_ms, kind=spec.kind, retention_ms=retention_ms)
+    if plan.rebuild:
+        log.info("The copy of %s in task %s is not used: %s", spec.name, task, plan.reason)
+        return None
+    if meta.position is None:
+        return None
+    # A store at the very end of its changelog may be old: it has missed nothing until now.
+    seen_ms = now_ms if meta.position >= state.end else meta.updated_ms
+    # A store over its input topic survives a reset of the offsets, whose host need not be this one.
+    noted = {} if spec.source_topic is not None else meta.inputs
+    return AtRest(
+        meta.position,
+        trusted_until_ms(seen_ms, state.delete_retention_ms),
+        {TopicPartition.parse(tp): offset for tp, offset in noted.items()},
+    )
+
+
+# --- freshness ------------------------------------------------------------------------------------
+# Until when the stores of running tasks are known to have followed their changelogs (scenario
+# 13).
+#
+# A store notes when it last was at the end of its changelog. If that was longer ago than
+# ``delete.retention.ms``, it is rebuilt, since it may have missed deletes. A batch updates the
+# note for the tasks that it touches, but a task without records has no batch for days. Nothing
+# else is written to a changelog while its task is owned here, and ownership is certain only for
+# the past: until a confirmed heartbeat was *sent*. So a claim is made for a moment between two
+# batches and counts once two more heartbeats were confirmed in the same ownership. A machine that
+# was suspended, or cut off from the group, claims nothing.
+
+PROVING_HEARTBEATS = 2
+"""At least one of them was sent after the claims were collected."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A running task at the moment ``at_ms`` (wall clock) between two batches: all that it had
+    committed is in its stores. ``epoch``: its ownership (`GateBook.epoch`); ``incarnation``: the
+    owner of its stores."""
+
+    task: TaskId
+    epoch: int
+    incarnation: str
+    stores: tuple[Path, ...]
+    at_ms: int
+
+
+class Freshness:
+    """Collects claims (`collect`, often, on one thread) and writes the proven ones into the stores
+    (`note`, which may wait for a batch in flight).
+
+    ``settled``: running tasks as of their threads' last moment between batches; ``broken(task,
+    epoch)``: that ownership has ended; ``heartbeats``: how many the group has confirmed.
+    """
+
+    def __init__(
+        self,
+        settled: Callable[[], Collection[Settled]],
+        broken: Callable[[TaskId, int], bool],
+        heartbeats: Callable[[], int],
+    ) -> None:
+        self._settled, self._broken, self._heartbeats = settled, broken, heartbeats
+        self._claims: Collection[Settled] = ()
+        self._claimed_at = 0
+        self.proven: tuple[Settled, ...] = ()
+        """The latest that have been proven."""
+
+    def collect(self) -> None:
+        """Take over the claims that have been proven, and make new ones."""
+        confirmed = self._heartbeats()
+        if self._claimed_at <= confirmed < self._claimed_at + PROVING_HEARTBEATS:
+            return
+        if confirmed >= self._claimed_at:  # fewer: of another membership, which proves nothing
+            self.proven = tuple(
+                claim for claim in self._claims if not self._broken(claim.task, claim.epoch)
+            )
+        self._claims = list(self._settled())
+        # After the claims: heartbeats that are sent from now on prove them.
+        self._claimed_at = self._heartbeats()
+
+    def note(self) -> None:
+        """Write the proven claims. A store that has another owner by now, or was rebuilt or closed,
+        is left alone."""
+        for claim in self.proven:
+            for path in claim.stores:
+                try:
+                    LmdbStore.open(path).touch(claim.at_ms, claim.incarnation)
+                except EverflowError as error:
+                    log.debug("Task %s: %s", claim.task, error)
+
+
+# --- the state folder -----------------------------------------------------------------------------
+
+NOTE_PERIOD_MS = 60_000.0
+"""Far below the margin of an hour (`restore_plan.AGE_MARGIN_MS_MAX`), also where deletes are kept
+for minutes only."""
+COLLECT_PERIOD_MS = 10_000.0
+"""Between two collections of claims, as one of a thousand stores takes milliseconds: a note has
+claims that are twice as old at the most (note 018)."""
+
+
+class StateKeeper:
+    """Keeps running stores trusted and removes state that no task uses. `turn` runs on the
+    instance's loop; work that may wait, for a batch or the disk, has a thread of its own.
+    ``sweep``: `StateDirectory.sweep`."""
+
+    def __init__(
+        self, freshness: Freshness, cleaner: StateCleaner, sweep: Callable[[], None], clock: Clock
+    ) -> None:
+        self._freshness, self._cleaner, self._sweep, self._clock = freshness, cleaner, sweep, clock
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="everflow-state-keeper")
+        self._noting: Future[None] | None = None
+        self._next_collect_ms = 0.0
+        self._next_note_ms = clock.monotonic_ms() + NOTE_PERIOD_MS
+        self._start(self._delete)  # what an earlier process could not delete any more
+
+    def turn(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._next_collect_ms:
+            self._next_collect_ms = now_ms + COLLECT_PERIOD_MS
+            self._freshness.collect()
+        if now_ms >= self._next_note_ms and (self._noting is None or self._noting.done()):
+            self._next_note_ms = now_ms + NOTE_PERIOD_MS
+            self._noting = self._start(self._freshness.note)
+        if self._cleaner.clean():
+            self._start(self._delete)
+
+    def close(self) -> None:
+        """Note the proven claims. No batch runs any more, so it waits only for a deletion under
+        way."""
+        self._start(self._freshness.note)
+        self._worker.shutdown(wait=True)
+
+    def _delete(self) -> None:
+        LmdbStore.close_removed()
+        self._sweep()
+
+    def _start(self, work: Callable[[], None]) -> Future[None]:
+        def run() -> None:
+            try:
+                work()
+            except Exception:  # the instance goes on, and the next round tries again
+                log.exception("Cleaning up the state folder failed")
+
+        return self._worker.submit(run)
+
+
+CLEAN_MS_MAX = 60_000.0
+SETTLE_MS = 5_000.0
+"""How long a generation must last before anything is removed: all parts of the instance have its
+assignment by then."""
+
+
+class IdleTasks:
+    """For how long each task folder has been unused. Pure; monotonic ms, so the time in which a
+    machine is suspended does not count."""
+
+    def __init__(self, delay_ms: float) -> None:
+        self.delay_ms = delay_ms
+        self._since: dict[TaskId, float] = {}
+        self._generation, self._generation_ms = -1, 0.0
+
+    def after(
+        self,
+        present: Collection[TaskId],
+        used: Collection[TaskId],
+        generation: int | None,
+        now_ms: float,
+    ) -> list[TaskId]:
+        """The tasks to remove now, sorted. ``present``: tasks with a folder; ``used``: tasks in any
+        role; ``generation``: of the group, None while the instance does not run or during a
+        rebalance."""
+        self._since = {task: self._since.get(task, now_ms) for task in present if task not in used}
+        if generation is None or generation != self._generation:
+            self._generation, self._generation_ms = -1 if generation is None else generation, now_ms
+            return []
+        if now_ms - self._generation_ms < SETTLE_MS:
+            return []
+        return sorted(
+            task for task, since_ms in self._since.items() if now_ms - since_ms >= self.delay_ms
+        )
+
+
+class StateCleaner:
+    """Removes the state of tasks that had no role here for ``state.cleanup.delay.ms``, as Kafka
+    Streams does. It runs on the instance's loop, where no task can get a role meanwhile. ``used``
+    and ``generation`` as for `IdleTasks.after`.
+
+    Until then the copy is offered to the group, and an instance that gets the task back restores
+    only the tail. Nothing is removed that is in use or may be assigned right now, nor while the
+    instance is not running in a settled group: after a crash or an eviction copies wait for the
+    group's next assignment (I6).
+    """
+
+    def __init__(
+        self,
+        folder: StateDirectory,
+        copies: Copies,
+        used: Callable[[], Collection[TaskId]],
+        generation: Callable[[], int | None],
+        clock: Clock,
+        delay_ms: float,
+    ) -> None:
+        self._folder, self._copies, self._clock = folder, copies, clock
+        self._used, self._generation = used, generation
+        self._idle = IdleTasks(delay_ms)
+        self._next_ms = 0.0
+
+    def clean(self) -> bool:
+        """Remove the state that is due. True if some was: `StateDirectory.sweep` then frees the
+        disk space. Quick, for folders are only renamed; a folder that cannot be renamed stays, with
+        a warning."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_ms:
+            return False
+        self._next_ms = now_ms + min(CLEAN_MS_MAX, max(SETTLE_MS / 5, self._idle.delay_ms / 10))
+        generation = self._generation()
+        removed = [task for task in self._due(generation, now_ms) if self._remove(task, generation)]
+        if removed:
+            log.info(
+                "Removed the state of tasks that were not assigned here for %g s "
+                "(state.cleanup.delay.ms): %s",
+                self._idle.delay_ms / 1000,
+                ", ".join(map(str, removed)),
+            )
+        return bool(removed)
+
+    def _due(self, generation: int | None, now_ms: float) -> list[TaskId]:
+        return self._idle.after(self._folder.tasks(), self._used(), generation, now_ms)
+
+    def _remove(self, task: TaskId, generation: int | None) -> bool:
+        """Stop reporting the copy first, then check the generation again: a join under way may have
+        reported the copy, and the leader may assign the task here because of it (I5)."""
+        copy = self._copies.forget(task)
+        try:
+            if self._generation() == generation:
+                self._folder.remove_task(task)
+                return True
+        except (EverflowError, OSError) as error:
+            log.warning(
+                "The state of task %s, which is not assigned here, could not be removed: %s",
+                task,
+                error,
+            )
+        if copy is not None:
+            self._copies.remember(task, copy)
+        return False

@@ -1,0 +1,328 @@
+"""Describes an instance's tasks, and the instance before its start, for operators."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from everflow import metrics as names
+from everflow.config import StreamsConfig
+from everflow.instance.copies.state_updater import FollowedTask
+from everflow.instance.restore.listeners import RestoreProgress
+from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
+from everflow.instance.thread.retry_policy import Trouble
+from everflow.logs import log_path
+from everflow.records import TaskId, TopicPartition
+from everflow.topology.describe import roads
+from everflow.topology.describe import summary as computed
+from everflow.topology.graph import (
+    GlobalTableNode,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+    WholeTableNode,
+)
+from everflow.topology.plan import plan
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStatus:
+    """One task on this instance.
+
+    Attributes:
+        state: CREATED while an assigned task waits for its stream thread or for the state updater.
+        SUSPENDED while a revoked task is handed over.
+        lag: input records that wait, of a running active task; else the offsets of its changelogs
+        that its replica lacks. None: not known yet.
+        rate: records/s that the replica restores or follows.
+        remaining_s: time until the replica is complete at that rate; None: not known, 0: complete.
+        copied: offsets of its changelogs that the replica has, of ``copied + lag``; None for a
+        running active task.
+        trouble: why it makes no progress, since when and how often; None if it does.
+    """
+
+    role: TaskRole
+    state: TaskState
+    lag: int | None
+    rate: float = 0.0
+    remaining_s: float | None = None
+    copied: int | None = None
+    trouble: Trouble | None = None
+
+
+def statuses(
+    owned: Iterable[TaskId],
+    running: Iterable[ActiveTask],
+    ends: Mapping[TopicPartition, int],
+    followed: Mapping[TaskId, FollowedTask],
+    recovering: Collection[TaskId],
+    restores: Mapping[TaskId, Sequence[RestoreProgress]],
+    handing_over: Collection[TaskId] = (),
+    troubles: Mapping[TaskId, Trouble] | None = None,
+    stalled_copies: Mapping[TaskId, TaskRole] | None = None,
+) -> dict[TaskId, TaskStatus]:
+    """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
+    ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
+    runs is RUNNING. ``troubles``: of their threads, and of ``stalled_copies``, which make no
+    progress and may not be open yet."""
+    troubled = troubles or {}
+    found = {
+        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
+    }
+    found |= {
+        task: TaskStatus(
+            role=copy.role,
+            state=TaskState.RUNNING,
+            lag=copy.lag,
+            rate=copy.rate,
+            remaining_s=copy.remaining_s,
+            copied=copy.offset_sum,
+            trouble=troubled.get(task),
+        )
+        for task, copy in followed.items()
+    }
+    found |= {
+        task: TaskStatus(role=role, state=TaskState.CREATED, lag=None, trouble=troubled.get(task))
+        for task, role in (stalled_copies or {}).items()
+        if task not in found
+    }
+    found |= {task: _restoring(restores.get(task, ())) for task in recovering}
+    found |= {
+        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None)
+        for task in handing_over
+    }
+    for task in running:
+        positions = dict(task.positions)
+        known = all(tp in ends for tp in positions)
+        lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
+        found[task.id] = TaskStatus(
+            role=TaskRole.ACTIVE,
+            state=task.state,
+            lag=lag,
+            rate=0.0,
+            remaining_s=0.0,
+            trouble=troubled.get(task.id),
+        )
+    return dict(sorted(found.items()))
+
+
+def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
+    if not stores:
+        return TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None)
+    left = [store.remaining_s for store in stores]
+    known = [seconds for seconds in left if seconds is not None]
+    return TaskStatus(
+        role=TaskRole.ACTIVE,
+        state=TaskState.RESTORING,
+        lag=sum(store.end - store.position for store in stores),
+        rate=sum(store.rate for store in stores),
+        remaining_s=max(known) if len(known) == len(left) else None,
+        copied=sum(store.position - store.start for store in stores),
+    )
+
+
+def input_lag(tasks: Iterable[TaskStatus]) -> float:
+    """Input records that wait for the active tasks; NaN while one of them does not run yet, or its
+    ends were not read yet."""
+    ours = [
+        task
+        for task in tasks
+        if task.role is TaskRole.ACTIVE and task.state is not TaskState.SUSPENDED
+    ]
+    if any(task.state is not TaskState.RUNNING or task.lag is None for task in ours):
+        return math.nan
+    return sum(task.lag or 0 for task in ours)
+
+
+def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
+    standbys = [f for f in followed.values() if f.role is TaskRole.STANDBY]
+    warmups = [f for f in followed.values() if f.role is TaskRole.WARMUP]
+    return {
+        names.STANDBY_TASKS: len(standbys),
+        names.WARMUP_TASKS: len(warmups),
+        names.COPIES_LAG: sum(f.lag or 0 for f in followed.values()),
+        names.COPIES_RATE: sum(f.rate for f in followed.values()),
+    }
+
+
+# --- tasks in words -------------------------------------------------------------------------------
+
+ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
+    "active",
+    "starting",
+    "restoring",
+    "leaving",
+    "standby",
+    "warm-up",
+)
+FAILING = "failing"
+ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
+"""The roles that operators see. An active task that cannot process yet is restoring, or starting
+while it waits for its stream thread; failing if its batches fail; leaving while it is handed
+over."""
+_OF_STATE = {
+    TaskState.RUNNING: ACTIVE,
+    TaskState.RESTORING: RESTORING,
+    TaskState.SUSPENDED: LEAVING,
+}
+_ROWS_SHOWN = 12
+_TROUBLE_WIDTH = 120
+
+
+def role_of(status: TaskStatus) -> str:
+    if status.trouble is not None:
+        return FAILING
+    if status.role is not TaskRole.ACTIVE:
+        return str(status.role.value)
+    return _OF_STATE.get(status.state, STARTING)
+
+
+def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
+    """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
+
+    Restores and warm-ups have their progress, added up. Failing tasks have the cause: ``2 failing ·
+    no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock, None for now."""
+    counts = Counter(role_of(status) for status in tasks.values())
+    parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
+    for role in (RESTORING, WARM_UP):
+        if counts[role]:
+            copies = [status for status in tasks.values() if role_of(status) == role]
+            parts.append(f"{role} {progress(copies)}")
+    troubled = [status.trouble for status in tasks.values() if status.trouble is not None]
+    if troubled:
+        parts.append(trouble(min(troubled, key=lambda one: one.since_ms), now_ms))
+    return " · ".join(filter(None, parts))
+
+
+def trouble(found: Trouble, now_ms: float | None = None) -> str:
+    """``ValueError: bad (3 times in 12 s)``."""
+    elapsed = (time.time() * 1000 if now_ms is None else now_ms) - found.since_ms
+    times = "once" if found.count == 1 else f"{found.count} times"
+    text = found.text if len(found.text) <= _TROUBLE_WIDTH else f"{found.text[:_TROUBLE_WIDTH]}..."
+    return f"{text} ({times} in {duration(max(0.0, elapsed / 1000))})"
+
+
+def progress(copies: Collection[TaskStatus]) -> str:
+    """``43 %, 12,000 records/s, 3 s left`` of copies being built, added up; ``begins`` while
+    nothing is known."""
+    known = [
+        (status.copied, status.lag)
+        for status in copies
+        if status.copied is not None and status.lag is not None
+    ]
+    if not known:
+        return "begins"
+    copied, lag = (sum(column) for column in zip(*known, strict=True))
+    parts = [_percent(copied, lag)]
+    rate = sum(status.rate for status in copies)
+    if rate > 0:
+        parts.append(f"{rate:,.0f} records/s")
+    left = [status.remaining_s for status in copies if status.remaining_s is not None]
+    if lag and len(left) == len(copies):
+        parts.append(f"{duration(max(left))} left")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
+    """A line for each task, restoring and failing ones first; at most a dozen."""
+    order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
+    ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
+    lines = [
+        f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}"
+        for task, status in ranked[:_ROWS_SHOWN]
+    ]
+    hidden = len(ranked) - len(lines)
+    return [*lines, f"and {hidden:,} more tasks"] if hidden > 0 else lines
+
+
+def _figures(status: TaskStatus) -> str:
+    if role_of(status) in (ACTIVE, STARTING, LEAVING):
+        return "" if status.lag is None else f"lag {status.lag:,}"
+    return trouble(status.trouble) if status.trouble is not None else progress([status])
+
+
+def _percent(copied: int, lag: int) -> str:
+    # Rounded down: 100 % is said of what is complete, and of nothing else.
+    return f"{100 * copied // (copied + lag)} %" if lag else "100 %"
+
+
+# --- the banner of a start ------------------------------------------------------------------------
+
+_LIST_WIDTH = 76  # topics or stores named before "and n more"
+
+
+def topology_lines(topology: Topology) -> tuple[str, str, str]:
+    """The program in three lines: what it reads, what it keeps, what it writes."""
+    sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
+    sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
+    read = [topic for node in sources if node.kind != "repartition" for topic in node.topics]
+    stores = [
+        spec.name
+        for node in topology.nodes
+        if isinstance(node, StatefulNode)
+        for spec in node.stores
+    ]
+    written = [
+        node.topic if isinstance(node.topic, str) else "(a topic per record)"
+        for node in sinks
+        if node.kind != "repartition"
+    ]
+    tables = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
+    read += [node.topic for node in tables if isinstance(node, GlobalTableNode)]
+    stores += [node.store.name for node in tables]
+    rekeyed = len(
+        {topic for node in sources if node.kind == "repartition" for topic in node.topics}
+    )
+    keeps = _listed(stores) if stores else "nothing (stateless)"
+    if rekeyed:
+        keeps += f"; re-keys through {rekeyed} repartition topic{'s' * (rekeyed != 1)}"
+    return (f"reads  {_listed(read)}", f"keeps  {keeps}", f"writes {_listed(written) or 'nothing'}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    shown: list[str] = []
+    width = 0
+    for name in unique:
+        width += len(name) + 2
+        if shown and width > _LIST_WIDTH:
+            return f"{', '.join(shown)} and {len(unique) - len(shown)} more"
+        shown.append(name)
+    return ", ".join(shown)
+
+
+def banner(config: StreamsConfig, topology: Topology, program: str = "") -> str:
+    """Several lines, without a final newline. ``program``: where the topology was loaded from."""
+    planned = plan(topology, cut(topology).index_of, config.application_id)
+    threads = config.num_stream_threads
+    rows = [
+        ("application", f"{config.application_id}   (everflow {version('everflow')})"),
+        *([("program", program)] if program else []),
+        ("brokers", config.bootstrap_servers),
+        (
+            "guarantee",
+            f"{config.processing_guarantee}, {threads} stream thread{'s' * (threads != 1)}",
+        ),
+        *zip(("topology", "", ""), topology_lines(topology), strict=True),
+        ("computed", computed(roads(planned))),
+        ("state", str(Path(config.state_dir) / config.application_id)),
+        ("log", str(log_path(config.state_dir, config.application_id))),
+    ]
+    return "\n".join(f"{label:<12} {text}" for label, text in rows)

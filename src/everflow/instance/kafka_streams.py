@@ -1,0 +1,783 @@
+"""`KafkaStreams`: one instance of an application, from start to close.
+
+What it does between start and close is `Instance`'s: here is what users call, and what a start
+checks and opens first.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from everflow import metrics as names
+from everflow.clock import Clock, SystemClock, on_thread
+from everflow.config import StreamsConfig, asked_at
+from everflow.errors import ConfigError, EverflowError
+from everflow.foreign_names import Telling
+from everflow.instance.assembly import ClusterPorts, Dependencies, instance_log, instance_settings
+from everflow.instance.client_state import (
+    ENDED,
+    STOPPING,
+    ClientState,
+    IllegalStateError,
+    Pause,
+    StateListener,
+)
+from everflow.instance.describe import (
+    TaskStatus,
+    banner,
+    copies_metrics,
+    input_lag,
+    progress,
+    role_of,
+    statuses,
+    summary,
+    trouble,
+)
+from everflow.instance.foreground import Foreground, bounded_run
+from everflow.instance.instance import RESTORE_THREADS, Instance, ThreadCount
+from everflow.instance.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
+from everflow.instance.observer import (
+    Observer,
+    dead_letters_of,
+    exported,
+    peers_of,
+    rules_of,
+    subject_of,
+    watched,
+)
+from everflow.instance.query.queries import InteractiveQueries, QueryPorts, store_queries
+from everflow.instance.restore.changelogs import Changelogs, LeftOutLogs
+from everflow.instance.restore.listeners import (
+    RestoreListener,
+    RestoreTracker,
+    StandbyUpdateListener,
+)
+from everflow.instance.start_up import prepare_cluster, require_tasks, with_existing_topics
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.task import TaskState
+from everflow.instance.thread.retry_policy import (
+    MOST_REPLACEMENTS,
+    REPLACED_WITHIN_MS,
+    ReplacementLimits,
+    troubles_of,
+)
+from everflow.instance.thread.stream_thread import Uncaught, UncaughtExceptionHandler
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.client_settings import check_clients
+from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.writing.transaction import TransactionStates
+from everflow.logs import LogFile, install, moves
+from everflow.membership.own_assignor import check_assignor
+from everflow.memory import share_one_area
+from everflow.metrics import Metrics
+from everflow.operators.optimization import optimized
+from everflow.records import TaskId
+from everflow.state.disk import MemoryFolder
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.task_directory import StateDirectory
+from everflow.topology.program import Topology, checked_topology
+from everflow.travel.parcel import InertInstance, in_worker
+from everflow.windows import Duration, duration_ms
+
+log = logging.getLogger("everflow")
+
+END_S = 60.0
+"""Time-out of a shutdown besides the draining."""
+
+
+class KafkaStreams(InteractiveQueries, Telling):
+    """Runs a topology. One object is one instance: one member of the group ``application.id``. It
+    starts once.
+
+        KafkaStreams(builder.build(), application_id="delays",
+        bootstrap_servers="broker:9092").run()
+
+    Args:
+        topology: the result of `StreamsBuilder.build`.
+        config: a `StreamsConfig`, or a mapping of its keys (``{"application.id": "delays"}``); or
+        pass them as keywords.
+
+    All methods may be called from any thread, except `run` (main thread). Raises ConfigError for
+    wrong settings, TopologyError if ``topology`` is not one.
+    """
+
+    def __new__(cls, *_: object, **__: object) -> KafkaStreams:
+        """In a Python worker that imports a program: a stand-in that refuses to start."""
+        return InertInstance() if in_worker() else super().__new__(cls)  # type: ignore[return-value]
+
+    def __init__(
+        self,
+        topology: Topology,
+        config: StreamsConfig | Mapping[str, object] | None = None,
+        *,
+        clock: Clock | None = None,
+        **keys: Any,
+    ) -> None:
+        checked_topology(topology, "KafkaStreams")
+        self.config = (
+            config
+            if isinstance(config, StreamsConfig) and not keys
+            else StreamsConfig(config, **keys)
+        )
+        self._topology = optimized(topology, self.config.optimization)
+        self._clock = clock or SystemClock()
+        self._life = InstanceLife(self._clock, on_thread, self._on_ended)
+        self._metrics = Metrics()
+        self._introduced = False
+        self._tracker = RestoreTracker(self._metrics)
+        self._standby_listener: StandbyUpdateListener | None = None
+        self._uncaught = Uncaught(self._shut_down_all)
+        self._spreading: EverflowError | None = None
+        """The error for which all instances shut down."""
+        self._pause = Pause()
+        self._joined = False
+        self._caller_raises = False
+        """The caller of `run` raises `error`: a log line would report it twice."""
+        self._log_file: LogFile | None = None
+        self._observer: Observer | None = None
+        self._looked: tuple[float, float] | None = None
+        """When it was last displayed in a notebook (s), and how many records had been processed by
+        then."""
+
+    # --- what users see --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Check everything that can be checked, join the group, start the threads; returns before
+        the tasks run.
+
+        Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
+        broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
+        OffsetsExpiredError, StoreLayoutError, SetupError. Then the state is ERROR. Closed meanwhile
+        it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state is
+        NOT_RUNNING.
+        """
+        self._require_created("the instance is started")
+        install()
+        share_one_area()
+        if not self._introduced:
+            for line in self._introduction().splitlines():
+                moves.info("%s", line)
+        failure = self._life.start(self._start)
+        if isinstance(failure, EverflowError):
+            log.debug("The start failed", exc_info=failure)
+            raise failure.with_traceback(
+                None
+            ) from None  # for people: the frames of everflow are in the log
+        if failure is not None:
+            raise failure
+
+    def run(
+        self,
+        leave_group: bool | None = None,
+        *,
+        count: int | None = None,
+        timeout: float | str | timedelta | None = None,
+        collect: str | Sequence[str] | None = None,
+    ) -> Any:
+        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, at any
+        moment, the start included, as `close` does with ``leave_group``. A second signal ends the
+        draining and the batches in flight. Each signal is logged, and the call returns
+        (docs/STOPPING.md). Otherwise raises the error that stopped the instance. Signals reach it
+        only on the main thread; a SIGHUP that is ignored (``nohup``) or has a handler of the
+        program's own does not.
+
+        It also ends, in the same order, once at least ``count`` records were written to the output
+        topics and committed (those of ``collect``, or all that have a name), and ``timeout`` after
+        the start (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call
+        returns the records that it got meanwhile, from others too, as a list of tuples ``key,
+        value, timestamp``, one partition after the other; a list of topics gives a dict of
+        lists."""
+        try:
+            bound = bounded_run(self._topology, self.config, count, timeout, collect)
+            if bound is None:
+                Foreground(streams=self, leave_group=leave_group).run()
+                return None
+            with closing(bound):
+                Foreground(streams=self, leave_group=leave_group, bound=bound).run()
+                return bound.result()
+        except EverflowError as error:
+            raise error.with_traceback(None) from None
+
+    @staticmethod
+    def running(application_id: str | None = None) -> list[KafkaStreams]:
+        """The instances, of one application or of all, that were started in this process and have
+        not begun to end: where a notebook's cell that was run again has taken the variable of one,
+        ``KafkaStreams.running()[0].close()`` ends it."""
+        found = [one for one in running_here() if isinstance(one, KafkaStreams)]
+        return [one for one in found if application_id in (None, one.config.application_id)]
+
+    def all_tasks(self) -> dict[TaskId, TaskStatus]:
+        """Every task on this instance: its role, state, how far behind it is. For operators and
+        views."""
+        instance = self._life.instance
+        if instance is None:
+            return {}
+        known = (
+            instance.book.owned(),
+            instance.running_tasks(),
+            instance.ends.ends(),
+            {**instance.updater.followed(), **instance.global_tables.followed()},
+        )
+        restores = (instance.recovering_ids(), self._tracker.progress())
+        stalled = {**instance.updater.stalled(), **instance.global_tables.stalled()}
+        return statuses(
+            *known,
+            *restores,
+            handing_over=instance.manager.handing_over(),
+            troubles={
+                **troubles_of(
+                    {task: copy.stalled for task, copy in stalled.items()},
+                    instance.clock.monotonic_ms(),
+                    instance.clock.now_ms(),
+                ),
+                **{
+                    task: trouble
+                    for thread in list(instance.threads)
+                    for task, trouble in thread.troubles().items()
+                },
+            },
+            stalled_copies={task: copy.role for task, copy in stalled.items()},
+        )
+
+    def metrics(self) -> dict[str, float | str]:
+        """Counters since the start, the present lag (records; NaN while it is not known) and
+        restore progress, by the names in `everflow.metrics`."""
+        values: dict[str, float | str] = {**self._metrics.snapshot()}
+        values[names.CLIENT_STATE] = self.state.name
+        instance = self._life.instance
+        threads = [] if instance is None else instance.threads
+        values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in threads if not thread.join(0))
+        values[names.FAILING_STREAM_THREADS] = sum(
+            1 for thread in threads if thread.trouble is not None
+        )
+        tasks = self.all_tasks()
+        values[names.LAG] = (
+            input_lag(tasks.values()) if tasks or self.state is ClientState.RUNNING else math.nan
+        )
+        values.update(copies_metrics({} if instance is None else instance.updater.followed()))
+        return values
+
+    def restoring(self) -> float | None:
+        """Restored share (0 to 1) of the stores being restored; None when none is."""
+        return self._tracker.fraction()
+
+    @property
+    def http_address(self) -> str | None:
+        """host:port where `/metrics` and the like are served; None: nowhere, or not yet
+        (``http.listen``)."""
+        return None if self._observer is None else self._observer.address
+
+    def _introduction(self, program: str = "") -> str:
+        """The banner, for a caller that shows it before `start`, which then does not log it;
+        ``program``: where the topology was loaded from."""
+        self._introduced = True
+        return banner(self.config, self._topology, program)
+
+    @property
+    def state(self) -> ClientState:
+        """The instance's `ClientState` at this moment; any thread may ask."""
+        return self._life.states.state
+
+    @property
+    def error(self) -> EverflowError | None:
+        """The error behind state ERROR; in state NOT_RUNNING the failure of the shutdown, for
+        example a batch that hung."""
+        return self._life.error
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def set_state_listener(self, listener: StateListener) -> None:
+        """``listener(new, old)`` on every change, on the thread that made it: return quickly.
+        Before `start` only."""
+        self._require_created("a state listener is set")
+        self._life.states.listener = listener
+
+    def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
+        """Told of every restore, on the restore threads. Before `start` only."""
+        self._require_created("a restore listener is set")
+        self._tracker.listener = listener
+
+    def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
+        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start`
+        only."""
+        self._require_created("a standby update listener is set")
+        self._standby_listener = listener
+
+    def set_uncaught_exception_handler(
+        self,
+        handler: UncaughtExceptionHandler,
+        *,
+        most: int = MOST_REPLACEMENTS,
+        within: Duration = REPLACED_WITHIN_MS,
+    ) -> None:
+        """``handler(error)`` decides what happens to a stream thread that cannot go on (KIP-671).
+        Before `start` only.
+
+        REPLACE_THREAD: the thread begins anew: its workers are ended and fenced, its tasks
+        recovered. The task whose record or batch failed rests meanwhile (1 s, twice as long each
+        time, a minute at most), and its `TaskStatus.trouble` has the reason; the other tasks go on.
+        If any of the thread's tasks may be the cause, all of them rest. A thread is replaced
+        ``most`` times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta), and
+        only for causes that may pass; then the instance ends. SHUTDOWN_CLIENT: this instance ends
+        in state ERROR, as without a handler. SHUTDOWN_APPLICATION: all instances end, as after
+        `shut_down_application`.
+
+        The handler is called on the failing thread. If it raises, the error is logged and the
+        instance ends. Only failures of stream threads reach it, not those of the group's membership
+        or of a missing topic. Raises IllegalStateError after the start, ConfigError if ``most`` is
+        below 1, TopologyError for a wrong duration."""
+        self._require_created("an uncaught exception handler is set")
+        if most < 1:
+            raise ConfigError(
+                f"set_uncaught_exception_handler: most is at least 1, found {most}. To end at the "
+                f"first failure answer SHUTDOWN_CLIENT."
+            )
+        limits = ReplacementLimits(most, duration_ms(within))
+        self._uncaught = replace(self._uncaught, handler=handler, limits=limits)
+
+    def pause(self) -> None:
+        """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
+        `resume` (KIP-834).
+
+        Batches in flight end and commit. The instance stays a member of the group and keeps its
+        tasks: heartbeats go on, rebalances are answered, and tasks that come meanwhile are paused
+        too; its state stays what it is. A draining `close` does not wait for a resume. May be
+        called before `start`. Not remembered by the next process, and the other instances go on.
+        """
+        self._pause.pause()
+
+    def resume(self) -> None:
+        """End a `pause`: everything goes on from where it stopped. Without one nothing happens."""
+        self._pause.resume()
+
+    def is_paused(self) -> bool:
+        """True between `pause` and `resume`."""
+        return self._pause.paused
+
+    def add_stream_thread(self) -> str | None:
+        """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
+        tasks, or is about to get it.
+
+        Returns when its workers run, some seconds later; until then it has no task. Tasks that go
+        to it are handed over between two batches, without a restore; other tasks do not pause. The
+        group counts the thread from the next rebalance on, which is requested at once. The next
+        process starts with ``num.stream.threads`` again. None if the instance ends meanwhile, or
+        the workers did not start within a minute.
+
+        Raises IllegalStateError if the instance does not run, or Spark has no task slot left."""
+        return self._counted().add()
+
+    def remove_stream_thread(self, timeout: float | None = None) -> str | None:
+        """Remove the stream thread that was added last (KIP-663). Returns its name when it has
+        ended; None if the instance ends meanwhile.
+
+        Its tasks go to the other threads after the batch in flight, without a restore; the group no
+        longer counts it from the next rebalance on. The last thread cannot be removed.
+
+        Raises IllegalStateError if the instance does not run or has one thread only;
+        TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: no
+        limit): the thread then stays."""
+        return self._counted().remove(timeout)
+
+    def shut_down_application(self) -> None:
+        """End every instance of the application, this one too, for a fault that no restart mends
+        (KIP-671).
+
+        The request goes to the others with the next rebalance, which this instance asks for at
+        once. Each ends as after a failure: in state ERROR, its ``error`` a ShutdownRequestedError
+        that names this instance; none drains, all leave the group. Does not wait for them.
+        Instances that are started later run. Raises IllegalStateError if the instance is not a
+        member of the group."""
+        instance = self._life.instance
+        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+            raise IllegalStateError(
+                f"In state {self.state.name} an instance cannot ask the others to end: it asks "
+                f"through the group, which it is in "
+                f"while REBALANCING or RUNNING."
+            )
+        log.error("The whole application is asked to shut down")
+        instance.member.shut_down_application()
+
+    def clean_up(self) -> None:
+        """Delete this instance's stores; the next start restores them from their changelogs. Before
+        `start` or after the end only.
+
+        All tasks' stores below ``<state.dir>/<application.id>`` go, under the folder's lock. What
+        is left names the instance and the transactions it may have left open, so that the next
+        start ends them. Without a folder there is nothing to clean.
+
+        Raises IllegalStateError while the instance runs; StateLockedError if another process works
+        on the folder; StateFormatError if it belongs to another application or a later release;
+        StateDiskError.
+        """
+        if self.state is not ClientState.CREATED and self.state not in ENDED:
+            raise IllegalStateError(
+                f"In state {self.state.name} the stores are in use: clean up before the start, or "
+                f"after close()."
+            )
+        state_dir = Path(self.config.state_dir).expanduser()
+        if not (state_dir / self.config.application_id).is_dir():
+            return
+        directory = StateDirectory.open(state_dir, self.config.application_id)
+        try:
+            for task in directory.tasks():
+                for store in directory.stores(task):
+                    LmdbStore.close_at(directory.store_path(task, store))
+                directory.remove_task(task)
+            log.info("Deleted the stores in %s", directory.path)
+        finally:
+            directory.close()
+
+    def _counted(self) -> ThreadCount:
+        instance = self._life.instance
+        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+            raise IllegalStateError(
+                f"In state {self.state.name} there are no stream threads to add to or to remove: "
+                f"start the instance first."
+            )
+        return instance.thread_count
+
+    def _require_created(self, what: str) -> None:
+        if self.state is not ClientState.CREATED:
+            raise IllegalStateError(
+                f"In state {self.state.name} it is too late: {what} once, before anything else. To "
+                f"run the topology again, close() "
+                "this instance, then make a new KafkaStreams(...) and start that."
+            )
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> KafkaStreams:
+        """``with KafkaStreams(...) as streams:`` closes at the end of the block; `start` is still
+        called inside."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """`close`. If the block itself ended well and the instance did not, raises what stopped
+        it."""
+        self.close()
+        if kind is None and self.error is not None:
+            raise self.error
+
+    def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
+        """Hand the tasks over, finish the batches in flight, commit, leave the group, release the
+        folder; False if that took more than ``timeout`` seconds (it goes on in the background).
+
+        ``leave_group`` None: a dynamic member drains (every task is processed here until another
+        instance has a hot copy of it, at most ``drain.timeout.ms`` and most of ``timeout``) and
+        leaves; a static one (``group.instance.id``) stays in the group, silently: its tasks wait
+        for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic
+        one (KIP-812).
+
+        During `start`, from another thread: the start gives up what it waits for and returns, the
+        state is NOT_RUNNING.
+        """
+        self._begin_close(timeout, leave_group)
+        return self._life.states.wait_ended(timeout)
+
+    def _begin_close(self, timeout: float, leave_group: bool | None) -> None:
+        """`close` without the waiting."""
+        drains = leaves(leave_group, static=self.config.group_instance_id is not None)
+        self._life.close(
+            leave_group,
+            min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout) if drains else 0.0,
+        )
+
+    def _hurry_up(self, timeout_s: float) -> bool:
+        """Wait for an end that has begun: from now on it hands nothing over and cuts batches in
+        flight off after a second."""
+        self._life.hurry.set()
+        return self._life.states.wait_ended(timeout_s)
+
+    # --- in a notebook and at a prompt ------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        parts = [
+            f"state {self.state.name}",
+            *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()]),
+        ]
+        if self.error is not None:
+            parts.append(f"error [{self.error.code}] {_first_line(self.error)}")
+        return f"KafkaStreams({self.config.application_id}: {', '.join(filter(None, parts))})"
+
+    def _repr_html_(self) -> str:
+        tasks = {} if self.state in ENDED else self.all_tasks()
+        lines = [
+            f"<b>{escape(self.config.application_id)}</b> &nbsp; {self.state.name}",
+            escape(" · ".join(filter(None, [*self._flow(), summary(tasks)]))),
+        ]
+        if self.error is not None:
+            lines.append(f"<b>[{escape(self.error.code)}]</b> <pre>{escape(str(self.error))}</pre>")
+        graph = f"<details><summary>topology</summary>{self._topology._repr_html_()}</details>"
+        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{_table(tasks)}{graph}</div>"
+
+    def _flow(self) -> Sequence[str]:
+        """Records processed, their rate since the last display, and the lag."""
+        now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)
+        before, self._looked = self._looked, (now, records)
+        found = [f"{records:,.0f} records processed"]
+        if before is not None and now - before[0] >= 0.1:
+            found.append(
+                f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last display"
+            )
+        return found if self.state in ENDED else [*found, self._lag()]
+
+    def _lag(self) -> str:
+        lag = self._number(names.LAG)
+        return "lag unknown" if math.isnan(lag) else f"lag {lag:,.0f}"
+
+    def _number(self, name: str) -> float:
+        return float(self.metrics().get(name, 0))
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """The order matters: see each step."""
+        close_at_exit(self)
+        config, opened, stop = self.config, self._life.opened, self._life.stop
+        for warning in config.warnings():
+            log.warning(warning)
+        check_clients(config)
+        check_assignor(config.task_assignor_class)
+        config.handlers().require_nodes({node.name for node in self._topology.nodes})
+        self._launch_spark_ahead()
+        # 1. Lock the state folder.
+        path = Path(config.state_dir).expanduser()
+        directory = StateDirectory.open(
+            path,
+            config.application_id,
+            sync=config.state_sync,
+            memory=MemoryFolder(
+                Path(config.state_memory_dir).expanduser(), self._topology.in_memory
+            ),
+        )
+        opened.push(lambda kind, *_: self._release(directory, clean=kind is None))
+        self._log_file = instance_log(config)
+        # From here on the start is observed, for it may take long.
+        if config.http_listen or config.otel_exporter_otlp_metrics_endpoint:
+            self._observer = self._observed(directory.process_id)
+        if config.query_listen:
+            config = self.config = asked_at(config, self._served())
+        # 2-7. Check the cluster, fence earlier writers, create and check topics and stores.
+        admin = ClusterAdmin(config.admin(), stop=stop)
+        opened.callback(admin.close)
+        topology = with_existing_topics(self._topology, config, admin)
+        blueprint = prepare_cluster(topology, config, admin, directory, self._clock, stop)
+        require_tasks(blueprint)
+        if self._observer is not None:
+            transactions = TransactionStates(config.producer()) if config.exactly_once else None
+            self._observer.know(blueprint, admin, transactions)
+        dependencies = Dependencies(
+            config=config,
+            clock=self._clock,
+            admin=admin,
+            blueprint=blueprint,
+            directory=directory,
+            changelogs=Changelogs(
+                admin,
+                blueprint.cluster_id,
+                config.application_id,
+                blueprint.reused,
+                LeftOutLogs(
+                    admin, blueprint.left_out, lambda: LogReader(config.consumer(), latest=True)
+                ),
+            ),
+        )
+        context = self._spark()  # 8.
+        # 9-12. The instance, which joins the group last.
+        instance = self._life.instance = self._wired(
+            ClusterPorts(
+                dependencies, context, lambda: self._standby_listener, opened, self._show_growth
+            )
+        )
+        instance.uncaught = self._uncaught
+        ports = self._query_ports(dependencies, instance)
+        self._queries = store_queries(
+            topology, blueprint, config.application_server, ports, self._clock
+        )
+        instance.start()
+        self._joined = True
+
+    def _show_growth(self, blueprint: Blueprint) -> None:
+        """New topics may mean more tasks."""
+        if self._observer is not None:
+            self._observer.know(blueprint)
+
+    def _observed(self, process_id: str) -> Observer:
+        from everflow.instance.serving.routes import tokens_of  # a third of a second
+
+        observer = Observer(
+            streams=self,
+            instance=lambda: self._life.instance,
+            raw=self._metrics,
+            clock=self._clock,
+            rules=rules_of(self.config),
+            subject=subject_of(self.config, self._topology, process_id, self._clock.now_ms()),
+        )
+        opened = self._life.opened
+        limit_s = self.config.drain_timeout_ms / 1000 + END_S
+        tokens = tokens_of(self.config) if self.config.query_token_file else ()
+        address = self.config.http_listen
+        opened.callback(observer.stop)
+        observer.start()
+        if self.config.otel_exporter_otlp_metrics_endpoint:
+            opened.callback(exported(observer, self.config).close)
+        if address:
+            peers = peers_of(self.config, tokens, lambda: self.config.application_server)
+            server = watched(
+                observer,
+                self._topology,
+                address,
+                lambda: self._begin_close(limit_s, leave_group=True),
+                tokens,
+                dead_letters_of(self.config),
+                peers,
+                (self.config.application_server, *self.config.allowed_hosts),
+            )
+            opened.callback(server.close)
+        return observer
+
+    def _served(self) -> str:
+        """The stores over HTTP; the address at which they are reached."""
+        from everflow.instance.serving.routes import served
+
+        status = None if self._observer is None else self._observer.status
+        return self._life.opened.enter_context(served(self, self._asked, self.config, status))
+
+    @property
+    def query_address(self) -> str | None:
+        """host:port where stores can be asked (``application.server``), by ``query.listen`` or by a
+        service of your own; None: nowhere, or not yet."""
+        return self.config.application_server or None
+
+    def _release(self, directory: StateDirectory, clean: bool) -> None:
+        self._life.note_end("writing the stores to disk")
+        directory.close(clean=clean)
+
+    def _launch_spark_ahead(self) -> None:
+        """Spark's JVM, and its workers' daemon, start beside what else a start does."""
+        from everflow.spark.job import launch_daemon_ahead
+        from everflow.spark.launch import daemon_ahead, jvm_launch
+        from everflow.spark.session import launch_ahead
+
+        # For a start that fails before Spark's.
+        self._life.opened.callback(jvm_launch.discard)
+        self._life.opened.callback(daemon_ahead.discard)
+        launch_ahead()
+        launch_daemon_ahead()
+
+    def _spark(self) -> Any:
+        """The SparkContext; a new one has slots for the threads, restores, and a spare."""
+        from everflow.spark.session import get_context, running_context
+
+        if running_context() is None:
+            moves.info("Starting Spark")
+        return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
+
+    def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
+        return kind(
+            ports,
+            instance_settings(self.config),
+            self._clock,
+            self._life.states,
+            self._on_failed,
+            self._life.stop,
+            self._pause,
+            self._metrics,
+            self._tracker,
+        )
+
+    def _query_ports(self, dependencies: Dependencies, instance: Instance) -> QueryPorts:
+        return QueryPorts(
+            state=lambda: self.state,
+            running=lambda: {task.id: task.stores for task in instance.running_tasks()},
+            copies=lambda: {
+                **instance.updater.stores(),
+                **instance.manager.idle_stores(),
+                # A thread restores its tasks after a batch that failed.
+                **{
+                    task.id: task.stores
+                    for task in instance.all_tasks()
+                    if task.state is TaskState.RESTORING
+                },
+            },
+            global_stores=instance.global_tables.stores,
+            hosts=instance.hosts.hosts,
+            ends=lambda partitions: dependencies.admin.end_offsets(
+                partitions, dependencies.isolation
+            ),
+            draining=lambda: not self._life.stop.is_set(),
+        )
+
+    def _shut_down_all(self, error: EverflowError) -> None:
+        """The handler of uncaught errors wants all instances to end: this one, too, when the
+        others have heard it (see `GroupMember.shut_down_application`)."""
+        try:
+            self.shut_down_application()
+        except IllegalStateError as refused:
+            log.error("%s", refused)
+            return
+        self._spreading = self._life.error = error
+
+    def _on_failed(self, error: EverflowError) -> None:
+        if self.state in STOPPING:
+            return
+        if error is self._spreading:
+            return  # all are asked to end, and this one with them
+        self._metrics.add(names.FAILED_STREAM_THREADS, 1)
+        log.debug("How the error that stops the instance came about", exc_info=error)
+        log.log(
+            logging.INFO if self._caller_raises else logging.ERROR,
+            "The instance stops: [%s] %s",
+            error.code,
+            error,
+        )
+        self._life.fail(error)
+
+    def _on_ended(self) -> None:
+        if self._log_file is not None:
+            self._log_file.close()
+
+
+# --- in a notebook --------------------------------------------------------------------------------
+
+_CELL = "text-align: left; padding: 2px 12px 2px 0"
+_ROWS = 50
+
+
+def _table(tasks: Mapping[TaskId, TaskStatus]) -> str:
+    if not tasks:
+        return ""
+    head = "".join(
+        f'<th style="{_CELL}">{title}</th>' for title in ("task", "role", "state", "lag", "")
+    )
+    rows = [_row(task, status) for task, status in list(tasks.items())[:_ROWS]]
+    if len(tasks) > _ROWS:
+        rows.append(f'<tr><td colspan="5">and {len(tasks) - _ROWS:,} more tasks</td></tr>')
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _row(task: TaskId, status: TaskStatus) -> str:
+    lag = "unknown" if status.lag is None else f"{status.lag:,}"
+    said = (
+        trouble(status.trouble)
+        if status.trouble is not None
+        else ""
+        if status.copied is None
+        else progress([status])
+    )
+    cells = (str(task), role_of(status), status.state.name, lag, said)
+    return "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in cells) + "</tr>"
+
+
+def _first_line(error: EverflowError) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -1,0 +1,516 @@
+"""Starts an instance once and ends it once.
+
+Any thread may ask for either, at any moment; one thread ends the instance. If the start is still
+under way, that thread sets the flag that every wait of the start checks, and begins once the start
+has given up: the start then makes nothing more. `KafkaStreams` has one of these, and so has every
+simulated instance.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import thread as _executors  # noqa: F401  # registers its own end first
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from everflow.clock import Clock, Deadline, Spawn
+from everflow.errors import EverflowError, FatalError, without_history
+from everflow.instance.client_state import STOPPING, ClientState, StateMachine
+from everflow.instance.instance import Instance
+from everflow.instance.thread.stream_thread import StreamThread
+from everflow.logs import ABOUT_ASSIGNMENT, moves, some
+from everflow.retry import StoppedError, quietly, waiting
+
+log = logging.getLogger("everflow")
+
+START_GIVES_UP_MS = 30_000.0
+LOOK_MS = 1_000.0
+
+
+class InstanceLife:
+    """See the module. ``ended``: called once, behind the end, on its thread."""
+
+    def __init__(self, clock: Clock, spawn: Spawn, ended: Callable[[], None]) -> None:
+        self._clock, self._spawn, self._ended = clock, spawn, ended
+        self.states = StateMachine()
+        self.error: EverflowError | None = None
+        """Why it is in state ERROR, or what its end could not do."""
+        self.instance: Instance | None = None
+        """Once the cluster was looked at, for good."""
+        self.opened = ExitStack()
+        """Closes at the end, last first, what a start has opened, also after a failed start."""
+        self.stop = threading.Event()
+        """Set once everything has to give up what it waits for."""
+        self.hurry = threading.Event()
+        """Set to end the draining and cut off batches in flight."""
+        self.ending = ""
+        """The step of the shutdown, in words; empty before it."""
+        self._lock = threading.Lock()
+        self._start_over = threading.Event()
+        """Set while no start is under way."""
+        self._start_over.set()
+        self._end_over = threading.Event()
+
+    def start(self, begin: Callable[[], None]) -> BaseException | None:
+        """Run ``begin`` in state REBALANCING. Returns the error for its caller: None after a start,
+        or if the instance was closed meanwhile."""
+        with self._lock:
+            if not self.states.to(ClientState.REBALANCING):
+                return None  # closed this moment
+            self._start_over.clear()
+        try:
+            begin()
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            self._start_over.set()
+            return self._given_up(error)
+        finally:
+            self._start_over.set()
+        return None
+
+    def close(self, leave_group: bool | None, drain_s: float) -> None:
+        """Begin to end the instance; the arguments as in `InstanceEnd`."""
+        with self._lock:
+            never_ran = self.states.state is ClientState.CREATED
+            if never_ran:
+                self.states.to(ClientState.PENDING_SHUTDOWN)
+                self.states.to(ClientState.NOT_RUNNING)
+        if never_ran:
+            self._ended()
+        else:
+            self._begin_end(ClientState.PENDING_SHUTDOWN, leave_group, drain_s)
+
+    def fail(self, error: EverflowError) -> None:
+        """The instance cannot go on: begin to end it, in state ERROR, unless it ends already."""
+        if self.states.state not in STOPPING:
+            self.error = self.error or without_history(error)
+            self._begin_end(ClientState.PENDING_ERROR)
+
+    def note_end(self, at: str) -> None:
+        self.ending = at
+
+    def _given_up(self, error: BaseException) -> BaseException | None:
+        """A start did not go through: end what it has begun."""
+        shown: BaseException | None = _interrupt(error) or error
+        if not isinstance(shown, Exception):  # Ctrl-C
+            self._begin_end(ClientState.PENDING_SHUTDOWN)
+        elif self.stop.is_set():  # the wish of somebody else, or the failure of another thread
+            shown = self.error
+        else:
+            self.error = (
+                error
+                if isinstance(error, EverflowError)
+                else EverflowError(f"The start failed: {error!r}")
+            )
+            self._begin_end(ClientState.PENDING_ERROR)
+        self._clock.wait(self._end_over, START_GIVES_UP_MS)
+        return shown
+
+    def _begin_end(
+        self, state: ClientState, leave_group: bool | None = None, drain_s: float = 0.0
+    ) -> None:
+        with self._lock:
+            if self.states.to(state):  # the first of all who ask
+                self._spawn("everflow-shutdown", lambda: self._end(leave_group, drain_s))
+
+    def _end(self, leave_group: bool | None, drain_s: float) -> None:
+        failed = self.states.state is ClientState.PENDING_ERROR
+        if not self._start_over.is_set():
+            self.note_end("waiting for its start to give up")
+            self.stop.set()
+            while not self._clock.wait(self._start_over, LOOK_MS):
+                pass
+        try:
+            self._end_all(leave_group, drain_s)
+        except Exception as error:  # the state must still say that it is over
+            log.error(
+                "The shutdown failed: %s",
+                error,
+                exc_info=not isinstance(error, EverflowError),
+            )
+            if not isinstance(error, EverflowError):
+                error = EverflowError(f"The shutdown did not go through: {error!r}")
+            self.error = self.error or without_history(error)
+        self.states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
+        self._ended()
+        self._end_over.set()
+
+    def _end_all(self, leave_group: bool | None, drain_s: float) -> None:
+        """End the instance, then its connections, then release the folder."""
+        with self.opened:
+            try:
+                if self.instance is not None:
+                    InstanceEnd(
+                        instance=self.instance,
+                        leave_group=leave_group,
+                        drain_s=drain_s,
+                        hurry=self.hurry,
+                        note=self.note_end,
+                    ).run()
+            finally:
+                self.note_end("closing its connections")
+
+
+def _interrupt(error: BaseException) -> BaseException | None:
+    """The interrupt behind an error: one that comes inside a client's C code surfaces as a
+    SystemError."""
+    seen: BaseException | None = error
+    while seen is not None and isinstance(seen, Exception):
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
+# --- the shutdown ---------------------------------------------------------------------------------
+
+LOOK_S = 0.1
+HURRY_MS = 1_000.0
+"""A batch in flight may end by itself for so long after `hurry`, or while no broker could take its
+commit."""
+HANGS_MS = 30_000.0
+"""A batch in flight that has not ended by then hangs: batches are planned to take a tenth of it,
+and the watchdog of hanging batches has ended before."""
+GIVEN_UP_MS = 10_000.0
+"""A thread whose batch was cut off ends within a moment, unless none of its workers is known: for
+example if Spark has no free slot for its job."""
+STEP_MS = 30_000.0
+"""A step that only waits for others to stop takes a second or two."""
+LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
+
+
+@dataclass(kw_only=True)
+class InstanceEnd:
+    """Ends an instance, started or not. ``leave_group`` as for `GroupMember.leave`; ``drain_s`` 0:
+    no task is handed over; ``hurry``: set to skip the draining and cut batches off; ``note``: gets
+    the name of each step."""
+
+    instance: Instance
+    leave_group: bool | None
+    drain_s: float
+    hurry: threading.Event
+    note: Callable[[str], None]
+    cut_off: bool = False
+    """Workers were killed in the middle of a batch: a transaction may be open."""
+
+    def run(self) -> None:
+        """Hand tasks over -> batches end and commit -> commit deferred offsets -> close the stores
+        -> leave the group. Each step is tried whatever happened in the others, and waits only for a
+        limited time: a member that did not leave would keep its tasks from the others for as long
+        as this process lives. Raises the first failure, after the last step."""
+        failures: list[Exception] = []
+        steps = {
+            "handing the tasks over": self._drain,
+            "finishing the events of its loop": self._end_loop,
+            "waiting for the batches in flight": self._end_threads,
+            "waiting for restores and copies to stop": self._end_recoveries,
+            "ending the transaction of a batch that was cut off": self._abort_cut_off,
+            "committing offsets": self._commit_deferred,
+            "closing the stores": self._checkpoint,
+            "leaving the group": self._leave,
+        }
+        bounded = (self._end_loop, self._end_recoveries, self._checkpoint)
+        for name, step in steps.items():
+            self.note(name)
+            try:
+                with waiting(name):
+                    if step in bounded:
+                        self._bounded(name, step)
+                    else:
+                        step()
+            except Exception as error:
+                log.error(
+                    "A step of the shutdown failed: %s",
+                    error,
+                    exc_info=not isinstance(error, EverflowError),
+                )
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _bounded(self, name: str, step: Callable[[], None]) -> None:
+        """Run a step with a time limit; FatalError after it, and the step goes on by itself."""
+        failures: list[Exception] = []
+
+        def work() -> None:
+            try:
+                step()
+            except Exception as error:  # raised where the step is waited for
+                failures.append(error)
+
+        instance = self.instance
+        running = instance.ports.spawn("everflow-shutdown-step", work)
+        limit = Deadline(instance.clock, STEP_MS)
+        while not running.join(LOOK_S):
+            if limit.expired():
+                raise FatalError(
+                    f"{name[0].upper()}{name[1:]} has not ended within {STEP_MS / 1000:g} s: the "
+                    f"shutdown goes on without it, and the instance leaves the group."
+                )
+        if failures:
+            raise failures[0]
+
+    def _drain(self) -> None:
+        """D8: go on processing until every task is handed over to an instance with a hot copy, or
+        none could take it."""
+        instance, member = self.instance, self.instance.member
+        if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
+            return
+        limit = drain_limit(self.drain_s, instance.settings.drain_timeout_ms / 1000)
+        moves.info(
+            "Handing over the tasks, for %.0f s at most (%s)",
+            self.drain_s,
+            limit,
+            extra=ABOUT_ASSIGNMENT,
+        )
+        deadline = Deadline(instance.clock, self.drain_s * 1000)
+        member.drain(self.leave_group)
+        ended: dict[str, Callable[[], bool]] = {
+            f"{self.drain_s:.0f} s are over ({limit})": deadline.expired,
+            "asked to stop now": self.hurry.is_set,
+            "evicted from the group": lambda: member.metadata().generation < 0,
+            "a stream thread has ended": lambda: any(thread.join(0) for thread in instance.threads),
+            "the brokers do not answer": self._brokers_away,
+        }
+        reason = drained_or_ended(member.await_drained, ended)
+        if reason is not None:
+            here = some(sorted(instance.book.owned()))
+            moves.warning("Not all tasks were handed over: %s. Not handed over: %s", reason, here)
+
+    def _brokers_away(self) -> bool:
+        return self.instance.ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS
+
+    def _end_loop(self) -> None:
+        self.instance.loop.end()
+        self.instance.manager.close()
+
+    def _end_threads(self) -> None:
+        threads = list(self.instance.threads)
+        for thread in threads:
+            thread.stop()
+        self.instance.stop.set()
+        left = self._left_of(threads)
+        for thread in threads:
+            # No batch runs any more. Idle workers hold a producer that the next instance on this
+            # folder fences; end them.
+            self._kill_workers(thread)
+        if left:
+            raise FatalError(
+                f"Stream threads {some(thread.number for thread in left)} have not ended within "
+                f"{GIVEN_UP_MS / 1000:g} s after their batches were cut off: none of their workers "
+                "is known (has Spark a free slot for their jobs?), or they wait for others. "
+                "The shutdown goes on without them; the commit gate refuses their batches, and "
+                "their records are processed again."
+            )
+
+    def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
+        """Wait until the batches in flight have ended; returns the threads whose batch has not. A
+        batch is cut off by force after `hurry`, if no broker could take its commit, or if it hangs:
+        as after a crash of its workers, the next recovery of these tasks makes up for it (D6)."""
+        clock = self.instance.clock
+        hangs, since_ms = Deadline(clock, HANGS_MS), None
+        given_up: Deadline | None = None
+        while threads := [thread for thread in threads if not thread.join(LOOK_S)]:
+            why = self._why_cut_off(hangs)
+            if why is None:
+                continue
+            now_ms = clock.monotonic_ms()
+            since_ms = now_ms if since_ms is None else since_ms
+            if now_ms - since_ms < HURRY_MS and not hangs.expired():
+                continue
+            given_up = given_up or Deadline(clock, GIVEN_UP_MS)
+            over = given_up.expired()
+            for thread in threads:
+                if over:
+                    # Before the workers are killed: later ones are refused.
+                    self.instance.book.abandon(thread.number)
+                self._cut_off(thread, why)
+            if over:
+                break
+        return threads
+
+    def _why_cut_off(self, hangs: Deadline) -> str | None:
+        """The reason to cut batches off; None while they may end by themselves."""
+        if self.hurry.is_set():
+            return "asked to stop now"
+        if hangs.expired():
+            return f"it has not ended within {HANGS_MS / 1000:g} s"
+        return "the brokers do not answer" if self._brokers_away() else None
+
+    def _cut_off(self, thread: StreamThread, why: str) -> None:
+        thread.cut_off = True
+        if self._kill_workers(thread):
+            self.cut_off = True
+            moves.info(
+                "Stream thread %d: its batch is cut off (%s); its records are processed again",
+                thread.number,
+                why,
+            )
+
+    def _kill_workers(self, thread: StreamThread) -> bool:
+        ports = self.instance.ports
+        pids = [pid for pid in self.instance.book.take_pids(thread.number) if ports.is_worker(pid)]
+        ports.kill_workers(thread.number, pids)
+        return bool(pids)
+
+    def _end_recoveries(self) -> None:
+        instance = self.instance
+        instance.ports.end_polls()
+        instance.ends.close()
+        instance.updater.close()
+        instance.global_tables.close()
+        for pool in (instance.restores, instance.tails, instance.fencing):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _abort_cut_off(self) -> None:
+        """End the transactions of killed workers: readers wait for open transactions."""
+        if not self.cut_off or not self.instance.settings.exactly_once:
+            return
+        try:
+            if self._brokers_away():
+                raise StoppedError("the brokers do not answer")
+            self.instance.ports.fence(own=True)
+        except EverflowError as error:
+            log.warning(
+                "A transaction of the batch that was cut off may stay open: %s. The next start on "
+                "this state folder ends it, or its time-out.",
+                error,
+            )
+
+    def _commit_deferred(self) -> None:
+        quietly(lambda: self.instance.deferred.commit([]))
+
+    def _checkpoint(self) -> None:
+        self.instance.ports.checkpoint(self.instance.running_tasks())
+
+    def _leave(self) -> None:
+        self.instance.member.leave(
+            LEAVE_WITHOUT_BROKER_S if self._brokers_away() else LEAVE_S, self.leave_group
+        )
+
+
+# --- handing tasks over (D8) ----------------------------------------------------------------------
+
+DRAIN_SHARE = 0.8
+"""The part of the time-out of `close` for draining; the rest is for ending."""
+DRAIN_WITHOUT_BROKER_MS = 3_000.0
+
+
+def leaves(leave_group: bool | None, *, static: bool) -> bool:
+    """True if a member that ends leaves its group (KIP-812). By default (None) a static member
+    stays."""
+    return not static if leave_group is None else leave_group
+
+
+def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
+    """The limit that ends a drain after ``drain_s`` seconds: ``drain.timeout.ms``, or its part of
+    the time-out of `close` if that is less."""
+    return (
+        "drain.timeout.ms"
+        if drain_s >= drain_timeout_s
+        else f"{DRAIN_SHARE:.0%} of close(timeout={drain_s / DRAIN_SHARE:g})"
+    )
+
+
+def drained_or_ended(
+    await_drained: Callable[[float], bool], ended: Mapping[str, Callable[[], bool]]
+) -> str | None:
+    """Wait until ``await_drained`` (seconds) returns True; the first reason that applies before,
+    else None."""
+    while not await_drained(LOOK_S):
+        for reason, applies in ended.items():
+            if applies():
+                return reason
+    return None
+
+
+# --- instances that a program does not close ------------------------------------------------------
+# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
+# of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
+# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
+# public; without it nothing is closed.
+#
+# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
+# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
+
+HURRIED_S = 10.0
+
+
+class Closable(Protocol):
+    """The part of `KafkaStreams` that is needed here."""
+
+    @property
+    def state(self) -> ClientState: ...
+
+    def close(self) -> bool: ...
+
+    def _hurry_up(self, timeout_s: float) -> bool:
+        """Wait for an end that has begun, and cut off what can be."""
+
+
+class _Unclosed:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._process = 0
+
+    def watch(self, instance: Closable) -> None:
+        with self._lock:
+            self._started.add(instance)
+            first, self._process = self._process != os.getpid(), os.getpid()
+        register: Callable[[Callable[[], None]], None] | None = getattr(
+            threading, "_register_atexit", None
+        )
+        if first and register is not None:
+            register(self._close)
+        if first:
+            _before_kernel_ends(self._close)
+
+    def running(self) -> list[Closable]:
+        with self._lock:
+            # Otherwise a fork's copy: the instance is its parent's.
+            mine = self._process == os.getpid()
+            return [found for found in self._started if mine and found.state not in STOPPING]
+
+    def _close(self) -> None:
+        """On the main thread, which has nothing else to do any more, or a kernel's for control."""
+        for instance in self.running():
+            log.warning(
+                "The program ends without closing its instance: it is closed now "
+                "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
+            )
+            try:
+                instance.close()
+            except KeyboardInterrupt:
+                instance._hurry_up(HURRIED_S)
+
+
+def _before_kernel_ends(close: Callable[[], None]) -> None:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kernel = getattr(shell, "kernel", None)
+    shut_down = getattr(kernel, "do_shutdown", None)
+    if kernel is None or shut_down is None:
+        return
+
+    def close_and_shut_down(restart: bool) -> Any:
+        close()
+        return shut_down(restart)
+
+    kernel.do_shutdown = close_and_shut_down
+
+
+_unclosed = _Unclosed()
+
+
+def close_at_exit(instance: Closable) -> None:
+    """``instance``, started in this process, is closed when the program ends, unless its end has
+    begun by then."""
+    _unclosed.watch(instance)
+
+
+def running_here() -> list[Closable]:
+    """The instances that were started in this process and have not begun to end."""
+    return _unclosed.running()

@@ -1,0 +1,827 @@
+"""Observes an instance for dashboards and metrics (`everflow.observe`), and computes the desired
+number of instances.
+
+An observation reads values in memory, and the sizes of the stores' files. What only the brokers
+know is read on other threads: the number of members, and, while somebody watches, `BrokerFacts`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import ssl
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from everflow import metrics as names
+from everflow.assignment.user_data import digest
+from everflow.clock import Clock, SystemClock, on_thread
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError, EverflowError, FatalError
+from everflow.instance.assembly import client_id
+from everflow.instance.client_state import ClientState
+from everflow.instance.describe import TaskStatus, trouble
+from everflow.instance.instance import Instance
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.task import TaskStore
+from everflow.kafka.admin import ClusterAdmin, Isolation
+from everflow.kafka.dead_letters import (
+    Cause,
+    LetterPlace,
+    LetterTally,
+    OldLetters,
+    Replayer,
+    portions,
+    sample_of,
+    stored,
+    tallied,
+)
+from everflow.kafka.writing.transaction import TransactionState, TransactionStates
+from everflow.logs import counted, moves
+from everflow.metrics import Metrics
+from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
+from everflow.observe.observation import (
+    DiskSpace,
+    Observation,
+    ObservedHost,
+    ObservedStore,
+    ObservedTask,
+    ObservedThread,
+    ObservedWriter,
+    StableLag,
+)
+from everflow.observe.page.history import EventBook, Facts, LookHistory
+from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
+from everflow.observe.status import status_of
+from everflow.observe.task_rates import with_rates
+from everflow.records import TaskId, TopicPartition
+from everflow.topology.describe import as_svg, roads
+from everflow.topology.plan import plan
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
+from everflow.user_program import place, short
+
+if TYPE_CHECKING:
+    from everflow.observe.http_server import HttpServer
+    from everflow.observe.otlp import OtlpExport
+    from everflow.observe.page.letters import DeadLetterService
+    from everflow.observe.page.peers import Peers
+
+log = logging.getLogger("everflow")
+
+
+# --- facts that only the brokers know (note 054) --------------------------------------------------
+
+ASK_S = 5.0
+WATCHED_MS = 70_000.0
+"""The brokers are asked for so long after the last request: Prometheus' own interval is a
+minute."""
+
+
+class Standing(NamedTuple):
+    """The last stable offset of a partition, the records behind it, and since when it has not moved
+    (monotonic ms)."""
+
+    stable: int
+    records: int
+    since_ms: float
+
+
+def standing(
+    before: Mapping[TopicPartition, Standing],
+    written: Mapping[TopicPartition, int],
+    stable: Mapping[TopicPartition, int],
+    now_ms: float,
+) -> dict[TopicPartition, Standing]:
+    """The standing of partitions of which both ends are known. ``written`` was read first: records
+    that came in between count as stable. Pure."""
+    found = {}
+    for tp in written.keys() & stable.keys():
+        records = max(0, written[tp] - stable[tp])
+        old = before.get(tp)
+        stands = old is not None and records and old.records and old.stable == stable[tp]
+        since_ms = old.since_ms if old is not None and stands else now_ms
+        found[tp] = Standing(stable[tp], records, since_ms)
+    return found
+
+
+@dataclass(kw_only=True)
+class BrokerFacts:
+    """It asks about ``inputs`` and ``ids``, transactional id -> stream thread, as they are then.
+    `run` is a thread of its own; the others may be called from any."""
+
+    known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
+    """`ClusterAdmin.known_ends`."""
+    transactions: TransactionStates
+    inputs: Callable[[], Collection[TopicPartition]]
+    ids: Callable[[], Mapping[str, int]]
+    clock: Clock
+    _standing: Mapping[TopicPartition, Standing] = field(default_factory=dict)
+    _states: Mapping[str, TransactionState] = field(default_factory=dict)
+    _asked_ms: float = 0.0
+    """Wall clock of the last answer about states, as for a transaction's begin."""
+    _answered_ms: float | None = None
+    _watched_ms: float = -math.inf
+
+    def watched(self) -> None:
+        self._watched_ms = self.clock.monotonic_ms()
+
+    def age_s(self, now_ms: float) -> float | None:
+        return None if self._answered_ms is None else max(0.0, now_ms - self._answered_ms) / 1000
+
+    def held_back(self) -> dict[tuple[str, int], StableLag]:
+        """Blocked offsets by topic and partition, with their age when the brokers answered."""
+        until_ms = self._answered_ms or 0.0
+        return {
+            (tp.topic, tp.partition): StableLag(
+                one.records, one.stable, (until_ms - one.since_ms) / 1000 if one.records else 0.0
+            )
+            for tp, one in self._standing.items()
+        }
+
+    def writers(self) -> list[ObservedWriter]:
+        """The writers in the order of the threads. A transaction's age is as of the brokers'
+        answer: it may have ended since."""
+        found = []
+        for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
+            known = self._states.get(name)
+            if known is None:
+                found.append(ObservedWriter(thread=thread, transactional_id=name))
+                continue
+            open_ms = 0 if known.since_ms is None else self._asked_ms - known.since_ms
+            found.append(
+                ObservedWriter(
+                    thread=thread,
+                    transactional_id=name,
+                    state=known.state,
+                    open_s=max(0, open_ms) / 1000,
+                )
+            )
+        return found
+
+    def run(self, stop: threading.Event) -> None:
+        """Ask the brokers now and then while somebody watches, until ``stop``."""
+        with closing(self.transactions):
+            while not stop.wait(ASK_S):
+                if self.clock.monotonic_ms() - self._watched_ms > WATCHED_MS:
+                    self.transactions.close()
+                    continue
+                try:
+                    self.ask()
+                except Exception:  # the brokers are away, or the instance ends
+                    log.debug("The brokers were not asked for transactions", exc_info=True)
+
+    def ask(self) -> None:
+        inputs, ids = self.inputs(), self.ids()
+        written = self.known_ends(inputs, "read_uncommitted") if inputs else {}
+        stable = self.known_ends(list(written), "read_committed") if written else {}
+        now_ms = self.clock.monotonic_ms()
+        self._standing = standing(self._standing, written, stable, now_ms)
+        # Before the states, which brokers older than 3.0 do not report.
+        self._answered_ms = now_ms
+        states = self.transactions.of(list(ids)) if ids else {}
+        self._asked_ms, self._states = self.clock.now_ms(), states
+
+
+# --- how busy the threads are ---------------------------------------------------------------------
+
+BUSY_MS = 30_000
+
+
+@dataclass
+class BusyShares:
+    """How busy stream threads were in the last half minute, running batches included. Owned by one
+    thread; other threads may read a slightly older share."""
+
+    _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def note(
+        self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
+    ) -> None:
+        """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
+        ``since_ms``: the begin of the running batch (monotonic), None without one. A batch counts
+        as ended only at its end: without ``since_ms`` the thread of a long batch would seem
+        idle."""
+        for thread in done_s.keys() | since_ms.keys():
+            since = since_ms.get(thread)
+            running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
+            seconds = done_s.get(thread, 0.0) + running_s
+            samples = self._samples.setdefault(thread, [])
+            if samples:
+                # One that ends right now may be in both: no thread is busy for longer than it was.
+                last_ms, last = samples[-1]
+                seconds = min(max(seconds, last), last + (now_ms - last_ms) / 1000)
+            keep(samples, now_ms, seconds)
+
+    def of(self, thread: int) -> float:
+        """The share of the last half minute that the thread was in batches (0 to 1)."""
+        samples = self._samples.get(thread, [])
+        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+            return 0.0
+        (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
+        return min(1.0, (after - before) * 1000 / (ended_ms - began_ms))
+
+
+def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
+    """Add a sample, and keep those of the last half minute and the one before."""
+    samples.append((now_ms, value))
+    while len(samples) > 2 and samples[1][0] <= now_ms - BUSY_MS:
+        samples.pop(0)
+
+
+LOOK_S = 5.0
+"""Interval of measurements of the load."""
+ASK_MEMBERS_S = 15.0
+FRESH_MS = 250.0
+"""An observation is shared for so long: many may watch one instance."""
+
+STATES = [state.name for state in ClientState]
+"""Their numbers are Kafka Streams' (KIP-1091)."""
+RECENT = (
+    names.RECORD_LATENCY,
+    names.RECORD_LATENESS,
+    names.BATCH_LATENCY,
+    names.COMMIT_LATENCY,
+)
+
+
+class Observed(Protocol):
+    """The part of `KafkaStreams` that is looked at."""
+
+    @property
+    def state(self) -> object: ...
+    @property
+    def error(self) -> EverflowError | None: ...
+    def all_tasks(self) -> dict[TaskId, TaskStatus]: ...
+    def metrics(self) -> dict[str, float | str]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The constants of an instance. ``folder``: ``state.dir``; ``tasks``: the application's active
+    tasks; ``members()``: the number of members of the group; ``topology``, ``program``,
+    ``started_ms``: see `Observation`."""
+
+    application_id: str
+    client_id: str
+    version: str
+    roads: Mapping[str, int]
+    folder: Path | None = None
+    tasks: int = 0
+    members: Callable[[], int] = lambda: 0
+    topology: str = ""
+    program: str = ""
+    started_ms: int = 0
+
+
+@dataclass(kw_only=True)
+class Observer:
+    """``streams`` and ``instance`` may be looked at from any thread; so may this."""
+
+    streams: Observed
+    instance: Callable[[], Instance | None]
+    raw: Metrics
+    clock: Clock
+    subject: Subject
+    members: int | None = None
+    address: str | None = None
+    """The address of the HTTP server."""
+    rules: ScalingRules = field(default_factory=ScalingRules)
+    _busy: BusyShares = field(default_factory=BusyShares)
+    _processed: list[tuple[float, float]] = field(default_factory=list)
+    _seen: tuple[float, Observation] | None = None
+    _state: tuple[str, float] = ("", 0.0)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._desired = DesiredInstances(rules=self.rules)
+        self._stop = threading.Event()
+        self._history, self._said = LookHistory(), EventBook()
+        self._next_members_ms = 0.0
+        self._brokers: BrokerFacts | None = None
+
+    def know(
+        self,
+        blueprint: Blueprint,
+        admin: ClusterAdmin | None = None,
+        transactions: TransactionStates | None = None,
+    ) -> None:
+        """The cluster has been checked; called again without ``admin`` when the plan has grown.
+        ``transactions`` None: nothing is written in transactions."""
+        self.subject = replace(
+            self.subject, tasks=tasks_of(blueprint), topology=digest(blueprint.fingerprint)
+        )
+        if admin is not None:
+            group = blueprint.application_id
+            self.subject = replace(self.subject, members=lambda: len(admin.client_ids(group)))
+        if admin is not None and transactions is not None:
+            facts = self._brokers = BrokerFacts(
+                known_ends=admin.known_ends,
+                transactions=transactions,
+                inputs=lambda: _inputs(self.instance()),
+                ids=lambda: _writers(self.instance()),
+                clock=self.clock,
+            )
+            on_thread("everflow-broker-facts", lambda: facts.run(self._stop))
+
+    # --- observations ----------------------------------------------------------------------------
+
+    def observe(self) -> Observation:
+        """The instance now, or at most `FRESH_MS` ago."""
+        with self._lock:
+            now_ms = self.clock.monotonic_ms()
+            if self._seen is None or now_ms - self._seen[0] >= FRESH_MS:
+                seen = self._observe(now_ms)
+                facts = self._history.pair(seen, now_ms, self.clock.now_ms())
+                self._seen = now_ms, replace(seen, tasks=with_rates(facts))
+            return self._seen[1]
+
+    def watch(self) -> Observation:
+        """An observation for a viewer who also needs facts from the brokers: these are read from
+        now on, for a minute."""
+        if self._brokers is not None:
+            self._brokers.watched()
+        return self.observe()
+
+    def status(self) -> dict[str, Any]:
+        return status_of(self.watch())
+
+    def facts(self) -> Facts:
+        seen = self.watch()
+        with self._lock:
+            now_ms = self.clock.monotonic_ms()
+            found = self._history.facts(seen, now_ms, self.clock.now_ms(), self._said.events())
+        return replace(found, drain_goal_s=self.rules.drain_s)
+
+    def _observe(self, now_ms: float) -> Observation:
+        instance, subject = self.instance(), self.subject
+        state = str(getattr(self.streams.state, "name", self.streams.state))
+        if state != self._state[0]:
+            self._state = state, now_ms
+        error = self.streams.error
+        statuses = self.streams.all_tasks()
+        values, brokers = self.streams.metrics(), self._brokers
+        return Observation(
+            application_id=subject.application_id,
+            client_id=subject.client_id,
+            version=subject.version,
+            state=state,
+            topology=subject.topology,
+            program=subject.program,
+            started_ms=subject.started_ms,
+            state_number=STATES.index(state),
+            state_s=(now_ms - self._state[1]) / 1000,
+            error="" if error is None else f"[{error.code}] {error}",
+            threads=self._threads(instance),
+            tasks=_tasks(statuses, instance),
+            counters={name: v for name, v in values.items() if isinstance(v, (int, float))},
+            series=self.raw.series(),
+            recent={name: self.raw.recent(name, now_ms) for name in RECENT},
+            samples=self.raw.notes(names.LEFT_OUT),
+            misplaced_keys={t: line for (t,), line in self.raw.notes(names.KEYS_MISPLACED).items()},
+            lags=_lags(instance),
+            roads=subject.roads,
+            members=self.members,
+            application_tasks=subject.tasks,
+            desired_instances=self._desired.told,
+            hosts=_hosts(instance),
+            silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
+            writers=() if brokers is None else brokers.writers(),
+            held_back={} if brokers is None else brokers.held_back(),
+            told_s=None if brokers is None else brokers.age_s(now_ms),
+            disk=None if subject.folder is None else _space(subject.folder),
+        )
+
+    def _threads(self, instance: Instance | None) -> Sequence[ObservedThread]:
+        return [
+            ObservedThread(
+                number=thread.number,
+                alive=not thread.join(0),
+                tasks=len(thread.tasks),
+                busy=self._busy.of(thread.number),
+                trouble="" if thread.trouble is None else trouble(thread.trouble),
+                warm=thread.warm.is_set(),
+            )
+            for thread in ([] if instance is None else list(instance.threads))
+        ]
+
+    # --- how many there should be ----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Measure the load now and then, on a thread of its own, and collect log lines, until
+        `stop`."""
+        logging.getLogger("everflow").addHandler(self._said)
+        on_thread("everflow-observer", self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            try:
+                self.sample()
+            except Exception:  # it is only watched: what is watched goes on
+                log.debug("Measuring the load failed", exc_info=True)
+
+    def stop(self) -> None:
+        logging.getLogger("everflow").removeHandler(self._said)
+        self._stop.set()
+
+    def sample(self) -> None:
+        """Measure the load, and update the desired number of instances."""
+        now_ms = self.clock.monotonic_ms()
+        instance = self.instance()
+        threads = [] if instance is None else list(instance.threads)
+        # Before what has ended: a batch that ends in between is in one of them at least.
+        since = {thread.number: thread.batch_since_ms for thread in threads}
+        ended = self.raw.series().get(names.BUSY_SECONDS, {})
+        self._busy.note(now_ms, {int(one): seconds for (one,), seconds in ended.items()}, since)
+        seen = self.observe()
+        with self._lock:
+            self._history.add(seen, now_ms, self.clock.now_ms())
+        processed = float(self.raw.snapshot().get(names.RECORDS_CONSUMED, 0.0))
+        keep(self._processed, now_ms, processed)
+        if now_ms >= self._next_members_ms:
+            self._next_members_ms = now_ms + ASK_MEMBERS_S * 1000
+            self._ask_members()
+        if self.members:
+            self._desired.look(self._load(self.members), now_ms)
+
+    def _ask_members(self) -> None:
+        try:
+            self.members = self.subject.members() or self.members
+        except EverflowError as error:  # the brokers are away: the instance says so itself
+            log.debug("The group's members are not known: %s", error)
+
+    def _load(self, members: int) -> Load:
+        seen = self.observe()
+        busy = [thread.busy for thread in seen.threads]
+        (began_ms, before), (ended_ms, after) = self._processed[0], self._processed[-1]
+        passed_s = (ended_ms - began_ms) / 1000
+        lag = seen.counters.get(names.LAG, math.nan)
+        return Load(
+            busy=sum(busy) / len(busy) if busy else 0.0,
+            lag=None if math.isnan(lag) else lag,
+            rate=(after - before) / passed_s if passed_s > 0 else 0.0,
+            restoring=bool(seen.restoring),
+            members=members,
+            tasks=seen.application_tasks,
+        )
+
+
+def _tasks(
+    statuses: Mapping[TaskId, TaskStatus], instance: Instance | None
+) -> Sequence[ObservedTask]:
+    threads: dict[TaskId, int] = {}
+    stores: dict[TaskId, Sequence[TaskStore]] = {}
+    if instance is not None:
+        stores.update(instance.updater.stores())
+        for thread in list(instance.threads):
+            for task in thread.all_tasks():
+                threads[task.id], stores[task.id] = thread.number, task.stores
+    return [
+        ObservedTask(
+            task=str(task),
+            role=status.role.value,
+            state=status.state.name,
+            lag=status.lag,
+            rate=status.rate,
+            remaining_s=status.remaining_s,
+            copied=status.copied,
+            thread=threads.get(task),
+            trouble="" if status.trouble is None else trouble(status.trouble),
+            stores=[
+                ObservedStore(name=one.name, bytes=_size(one.path)) for one in stores.get(task, ())
+            ],
+        )
+        for task, status in statuses.items()
+    ]
+
+
+def _hosts(instance: Instance | None) -> Sequence[ObservedHost]:
+    return [
+        ObservedHost(
+            host=host,
+            active=[str(task) for task in sorted(tasks.active)],
+            standby=[str(task) for task in sorted(tasks.standby)],
+        )
+        for host, tasks in sorted(({} if instance is None else instance.hosts.known()).items())
+    ]
+
+
+def _size(folder: Path) -> int:
+    """Disk space of a store's files; one that is just made or removed has none."""
+    total = 0
+    try:
+        with os.scandir(folder) as files:
+            for file in files:
+                total += file.stat().st_blocks * 512
+    except OSError:
+        return total
+    return total
+
+
+def _space(folder: Path) -> DiskSpace | None:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:  # it is made by the start
+        return None
+    return DiskSpace(usage.total, usage.free)
+
+
+def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
+    if instance is None:
+        return {}
+    ends = instance.ends.ends()
+    return {
+        (tp.topic, tp.partition): max(0, ends[tp] - offset)
+        for tp, offset in instance.running_positions().items()
+        if tp in ends
+    }
+
+
+def _inputs(instance: Instance | None) -> Sequence[TopicPartition]:
+    return [] if instance is None else sorted(instance.running_positions())
+
+
+def _writers(instance: Instance | None) -> Mapping[str, int]:
+    threads = [] if instance is None else list(instance.threads)
+    return {thread.settings.transactional_id: thread.number for thread in threads}
+
+
+def subject_of(
+    config: StreamsConfig, topology: Topology, process_id: str, started_ms: int = 0
+) -> Subject:
+    """As far as it is known before the cluster was looked at."""
+    planned = plan(topology, cut(topology).index_of, config.application_id)
+    counted = Counter(road.road for road in roads(planned))
+    return Subject(
+        application_id=config.application_id,
+        client_id=client_id(config, process_id),
+        version=version("everflow"),
+        roads=dict(sorted(counted.items())),
+        folder=Path(config.state_dir).expanduser(),
+        program=_line(next((node.where for node in topology.nodes if node.where), "")),
+        started_ms=started_ms,
+    )
+
+
+def _line(where: str) -> str:
+    """The program's line, without folders of the machine: everybody who reaches http.listen sees
+    it."""
+    file, _, line = place(where).rpartition(":")
+    return f"{short(file, sys.path)}:{line}" if file else where
+
+
+def rules_of(config: StreamsConfig) -> ScalingRules:
+    return ScalingRules(
+        target=config.scale_target_percent / 100,
+        drain_s=config.scale_drain_ms / 1000,
+        up_after_s=config.scale_up_delay_ms / 1000,
+        down_after_s=config.scale_down_delay_ms / 1000,
+    )
+
+
+def tasks_of(blueprint: Blueprint) -> int:
+    return sum(
+        max(blueprint.partitions[topic] for topic in topics) for topics in blueprint.inputs.values()
+    )
+
+
+def watched(
+    observer: Observer,
+    topology: Topology,
+    address: str,
+    drain: Callable[[], None],
+    tokens: Sequence[str] = (),
+    desk: DeadLetterService | None = None,
+    peers: Peers | None = None,
+    names: Sequence[str] = (),
+) -> HttpServer:
+    """Serve the instance over HTTP until the server is closed. ``drain`` returns at once;
+    ``tokens``: requests for the page need one of them; ``desk``: replays dead letters; ``peers``:
+    asks the other instances; ``names``: further host names that requests may use. ConfigError if it
+    cannot listen."""
+    from everflow.observe.host_names import OwnNames
+    from everflow.observe.http_server import HttpServer, application  # a third of a second
+    from everflow.observe.page.routes import Page
+
+    page = Page(
+        facts=observer.facts,
+        drawing=as_svg(topology),
+        tokens=tokens,
+        desk=desk,
+        peers=peers,
+    )
+    app = application(observer.observe, topology.describe(), drain, page, observer.watch)
+    server = HttpServer(
+        address,
+        app,
+        ending=page.readers.close,
+        names=OwnNames(address, names),
+        free=page.needs_token,
+    )
+    observer.address = server.address
+    moves.info(
+        "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)",
+        server.address,
+    )
+    return server
+
+
+def exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
+    """Send the metrics to ``otel.exporter.otlp.metrics.endpoint`` until the export is closed.
+    ConfigError if the packages for it are missing."""
+    from everflow.observe.otlp import OtlpExport, OtlpSettings
+
+    settings = OtlpSettings(
+        endpoint=config.otel_exporter_otlp_metrics_endpoint,
+        interval_ms=config.otel_metric_export_interval,
+    )
+    about = observer.subject
+    sender = OtlpExport(
+        settings, observer.watch, about.application_id, about.client_id, about.version
+    )
+    moves.info("Metrics are sent to %s", settings.endpoint)
+    return sender
+
+
+# --- other instances (note 060) -------------------------------------------------------------------
+
+
+def peers_of(
+    config: StreamsConfig,
+    tokens: Sequence[str],
+    own: Callable[[], str],
+    clock: Clock | None = None,
+) -> Peers:
+    """``tokens``: of ``query.token.file``, of which all instances know the first; ``own``: this
+    instance's address. ConfigError for an authority's file that cannot be used."""
+    from everflow.observe.page.peers import (
+        Peers,
+        StatusClient,
+    )  # as the server: a third of a second
+
+    client = StatusClient(
+        application_id=config.application_id,
+        token=tokens[0] if tokens else "",
+        tls=_trust(config),
+    )
+    return Peers(client, own, clock or SystemClock())
+
+
+def _trust(config: StreamsConfig) -> ssl.SSLContext | None:
+    """None: the instances' query services speak http, as this one's does."""
+    authority = config.query_ssl_ca_location
+    if not config.query_ssl_certificate_location:
+        return None
+    try:
+        return ssl.create_default_context(cafile=authority or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"query.ssl.ca.location = {authority!r} cannot be used ({error}): it names the "
+            f"authority (PEM) that has signed the instances' certificates."
+        ) from error
+
+
+# --- the dead letter topic (note 056) -------------------------------------------------------------
+
+MOST_LOOKED = 20_000
+"""Offsets of the topic's end, over all partitions: it is read while records are processed."""
+MOST_CAUSES = 40
+MOST_REPLAYED = 5_000
+"""Records that one press of the button replays."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of the topic that is read."""
+
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+    earlier: int
+
+    @staticmethod
+    def of(admin: ClusterAdmin, topic: str) -> _Part:
+        """The end of the topic as it is committed now; empty if it does not exist yet."""
+        found = admin.describe_topics([topic])
+        partitions = [
+            TopicPartition(topic, n) for one in found.values() for n in range(one.partitions)
+        ]
+        first = admin.list_offsets(partitions, "earliest", "read_committed")
+        ends = admin.list_offsets(partitions, "latest", "read_committed")
+        each = max(1, MOST_LOOKED // max(1, len(partitions)))
+        starts = {tp: max(first[tp], ends[tp] - each) for tp in partitions}
+        return _Part(starts, ends, sum(starts[tp] - first[tp] for tp in partitions))
+
+
+@dataclass(frozen=True)
+class DeadLetterTopic:
+    """`everflow.observe.page.letters.DeadLetterService`. Each call has connections of its own."""
+
+    config: StreamsConfig
+    topic: str
+
+    def look(self) -> LettersFound:
+        with closing(ClusterAdmin(self.config.admin())) as admin:
+            part = _Part.of(admin, self.topic)
+            tallies = self._tallied(part)
+            newest = _newest(
+                admin, {one.source or "" for t in tallies.values() for one in t.ages.values()}
+            )
+        ranked = sorted(tallies.items(), key=lambda item: (-len(item[1].open), item[0]))
+        causes = [
+            CauseLetters(
+                cause=LetterCause(*cause),
+                letters=tally.letters,
+                open=len(tally.open),
+                sample=sample_of(tally.sample()),
+                late=None if newest is None else _late(tally, newest),
+            )
+            for cause, tally in ranked[:MOST_CAUSES]
+        ]
+        return LettersFound(topic=self.topic, causes=causes, earlier=part.earlier)
+
+    def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
+        """The oldest first, of the part of the topic that `look` reads."""
+        with (
+            closing(ClusterAdmin(self.config.admin())) as admin,
+            # Before the topic is read: it cannot commit what another replay commits later.
+            closing(
+                Replayer(self.config, self.topic, cache(partial(_partitions, admin)))
+            ) as replayer,
+        ):
+            part = _Part.of(admin, self.topic)
+            tally = self._tallied(part).get(cause)
+            open_ = sorted(tally.open) if tally is not None else []
+            done, error = self._write(replayer, part, open_[:MOST_REPLAYED], time_ms)
+        failed = f" and then failed: {error}" if error else ""
+        moves.info(
+            "Replayed %s from %s into %s%s, by request of the dashboard (%s at %s)%s",
+            counted(done, "dead letter"),
+            self.topic,
+            cause.topic,
+            "" if time_ms is None else " with the present time",
+            cause.exception,
+            cause.node,
+            failed,
+        )
+        return LettersReplayed(replayed=done, left=len(open_) - done, error=error)
+
+    def _write(
+        self, replayer: Replayer, part: _Part, chosen: list[LetterPlace], time_ms: int | None
+    ) -> tuple[int, str]:
+        """The number of replayed letters, and the error that ended the replay."""
+        done = 0
+        starts: dict[TopicPartition, int] = {}
+        for letter in chosen:  # in order
+            starts.setdefault(TopicPartition(self.topic, letter.partition), letter.offset)
+        ends = {tp: part.ends[tp] for tp in starts}
+        try:
+            for portion in portions(stored(self.config, starts, ends), set(chosen)):
+                done += replayer.replay(portion, None, time_ms)
+        except EverflowError as failure:
+            return done, f"[{failure.code}] {failure}"
+        return done, ""
+
+    def _tallied(self, part: _Part) -> dict[Cause, LetterTally]:
+        return tallied(stored(self.config, part.starts, part.ends))
+
+
+def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
+    """The number of open letters that are older than the newest records of their topics."""
+    old = OldLetters.among(tally.ages.values(), None, newest)
+    return 0 if old is None else old.count
+
+
+def _newest(admin: ClusterAdmin, topics: set[str]) -> dict[TopicPartition, int] | None:
+    """The latest record time in each partition of the topics; None if the brokers do not return
+    it."""
+    try:
+        shapes = admin.describe_topics(topics) if topics else {}
+        logs = [TopicPartition(name, n) for name in shapes for n in range(shapes[name].partitions)]
+        return admin.newest_times(logs)
+    except FatalError:  # brokers before 3.0, or a topic of somebody else's
+        return None
+
+
+def _partitions(admin: ClusterAdmin, topic: str) -> int:
+    found = admin.describe_topics([topic])
+    if topic not in found:
+        raise ConfigError(
+            f"topic {topic}, which the dead letters came from, does not exist any more. "
+            f"`everflow dlq replay --to TOPIC` writes them into another one."
+        )
+    return found[topic].partitions
+
+
+def dead_letters_of(config: StreamsConfig) -> DeadLetterTopic | None:
+    topic = config.errors_dead_letter_queue_topic_name
+    return DeadLetterTopic(config, topic) if topic else None

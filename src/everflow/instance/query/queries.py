@@ -1,0 +1,551 @@
+"""Queries stores while tasks come and go: the replicas that may be read here, and the hosts of
+others (KIP-67, KIP-535).
+
+`InteractiveQueries` has the user's methods, a part of `KafkaStreams`; `StoreQueries` decides, over
+ports.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from everflow.clock import Clock
+from everflow.errors import RetriableError, StoreMismatchError
+from everflow.instance.client_state import ClientState
+from everflow.instance.query.key_metadata import (
+    Hosts,
+    KeyQueryMetadata,
+    Partitioner,
+    StoreSite,
+    StreamsMetadata,
+    default_partitioner,
+    metadata_for_key,
+    metadata_of_hosts,
+    store_partitioner,
+    topics_into_stores,
+)
+from everflow.instance.query.store_query import (
+    ReadOnlyKeyValueStore,
+    ReadOnlySessionStore,
+    ReadOnlyStore,
+    ReadOnlyVersionedStore,
+    ReadOnlyWindowStore,
+    StoreReader,
+    key_bytes,
+    whole_number,
+)
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.task import TaskStore
+from everflow.records import TaskId, TopicPartition
+from everflow.snapshots.query_errors import (
+    InvalidStateStoreError,
+    StaleStateError,
+    StateElsewhereError,
+    StateMovingError,
+)
+from everflow.snapshots.query_errors import StoreNotFoundError as StoreNotFoundError
+from everflow.state.lmdb_env import StoreClosedError
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.topology.partitioners import key_partitioners
+from everflow.topology.program import Topology
+
+SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
+STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
+    "key_value": ReadOnlyKeyValueStore,
+    "versioned": ReadOnlyVersionedStore,
+    "window": ReadOnlyWindowStore,
+    "session": ReadOnlySessionStore,
+}
+"""Queries by `StoreSpec.kind`."""
+ENDS_AGE_MS = 1_000.0
+"""Maximal age of a changelog's end that a query's ``max_lag`` is compared with."""
+
+TaskStores = Mapping[TaskId, Sequence[TaskStore]]
+
+
+class LagInfo(NamedTuple):
+    """Progress of a replica, in offsets of its changelog: ``position`` is the next one to read,
+    ``lag`` = ``end`` - ``position``, never negative."""
+
+    position: int
+    end: int
+    lag: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryPorts:
+    """The instance as queries need it; called from the users' threads, with every query.
+
+    ``running``: stores of the active tasks that process here. ``global_stores``: those of global
+    tables. ``copies``: those of standbys, warm-ups and tasks that are being restored here.
+    ``hosts``: the hosts of the last rebalance, None = not known. ``ends``: log ends of changelog
+    partitions, a request to the brokers (RetriableError without an answer). ``draining``: the
+    stream threads of an instance that is being closed still work."""
+
+    state: Callable[[], ClientState]
+    running: Callable[[], TaskStores]
+    copies: Callable[[], TaskStores]
+    hosts: Callable[[], Hosts | None]
+    ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
+    draining: Callable[[], bool] = lambda: False
+    global_stores: Callable[[], TaskStores] = dict
+
+
+class StoreQueries:
+    """Answers where content is and opens it for reading; see `InteractiveQueries`. Safe from any
+    thread."""
+
+    def __init__(
+        self,
+        sites: Iterable[StoreSite],
+        inputs: Callable[[TaskId], Iterable[TopicPartition]],
+        own_host: str,
+        ports: QueryPorts,
+        clock: Clock,
+    ) -> None:
+        """``own_host``: this instance's ``application.server``, empty = none. ``inputs``: the
+        partitions that a task reads."""
+        self._sites = {site.spec.name: site for site in sites}
+        self._inputs = inputs
+        self._own_host = own_host
+        self._ports = ports
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ends: dict[TopicPartition, tuple[int, float]] = {}
+
+    def store(
+        self,
+        name: str,
+        partition: int | None,
+        stale: bool,
+        max_lag: int | None,
+        partitioner: Partitioner | None,
+    ) -> ReadOnlyStore:
+        site = self.site(name)
+        given: Any = partition
+        if isinstance(given, str) and not given.isdigit():
+            kind = STORE_KINDS[site.spec.kind].__name__
+            raise TypeError(
+                f"store({name!r}) is a {kind} already; the second argument is a partition, not "
+                f"{given!r}."
+            )
+        if (
+            partition is not None
+            and not 0 <= whole_number(partition, "partition") < site.partitions
+        ):
+            raise ValueError(
+                f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}."
+            )
+        if max_lag is not None and whole_number(max_lag, "max_lag") < 0:
+            raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
+        if max_lag is not None and not stale:
+            raise ValueError(
+                "max_lag bounds how far a copy may be behind: it goes with stale=True."
+            )
+        access = _Access(
+            queries=self,
+            site=site,
+            partition=partition,
+            stale=stale,
+            max_lag=max_lag,
+            partitioner=partitioner,
+        )
+        return STORE_KINDS[site.spec.kind](
+            site.spec, StoreReader(access), site.decode, site.results
+        )
+
+    @property
+    def sites(self) -> dict[str, StoreSite]:
+        return self._sites
+
+    def site(self, name: str) -> StoreSite:
+        """The store of that name; StoreNotFoundError lists those there are."""
+        site = self._sites.get(name)
+        if site is None:
+            have = ", ".join(sorted(self._sites)) or "none"
+            raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
+        return site
+
+    def key_metadata(
+        self, name: str, key: Any, partitioner: Partitioner | None
+    ) -> KeyQueryMetadata:
+        site = self.site(name)
+        partition = partition_of(site, key_bytes(site.spec, key), partitioner)
+        if site.everywhere:  # whoever is asked has it
+            lag = self.lag_here(site, partition)
+            return KeyQueryMetadata(self._own_host or None, (), partition, lag)
+        return replace(
+            metadata_for_key(site, partition, self._ports.hosts()),
+            lag=self.lag_here(site, partition),
+        )
+
+    def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
+        """The instances, or those that have the store, active or as a standby."""
+        if name is not None:
+            self.site(name)
+        found = metadata_of_hosts(self._ports.hosts(), self._sites.values(), self._inputs)
+        return tuple(
+            m for m in found if name is None or name in m.store_names | m.standby_store_names
+        )
+
+    def lags(self) -> dict[str, dict[int, LagInfo]]:
+        self.require_serving()
+        running, copies = self._ports.running(), self._ports.copies()
+        here = [
+            (task, store, store.changelog, task in running)
+            for task, stores in {**copies, **running}.items()
+            for store in stores
+            if store.changelog is not None
+        ]
+        ends = self._ports.ends([changelog for _, _, changelog, _ in here]) if here else {}
+        found: dict[str, dict[int, LagInfo]] = {}
+        for task, store, changelog, active in here:
+            end = ends[changelog]
+            # An active task wrote all there is; offsets behind its last record are transaction
+            # markers.
+            position = end if active else _position(store.path)
+            if position is not None:
+                found.setdefault(store.name, {})[task.partition] = LagInfo(
+                    position, end, max(0, end - position)
+                )
+        return found
+
+    # --- for `_Access` ----------------------------------------------------------------------------
+
+    def require_serving(self) -> None:
+        """InvalidStateStoreError unless the instance is between start and close; while it drains,
+        the tasks that still run here are read like before."""
+        state = self._ports.state()
+        draining = state is ClientState.PENDING_SHUTDOWN and self._ports.draining()
+        if state not in SERVING and not draining:
+            when = (
+                "start it first"
+                if state is ClientState.CREATED
+                else "ask another instance, or start a new one"
+            )
+            raise InvalidStateStoreError(
+                f"This instance is in state {state.name}, its stores cannot be read: {when}."
+            )
+
+    def running(self, site: StoreSite) -> dict[int, TaskStore]:
+        """Copies of active tasks here, or of a global table, by partition."""
+        here = self._ports.global_stores() if site.everywhere else self._ports.running()
+        return _of_store(site, here)
+
+    def copies(self, site: StoreSite) -> dict[int, TaskStore]:
+        """Other replicas here, by partition."""
+        return _of_store(site, self._ports.copies())
+
+    def refuse(self, site: StoreSite, partition: int) -> InvalidStateStoreError:
+        """The error for a partition that cannot be read here, with the cure."""
+        place = f"Partition {partition} of store {site.spec.name!r}"
+        found = metadata_for_key(site, partition, self._ports.hosts())
+        copy = partition in self.copies(site)
+        hint = " A copy of it is here: stale=True reads that." if copy else ""
+        if found.active_host is not None and found.active_host != self._own_host:
+            standbys = [host for host in found.standby_hosts if host != self._own_host]
+            others = f" (standbys: {', '.join(standbys)})" if standbys else ""
+            message = f"{place} is on {found.active_host}{others}: ask there.{hint}"
+            return StateElsewhereError(message, partition=partition, host=found.active_host)
+        if copy or found.active_host is not None or self._ports.state() is ClientState.REBALANCING:
+            return StateMovingError(
+                f"{place} is being restored or handed over: retry shortly.{hint}"
+            )
+        return StateElsewhereError(
+            f"{place} is not on this instance, and its owner is not known: set application.server "
+            f"on every instance to have "
+            f"the owner named.",
+            partition=partition,
+            host=None,
+        )
+
+    def refuse_all(self, site: StoreSite) -> InvalidStateStoreError:
+        """The error for a store of which nothing can be read here."""
+        message = f"No task with store {site.spec.name!r} runs on this instance now"
+        if self.copies(site) or self._ports.state() is ClientState.REBALANCING:
+            return StateMovingError(
+                f"{message}: tasks are being restored or handed over. Retry shortly."
+            )
+        hosts = ", ".join(m.host for m in self.streams_metadata(site.spec.name))
+        where = (
+            f"ask {hosts}"
+            if hosts
+            else "other instances have them (set application.server on each to have them named)"
+        )
+        return InvalidStateStoreError(f"{message}: {where}.")
+
+    def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
+        """StaleStateError if the copy is further behind than ``max_lag``; without a changelog there
+        is nothing to lag behind."""
+        if store.changelog is None:
+            return
+        lag = max(0, self._end(store.changelog) - (_position(store.path) or 0))
+        if lag > max_lag:
+            host = metadata_for_key(site, partition, self._ports.hosts()).active_host
+            raise StaleStateError(
+                f"The copy of partition {partition} of store {site.spec.name!r} lags by {lag} "
+                f"offsets, more than "
+                f"max_lag={max_lag}: retry when it has caught up, or ask the active "
+                f"task{f' on {host}' if host else ''}.",
+                partition=partition,
+                lag=lag,
+                max_lag=max_lag,
+            )
+
+    def lag_here(self, site: StoreSite, partition: int) -> int | None:
+        """The lag of the replica on this instance, in offsets; None without one, or without an
+        answer of the brokers."""
+        running = self.running(site)
+        if partition in running and not site.everywhere:
+            return 0
+        copy = (running if site.everywhere else self.copies(site)).get(partition)
+        position = None if copy is None else _position(copy.path)
+        if copy is None or copy.changelog is None or position is None:
+            return None
+        try:
+            return max(0, self._end(copy.changelog) - position)
+        except RetriableError:
+            return None
+
+    def _end(self, changelog: TopicPartition) -> int:
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            known = self._ends.get(changelog)
+        if known is not None and now_ms - known[1] <= ENDS_AGE_MS:
+            return known[0]
+        end = self._ports.ends([changelog])[changelog]
+        with self._lock:
+            self._ends[changelog] = end, now_ms
+        return end
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Access:
+    """`store_query.StoreAccess` of one query's options."""
+
+    queries: StoreQueries
+    site: StoreSite
+    partition: int | None
+    stale: bool
+    max_lag: int | None
+    partitioner: Partitioner | None
+
+    def readable(self) -> Sequence[int]:
+        self.queries.require_serving()
+        here = self.queries.running(self.site).keys() | (
+            self.queries.copies(self.site).keys() if self.stale else set[int]()
+        )
+        return sorted(here if self.partition is None else here & {self.partition})
+
+    def require_some(self) -> None:
+        if self.partition is not None:
+            self.path(self.partition)
+        elif not self.readable():
+            raise self.queries.refuse_all(self.site)
+
+    def path(self, partition: int) -> Path:
+        self.queries.require_serving()
+        active = self.queries.running(self.site).get(partition)
+        if active is not None:
+            return active.path
+        copy = self.queries.copies(self.site).get(partition) if self.stale else None
+        if copy is None:
+            raise self.queries.refuse(self.site, partition)
+        if self.max_lag is not None:
+            self.queries.check_lag(self.site, partition, copy, self.max_lag)
+        return copy.path
+
+    def active_paths(self) -> Mapping[int, Path]:
+        self.queries.require_serving()
+        return {
+            partition: store.path
+            for partition, store in self.queries.running(self.site).items()
+            if self.partition in (None, partition)
+        }
+
+    def lag(self, partition: int) -> int | None:
+        return self.queries.lag_here(self.site, partition)
+
+    def home(self, key: bytes) -> int:
+        return (
+            self.partition
+            if self.partition is not None
+            else partition_of(self.site, key, self.partitioner)
+        )
+
+
+class InteractiveQueries:
+    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until
+    `close` has handed the tasks over: a task that still runs here while the instance drains is read
+    like before."""
+
+    _queries: StoreQueries | None = None
+
+    if TYPE_CHECKING:  # `KafkaStreams` has it
+
+        @property
+        def state(self) -> ClientState: ...
+
+    def store(
+        self,
+        name: str,
+        partition: int | None = None,
+        *,
+        stale: bool = False,
+        max_lag: int | None = None,
+        partitioner: Partitioner | None = None,
+    ) -> ReadOnlyStore:
+        """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyVersionedStore`,
+        `ReadOnlyWindowStore` or `ReadOnlySessionStore`, by its kind.
+
+        Args:
+            name: as in the topology.
+            partition: only this one; None = all that are here.
+            stale: read also the copies of standbys, warm-ups and tasks being restored here
+            (KIP-535): committed content, but
+                of some time ago.
+            max_lag: how far such a copy may be behind its changelog, in offsets, the end not older
+            than one second; a query
+                that finds it further behind raises StaleStateError. None = any lag.
+            partitioner: how whoever writes the input topics partitions keys, a function of (key
+            bytes, number of partitions); None = as the program's sources say.
+
+        Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be;
+        InvalidStateStoreError if the instance does not run, as do the store's own methods.
+        """
+        return self._asked().store(name, partition, stale, max_lag, partitioner)
+
+    def query_metadata_for_key(
+        self, store: str, key: Any, partitioner: Partitioner | None = None
+    ) -> KeyQueryMetadata:
+        """Which instances have ``key`` of a store, as of the last rebalance, and how far behind the
+        copy here is now; of a window or session store the key without its window.
+
+        Raises StoreNotFoundError, SerdeError (a key of another type).
+        """
+        return self._asked().key_metadata(store, key, partitioner)
+
+    def streams_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
+        """The instances that have a store, active or as a standby, by end point; empty while that
+        is not known."""
+        return self._asked().streams_metadata(store)
+
+    def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]:
+        """All instances with an ``application.server``, by end point; empty while they are not
+        known."""
+        return self._asked().streams_metadata()
+
+    def all_local_store_partition_lags(self) -> dict[str, dict[int, LagInfo]]:
+        """Store -> partition -> position, changelog end and lag of every copy here, standbys
+        included (KIP-535); stores without a changelog are left out. Asks the brokers:
+        RetriableError if they do not answer."""
+        return self._asked().lags()
+
+    def _asked(self) -> StoreQueries:
+        if self._queries is None:
+            if self.state in SERVING:
+                raise InvalidStateStoreError(
+                    "This instance is still starting: its stores can be read when its state is "
+                    "RUNNING."
+                )
+            raise InvalidStateStoreError(
+                "This instance has not been started: its stores can be read from start until close."
+            )
+        return self._queries
+
+
+def store_queries(
+    topology: Topology, blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
+) -> StoreQueries:
+    topics = topics_into_stores(topology, blueprint.application_id)
+    spread = key_partitioners(topology)
+
+    def partitioner(spec: StoreSpec) -> Partitioner | None:
+        prefix = f"{blueprint.application_id}-"
+        for topic in sorted(topics[spec.name]):
+            name = topic if topic in spread else topic.removeprefix(prefix)
+            if name in spread:
+                return store_partitioner(spread[name], topic, spec.key_serde)
+        return None
+
+    sites = [
+        StoreSite(
+            spec=spec,
+            subtopology=subtopology,
+            partitions=max(blueprint.partitions[topic] for topic in topics[spec.name]),
+            decode=blueprint.plan.value_decoder(spec.name),
+            results=blueprint.plan.value_results(spec.name),
+            partitioner=partitioner(spec),
+        )
+        for subtopology, specs in blueprint.stores.items()
+        for spec in specs
+    ]
+    sites += [
+        StoreSite(
+            spec=table.store,
+            subtopology=table.subtopology,
+            partitions=blueprint.global_partitions[table.source.topic],
+            decode=blueprint.plan.value_decoder(table.store.name),
+            everywhere=True,
+            results=blueprint.plan.value_results(table.store.name),
+        )
+        for table in blueprint.plan.global_tables
+    ]
+    sites += [
+        StoreSite(
+            spec=table.store,
+            subtopology=table.subtopology,
+            partitions=1,
+            decode=blueprint.plan.value_decoder(table.store.name),
+            everywhere=True,
+            results=blueprint.plan.value_results(table.store.name),
+        )
+        for table in blueprint.plan.loaded_tables
+    ]
+
+    def inputs(task: TaskId) -> list[TopicPartition]:
+        read = blueprint.inputs.get(task.subtopology, ())
+        return [
+            TopicPartition(topic, task.partition)
+            for topic in read
+            if task.partition < blueprint.partitions[topic]
+        ]
+
+    return StoreQueries(sites, inputs, own_host, ports, clock)
+
+
+def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner | None) -> int:
+    """The partition of a key's bytes; None: as the program says. ValueError if the partitioner
+    names one that the store does not have."""
+    chosen = partitioner or site.partitioner or default_partitioner
+    partition = chosen(key, site.partitions)
+    if not 0 <= partition < site.partitions:
+        raise ValueError(
+            f"The partitioner gave {partition} for a store with the partitions 0 to "
+            f"{site.partitions - 1}."
+        )
+    return partition
+
+
+def _of_store(site: StoreSite, tasks: TaskStores) -> dict[int, TaskStore]:
+    return {
+        task.partition: store
+        for task, stores in tasks.items()
+        if task.subtopology == site.subtopology
+        for store in stores
+        if store.name == site.spec.name
+    }
+
+
+def _position(path: Path) -> int | None:
+    """A copy's changelog position, 0 with nothing loaded; None where the copy went away
+    meanwhile."""
+    try:
+        return LmdbStore.open(path).position or 0
+    except (StoreMismatchError, StoreClosedError):
+        return None

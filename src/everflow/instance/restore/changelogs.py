@@ -1,0 +1,207 @@
+"""Reads the state of changelog partitions from the cluster, for `restore_plan.restore_plan`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from everflow.errors import InternalTopicError, RetriableError
+from everflow.instance.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
+from everflow.kafka.admin import ClusterAdmin
+from everflow.records import TopicPartition
+from everflow.state.left_out import Chunk, KeptEntry, unpacked
+
+
+class Changelogs:
+    """One per instance; any thread may ask. ``delete.retention.ms`` is read once per topic.
+
+    ``reused``: topics of the user that are changelogs of tables. Copies follow them up to the
+    committed offset, for a table has only processed records. ``left_out``: the records that
+    processing skipped (note 065).
+    """
+
+    def __init__(
+        self,
+        admin: ClusterAdmin,
+        cluster_id: str,
+        group: str = "",
+        reused: frozenset[str] = frozenset(),
+        left_out: LeftOutLogs | None = None,
+    ) -> None:
+        self._admin = admin
+        self._cluster_id = cluster_id
+        self._group, self.reused = group, reused
+        self._lock = threading.Lock()
+        self._delete_retention: dict[str, int] = {}
+        self._left_out = left_out
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """read_uncommitted, always: the last stable offset may lag behind (KAFKA-10167)."""
+        return self._admin.end_offsets(partitions, "read_uncommitted")
+
+    def stable_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._admin.end_offsets(partitions, "read_committed")
+
+    def followed_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The ends up to which copies follow: last stable offsets; of reused topics committed
+        offsets (0: none)."""
+        own = [tp for tp in partitions if tp.topic not in self.reused]
+        ends = self.stable_ends(own) if own else {}
+        return ends | self._followed(partitions)
+
+    def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """As `followed_ends`, for the logs whose leaders answer within a second."""
+        own = [tp for tp in partitions if tp.topic not in self.reused]
+        ends = self._admin.known_ends(own, "read_committed") if own else {}
+        return ends | self._followed(partitions)
+
+    def _followed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        committed = self._read_offsets(partitions)
+        return committed if self._left_out is None else self._left_out.covered(committed)
+
+    def left_out(self, tp: TopicPartition, end: int | None = None) -> Mapping[bytes, KeptEntry]:
+        """The records before ``end`` that processing skipped (None: before the end that
+        `answered_ends` last returned); none for a topic that is not reused. RetriableError while
+        they are not known."""
+        return {} if self._left_out is None else self._left_out.before(tp, end)
+
+    def _read_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        read = [tp for tp in partitions if tp.topic in self.reused]
+        committed = self._admin.committed(self._group, read) if read else {}
+        return {tp: committed[tp].offset if tp in committed else 0 for tp in read}
+
+    def states(
+        self,
+        partitions: Collection[TopicPartition],
+        ends: Mapping[TopicPartition, int] | None = None,
+    ) -> dict[TopicPartition, ChangelogState]:
+        """The state of every partition; ``ends`` are log ends read before (None: read now).
+        InternalTopicError for a missing topic, RetriableError if the brokers do not answer."""
+        if not partitions:
+            return {}
+        asked = sorted(partitions)
+        # Both questions at once: a task that is handed over is not processed meanwhile.
+        with ThreadPoolExecutor(1) as beside:
+            describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
+            starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
+            found = self._ends(asked) if ends is None else ends
+            topics = describing.result()
+        states = {}
+        for tp in asked:
+            described = topics.get(tp.topic)
+            if described is None:
+                raise InternalTopicError(f"The changelog {tp.topic} is missing.")
+            states[tp] = ChangelogState(
+                start=starts[tp],
+                end=found[tp],
+                cluster_id=self._cluster_id,
+                topic_id=described.topic_id,
+                delete_retention_ms=self._delete_retention_ms(tp.topic),
+            )
+        return states
+
+    def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        own = [tp for tp in partitions if tp.topic not in self.reused]
+        return {**(self.log_ends(own) if own else {}), **self._read_offsets(partitions)}
+
+    def known_delete_retention_ms(self, topic: str) -> int:
+        """``delete.retention.ms`` of a changelog as `states` has read it, else the brokers'
+        default; without I/O."""
+        with self._lock:
+            return self._delete_retention.get(topic, DEFAULT_DELETE_RETENTION_MS)
+
+    def _delete_retention_ms(self, topic: str) -> int:
+        with self._lock:
+            known = self._delete_retention.get(topic)
+        if known is None:
+            config = self._admin.topic_configs([topic]).get(topic, {})
+            known = int(config.get("delete.retention.ms", DEFAULT_DELETE_RETENTION_MS))
+            with self._lock:
+                self._delete_retention[topic] = known
+        return known
+
+
+# --- records that processing skipped (note 065) ---------------------------------------------------
+
+
+class RangeReader(Protocol):
+    """The part of `LogReader` that is needed."""
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[Chunk]: ...
+
+
+@dataclass
+class _Log:
+    """One partition. ``covered``: all skipped records of the reused topic before this offset are in
+    ``found``."""
+
+    covered: int = 0
+    position: int | None = None
+    found: Mapping[bytes, KeptEntry] = field(default_factory=dict)
+
+
+class LeftOutLogs:
+    """One per instance; any thread may ask. ``topics``: reused topic -> the log of its skipped
+    records.
+
+    A batch writes to that log in the transaction that commits its offsets. So the log is complete
+    up to a committed offset if it has no open transaction after the offset was read (the markers of
+    a transaction become visible partition by partition, KAFKA-10167).
+    """
+
+    def __init__(
+        self,
+        admin: ClusterAdmin,
+        topics: Mapping[str, str],
+        open_reader: Callable[[], AbstractContextManager[RangeReader]],
+    ) -> None:
+        self._admin, self._topics, self._open_reader = admin, topics, open_reader
+        self._lock = threading.Lock()
+        self._logs: dict[TopicPartition, _Log] = {}
+
+    def covered(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """How far copies may follow partitions of reused topics that are ``committed`` up to there:
+        less while a transaction is open."""
+        with self._lock:
+            behind = {
+                tp: end for tp, end in committed.items() if self._logs.get(tp, _Log()).covered < end
+            }
+            if behind:
+                self._read(behind)
+            return {
+                tp: min(end, self._logs.get(tp, _Log()).covered) for tp, end in committed.items()
+            }
+
+    def before(self, tp: TopicPartition, end: int | None) -> Mapping[bytes, KeptEntry]:
+        if tp.topic not in self._topics:
+            return {}
+        if end is not None and self.covered({tp: end})[tp] < end:
+            log = self._log_of(tp)
+            raise RetriableError(f"a transaction is still open on {log}", [log])
+        with self._lock:
+            return self._logs.get(tp, _Log()).found
+
+    def _log_of(self, tp: TopicPartition) -> TopicPartition:
+        return TopicPartition(self._topics[tp.topic], tp.partition)
+
+    def _read(self, committed: Mapping[TopicPartition, int]) -> None:
+        asked = [self._log_of(tp) for tp in committed]
+        ends = self._admin.end_offsets(asked, "read_uncommitted")
+        stable = self._admin.end_offsets(asked, "read_committed")
+        for tp, covered in committed.items():
+            log, own = self._logs.setdefault(tp, _Log()), self._log_of(tp)
+            if stable[own] < ends[own]:
+                continue
+            if log.position is None:
+                starts = self._admin.list_offsets([own], "earliest", "read_uncommitted")
+                log.position = starts[own]
+            if log.position < ends[own]:
+                with self._open_reader() as reader:
+                    read = reader.read(own, log.position, ends[own])
+                    log.found = {**log.found, **unpacked(read)}
+                log.position = ends[own]
+            log.covered = covered

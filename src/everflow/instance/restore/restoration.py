@@ -1,0 +1,298 @@
+"""Loads stores from changelogs, in bulk and in chunks, as `restore_plan` decides (D5, D9).
+
+A restore that is cut off loses nothing: every chunk is in the store together with its position, and
+the next plan goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol, cast, runtime_checkable
+
+import numpy as np
+
+from everflow.clock import Clock
+from everflow.errors import DamagedEntryError, start_over
+from everflow.instance.restore.listeners import (
+    RestoreListener,
+    RestoreProgress,
+    SilentListener,
+)
+from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
+from everflow.records import Int64, TaskId, TopicPartition
+from everflow.state.changelog import SUFFIX_BYTES
+from everflow.state.left_out import KeptEntry, PlacedChunk, corrected
+from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
+from everflow.state.store import VERSIONED, StoreSpec
+from everflow.state.task_directory import StateDirectory
+
+_NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
+
+
+class LogChunk(Protocol):
+    """Committed changelog records, bounded in bytes; ``next_position`` follows the last offset it
+    covers."""
+
+    @property
+    def keys(self) -> Sequence[bytes | None]: ...
+    @property
+    def values(self) -> Sequence[bytes | None]: ...
+    @property
+    def timestamps(self) -> Int64: ...
+    @property
+    def next_position(self) -> int: ...
+
+
+class FoldedChunk(LogChunk, Protocol):
+    """A chunk that may lack records which a later one of it replaces; ``records`` counts them
+    too."""
+
+    @property
+    def records(self) -> int: ...
+
+
+@runtime_checkable
+class KnowsOffsets(Protocol):
+    """A chunk that knows where its records are."""
+
+    def offset_of(self, key: bytes) -> int | None:
+        """The offset of the last record with this key."""
+
+
+class ChangelogReader(Protocol):
+    """The part of `kafka.reading.log_reader.LogReader` that restoring needs."""
+
+    def read(
+        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+    ) -> Iterable[FoldedChunk]:
+        """Committed records of offsets ``[start, end)`` in order; ``every``: none is left out,
+        though a later one of its key is there."""
+
+
+@dataclass(frozen=True)
+class PreparedStore:
+    """A store claimed for an incarnation, and what it still has to read; ``plan`` is None without a
+    changelog."""
+
+    store: LmdbStore
+    plan: RestorePlan | None
+
+
+def prepare_store(
+    directory: StateDirectory,
+    task: TaskId,
+    spec: StoreSpec,
+    changelog: ChangelogState | None,
+    *,
+    incarnation: str,
+    now_ms: int,
+    sync: str = "none",
+) -> PreparedStore:
+    """Open, claim and judge one store of a task that becomes active here; a store not to be trusted
+    is replaced by an empty one at a new path.
+
+    Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after
+    that owner was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a
+    store without logging.
+    """
+    retention_ms = spec.kept_ms
+    path = directory.store_path(task, spec.name)
+    distrusted = directory.distrusted(task, spec.name)
+    store: LmdbStore | None = None
+    if distrusted is None:
+        try:
+            store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+            store.claim(incarnation)
+        except StoreDamagedError as error:
+            distrusted = str(error)
+    plan: RestorePlan | None = None
+    if changelog is not None:
+        meta = None if store is None else store.meta()
+        plan = restore_plan(
+            meta,
+            changelog,
+            now_ms=now_ms,
+            kind=spec.kind,
+            retention_ms=retention_ms,
+            distrusted=distrusted,
+        )
+    if store is None or (plan is not None and plan.rebuild):
+        LmdbStore.close_at(path)
+        path = directory.rebuild(task, spec.name)
+        store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+        store.claim(incarnation)
+    if changelog is not None:
+        store.bind(changelog.cluster_id, changelog.topic_id)
+        if store.position is None:
+            # Records that are read from now on miss no delete for so long: a first restore that is
+            # cut off does not begin anew.
+            store.touch(now_ms)
+    return PreparedStore(store, plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreJob:
+    """One store to restore; the restore fails if ``incarnation`` is no longer its owner."""
+
+    task: TaskId
+    store_name: str
+    store: LmdbStore
+    changelog: TopicPartition
+    plan: RestorePlan
+    incarnation: str | None = None
+    reused: StoreSpec | None = None
+    """The store's, where the changelog is a reused topic."""
+    left_out: Mapping[bytes, KeptEntry] = field(default_factory=dict)
+    """The records of that topic that processing skipped, up to the plan's end."""
+
+
+def progress_of(
+    task: TaskId, store: str, changelog: TopicPartition, plan: RestorePlan
+) -> RestoreProgress:
+    """The progress of a restore that begins."""
+    return RestoreProgress(
+        task=task,
+        store=store,
+        changelog=changelog,
+        start=plan.start,
+        end=plan.end,
+        position=plan.start,
+        records=0,
+        elapsed_s=0.0,
+        rebuild=plan.rebuild,
+        reason=plan.reason,
+    )
+
+
+def restore(
+    job: RestoreJob,
+    reader: ChangelogReader,
+    *,
+    clock: Clock,
+    listener: RestoreListener | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> RestoreProgress:
+    """Load the job's range into its store, one transaction per chunk; blocks.
+
+    The position ends at the plan's end, behind transaction markers at the tail. ``stopped`` is
+    called between chunks: after True the result is not ``done``. Errors of the reader or the store
+    are raised after the listener was called (StoreMismatchError if another owner claimed the
+    store); DamagedEntryError for a record that is no entry of the store."""
+    user = listener or SilentListener()
+    plan, began_ms = job.plan, clock.monotonic_ms()
+    progress = progress_of(job.task, job.store_name, job.changelog, plan)
+    user.restore_start(progress)
+    try:
+        for chunk in _chunks(job, reader):
+            if stopped():
+                user.restore_suspended(progress, "stopped")
+                return progress
+            position = min(chunk.next_position, plan.end)
+            with named_keys(job.task, job.store_name, job.store, job.changelog, chunk):
+                _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
+            progress = replace(
+                progress,
+                position=position,
+                records=progress.records + chunk.records,
+                elapsed_s=(clock.monotonic_ms() - began_ms) / 1000,
+            )
+            user.batch_restored(progress, chunk.records)
+        # Also without records: it notes how far the store is, and that it is fresh.
+        _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
+    except BaseException as error:
+        user.restore_suspended(progress, f"{type(error).__name__}: {error}")
+        raise
+    progress = replace(
+        progress, position=plan.end, elapsed_s=(clock.monotonic_ms() - began_ms) / 1000
+    )
+    user.restore_end(progress)
+    return progress
+
+
+def restore_all(
+    jobs: Iterable[RestoreJob],
+    reader: ChangelogReader,
+    *,
+    clock: Clock,
+    listener: RestoreListener | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[RestoreProgress]:
+    """`restore` one job after the other, shortest range first, so that tasks become ready one by
+    one.
+
+    Ends after the first that was stopped; its progress is the last of the list.
+    """
+    results: list[RestoreProgress] = []
+    for job in sorted(jobs, key=lambda job: (job.plan.records_max, job.task, job.store_name)):
+        results.append(restore(job, reader, clock=clock, listener=listener, stopped=stopped))
+        if not results[-1].done:
+            break
+    return results
+
+
+@contextmanager
+def named_keys(
+    task: TaskId, name: str, store: LmdbStore, changelog: TopicPartition, chunk: FoldedChunk
+) -> Iterator[None]:
+    """While a chunk is loaded: DamagedEntryError where it has a key that the store cannot have."""
+    try:
+        yield
+    except ValueError as error:
+        named = _key_error(task, name, store.kind, changelog, chunk)
+        if named is None:
+            raise
+        raise named from error
+
+
+def _key_error(
+    task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: FoldedChunk
+) -> DamagedEntryError | None:
+    """The error of a chunk's first key that a store of this ``kind`` cannot have; None: there is
+    none."""
+    suffix = SUFFIX_BYTES.get(kind, 0)
+    key = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
+    if key is None:
+        return None
+    offset = chunk.offset_of(key) if isinstance(chunk, KnowsOffsets) else None
+    application = changelog.topic.removesuffix(f"-{store}-changelog")
+    return DamagedEntryError(
+        f"Store {store} of task {task} cannot be restored: record {changelog}"
+        f"@{'?' if offset is None else offset} of its changelog has the key {key!r}, of "
+        f"{len(key)} bytes, and keys of {kind} stores end with {suffix} bytes of times. Another "
+        f"program wrote it, and no later record takes it back. {start_over(application)}",
+        store=store,
+        task=task,
+        key=key,
+        changelog=changelog.topic,
+    )
+
+
+def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
+    if job.plan.records_max:
+        every = job.store.kind == VERSIONED
+        read = reader.read(job.changelog, job.plan.start, job.plan.end, every=every)
+        if job.reused is not None:
+            placed = cast("Iterable[PlacedChunk]", read)  # of a log, as reused topics are
+            read = corrected(placed, job.plan.start, job.left_out, job.reused)
+        yield from read
+
+
+def _load(
+    job: RestoreJob,
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    timestamps: Int64,
+    position: int,
+    clock: Clock,
+) -> None:
+    at_end = position >= job.plan.end
+    job.store.load_chunk(
+        keys,
+        values,
+        timestamps,
+        position,
+        incarnation=job.incarnation,
+        now_ms=clock.now_ms() if at_end else -1,
+    )

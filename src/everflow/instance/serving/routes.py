@@ -1,0 +1,472 @@
+"""Opens the query service of an instance over HTTP, and describes its paths (design note 052)."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError, EverflowError, RetriableError
+from everflow.instance.query.queries import InteractiveQueries, StoreQueries
+from everflow.instance.serving.answers import (
+    ENTRIES,
+    MOST_BODY_BYTES,
+    MOST_ENTRIES,
+    MOST_PAGE_BYTES,
+    Parameters,
+    RefusedRequest,
+    ServedStores,
+    as_json,
+    malformed,
+    shortened,
+)
+from everflow.logs import moves
+from everflow.observe.host_names import ANY, OwnNames
+from everflow.observe.http_server import HttpServer
+from everflow.serdes import SerdeError
+from everflow.snapshots.query_errors import (
+    InvalidStateStoreError,
+    StateElsewhereError,
+    StoreKindError,
+    StoreNotFoundError,
+)
+
+log = logging.getLogger("everflow")
+
+_RETRY = {"Retry-After": "1"}
+Answer = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class ServicePath:
+    """A path of the service. Its parameters in braces are given to ``answer``, behind the query's
+    parameters. ``words``: one sentence for its description; ``asks``: names of query parameters."""
+
+    path: str
+    answer: str
+    words: str
+    asks: Sequence[str] = ()
+    method: str = "GET"
+
+
+COPIES = ("stale", "max_lag", "partition")
+PAGED = (*COPIES, "limit", "after")
+PATHS: Sequence[ServicePath] = (
+    ServicePath("/stores", "listed", "Every store, and which of its partitions can be read here."),
+    ServicePath(
+        "/stores/{store}", "described", "One store, and about how many entries it has.", COPIES
+    ),
+    ServicePath("/instances", "instances", "The hosts and their stores, as of the last rebalance."),
+    ServicePath("/status", "status", "The instance's status, if it has http.listen."),
+    ServicePath("/stores/{store}/owner/{key:path}", "owner", "The host of a key."),
+    ServicePath(
+        "/stores/{store}/entries",
+        "entries",
+        "Entries here in order of key bytes, partition by partition.",
+        ("first", "last", "prefix", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/entries",
+        "entries_of",
+        "The values of many keys; the host of a key that is not here.",
+        COPIES,
+        "POST",
+    ),
+    ServicePath(
+        "/stores/{store}/entries/{key:path}",
+        "entry",
+        "The value of a key; of a versioned store also as of a time.",
+        (*COPIES, "as_of"),
+    ),
+    ServicePath(
+        "/stores/{store}/versions/{key:path}",
+        "versions",
+        "The versions of a key of a versioned store, in order of time.",
+        (*COPIES, "from", "to"),
+    ),
+    ServicePath(
+        "/stores/{store}/windows",
+        "windows",
+        "Windows of all keys here that begin in an interval of time.",
+        ("first", "last", "from", "to", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/window/{start}/{key:path}",
+        "window",
+        "The window of a key that begins at a time.",
+        COPIES,
+    ),
+    ServicePath(
+        "/stores/{store}/window/{start}",
+        "window_of",
+        "The window of each of many keys that begins at a time.",
+        COPIES,
+        "POST",
+    ),
+    ServicePath(
+        "/stores/{store}/windows/{key:path}",
+        "windows",
+        "Windows of a key that begin in an interval of time.",
+        ("from", "to", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/sessions",
+        "sessions",
+        "Sessions of all keys here that touch an interval of time.",
+        ("first", "last", "from", "to", "reverse", *PAGED),
+    ),
+    ServicePath(
+        "/stores/{store}/sessions/{key:path}",
+        "sessions",
+        "Sessions of a key that touch an interval of time.",
+        ("from", "to", "reverse", *PAGED),
+    ),
+)
+
+
+def application(
+    answers: ServedStores, tokens: Sequence[str], scheme: str, version: str
+) -> Starlette:
+    """``tokens``: one of them has to come with each request, none where it is empty. ``scheme``: by
+    which other instances are asked, too."""
+    described = document(PATHS, version, secured=bool(tokens))
+    guard = partial(allowed, tuple(token.encode() for token in tokens))
+
+    async def openapi(_: Request) -> Response:
+        return _json(described)
+
+    async def index(_: Request) -> Response:
+        return HTMLResponse(page(described))
+
+    routes = [
+        Route(path.path, _endpoint(path, answers, guard, scheme), methods=[path.method])
+        for path in PATHS
+    ]
+    return Starlette(
+        routes=[Route("/", index), Route("/openapi.json", openapi), *routes],
+        exception_handlers={HTTPException: _unknown},
+    )
+
+
+def _endpoint(
+    path: ServicePath, answers: ServedStores, guard: Callable[[str], bool], scheme: str
+) -> Callable[[Request], Any]:
+    answer: Answer = getattr(answers, path.answer)
+    keyless = path.answer in ("windows", "sessions") and "{key" not in path.path
+
+    async def endpoint(request: Request) -> Response:
+        authorization = request.headers.get("authorization", "")
+        if not guard(authorization):
+            asks = {"WWW-Authenticate": "Bearer"}
+            return _json(_error("EF-QUERY-TOKEN", _token_refused(authorization)), 401, asks)
+        try:
+            _require_text(request)
+            arguments: dict[str, Any] = dict(request.path_params)
+            if keyless:
+                arguments["key"] = None
+            if path.method == "POST":
+                arguments["body"] = await _body(request)
+            asked = Parameters(request.query_params.multi_items())
+            return _json(await run_in_threadpool(partial(answer, asked, **arguments)))
+        except Exception as error:
+            return _refusal(error, request, scheme)
+
+    return endpoint
+
+
+def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
+    """True if the header has one of the tokens, or there is no token."""
+    if not tokens:
+        return True
+    kind, _, given = authorization.partition(" ")
+    found = [hmac.compare_digest(given.strip().encode(), token) for token in tokens]
+    return kind.lower() == "bearer" and any(found)
+
+
+def _token_refused(authorization: str) -> str:
+    kind, _, given = authorization.partition(" ")
+    if kind.lower() == "bearer" and given.strip():
+        return "The token that was sent is not one that this service knows (query.token.file)."
+    return "This service asks for a token: send the header Authorization: Bearer TOKEN."
+
+
+def _require_text(request: Request) -> None:
+    """RefusedRequest for bytes that are no text: another key would be looked for, with a sign for
+    what is unknown in their place."""
+    sent = request.scope.get("raw_path") or b"", request.scope["query_string"]
+    for part, words in zip(sent, ("path", "part behind the ?"), strict=True):
+        try:
+            unquote_to_bytes(part).decode()
+        except UnicodeDecodeError as error:
+            raise malformed(
+                f"The {words} is not UTF-8 ({error}): quote a key's text as UTF-8; keys that are "
+                f"bytes stand in base64."
+            ) from error
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY_BYTES:
+            text = f"The body is larger than {MOST_BODY_BYTES} bytes: ask for fewer keys at once."
+            raise RefusedRequest(413, "EF-QUERY", text)
+    return bytes(body)
+
+
+def _refusal(error: Exception, request: Request, scheme: str) -> Response:
+    """The response to an error: another host, a later retry, or the fault."""
+    if isinstance(error, RefusedRequest):
+        return _json(_error(error.code, str(error)), error.status)
+    if isinstance(error, StateElsewhereError):
+        if error.host is None:
+            return _json(_error(error.code, str(error)), 503, _RETRY)
+        query = f"?{request.url.query}" if request.url.query else ""
+        there = f"{scheme}://{error.host}{_raw_path(request)}{query}"
+        return _json(
+            {**_error(error.code, str(error)), "host": error.host}, 307, {"Location": there}
+        )
+    if isinstance(error, InvalidStateStoreError | RetriableError):
+        return _json(_error(error.code, str(error)), 503, _RETRY)
+    if isinstance(error, StoreNotFoundError):
+        return _json(_error(error.code, str(error)), 404)
+    if isinstance(error, StoreKindError | SerdeError):
+        return _json(_error(error.code, str(error)), 400)
+    log.exception("The query %s failed", request.url.path)
+    code = error.code if isinstance(error, EverflowError) else "EF-ERROR"
+    return _json(_error(code, f"{type(error).__name__}: see the instance's log."), 500)
+
+
+def _raw_path(request: Request) -> str:
+    """As it was sent: a key may hold what a path quotes."""
+    raw = request.scope.get("raw_path")
+    return raw.decode("ascii") if isinstance(raw, bytes) else request.url.path
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 405:
+        return _json(_error("EF-QUERY", f"{request.method} is not asked for here."), 405)
+    text = f"There is no {shortened(request.url.path)}; / lists what can be asked."
+    return _json(_error("EF-QUERY", text), status)
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(as_json(content), status, headers, media_type="application/json")
+
+
+# --- its description, as OpenAPI 3.1 and as a page ------------------------------------------------
+
+PARAMETERS: Mapping[str, tuple[str, str]] = {
+    "stale": ("boolean", "Also from a copy: a standby, or one that is being restored."),
+    "max_lag": ("integer", "The maximal lag of such a copy, in offsets."),
+    "partition": ("integer", "Only this partition of the store."),
+    "limit": (
+        "integer",
+        f"The maximal number of entries, by default {ENTRIES}, at most {MOST_ENTRIES}; fewer if "
+        f"they are larger than {MOST_PAGE_BYTES >> 20} MiB.",
+    ),
+    "after": ("string", "`next` of the page before; all other parameters have to be the same."),
+    "first": ("string", "Keys from this one on, by key bytes."),
+    "last": ("string", "Keys up to this one, included."),
+    "prefix": ("string", "Keys whose bytes begin with those of this one."),
+    "reverse": ("boolean", "In falling order."),
+    "as_of": ("integer", "The version at this time, ms since the epoch."),
+    "from": ("integer", "From this time on, ms since the epoch."),
+    "to": ("integer", "Up to this time, included, ms since the epoch."),
+    "store": ("string", "The store's name."),
+    "key": ("string", "Text as it is, bytes in base64, everything else as JSON."),
+    "start": ("integer", "Where the window begins, ms since the epoch."),
+}
+_STATUS: Mapping[str, str] = {
+    "200": "The answer.",
+    "307": "Another instance has it: ask there (Location).",
+    "400": "The request is wrong: the message has the cure.",
+    "401": "The token is missing or wrong.",
+    "404": "No such store, or nothing under this key.",
+    "413": "Too large.",
+    "503": "The partition moves, is restored or lags too far, or no broker answers: ask again.",
+}
+
+
+def document(paths: Sequence[ServicePath], version: str, *, secured: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in paths:
+        shown = re.sub(r"\{(\w+)(?::\w+)?\}", r"{\1}", path.path)
+        found.setdefault(shown, {})[path.method.lower()] = _operation(path, shown)
+    content: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Stores of an everflow application", "version": version},
+        "paths": found,
+    }
+    if secured:
+        content["components"] = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
+        content["security"] = [{"token": []}]
+    return content
+
+
+def _operation(path: ServicePath, shown: str) -> dict[str, Any]:
+    inside = re.findall(r"\{(\w+)\}", shown)
+    parameters = [
+        {
+            "name": name,
+            "in": "path" if name in inside else "query",
+            "required": name in inside,
+            "description": PARAMETERS[name][1],
+            "schema": {"type": PARAMETERS[name][0]},
+        }
+        for name in (*inside, *path.asks)
+    ]
+    operation: dict[str, Any] = {
+        "summary": path.words,
+        "parameters": parameters,
+        "responses": {status: {"description": words} for status, words in _STATUS.items()},
+    }
+    if path.method == "POST":
+        keys = {"type": "object", "properties": {"keys": {"type": "array"}}, "required": ["keys"]}
+        operation["requestBody"] = {"content": {"application/json": {"schema": keys}}}
+    return operation
+
+
+def page(described: Mapping[str, Any]) -> str:
+    rows = [
+        f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
+        f"<td>{escape(operation['summary'])}</td><td>"
+        + "<br>".join(
+            f"<code>{escape(one['name'])}</code>: {escape(one['description'])}"
+            for one in operation["parameters"]
+        )
+        + "</td></tr>"
+        for path, operations in described["paths"].items()
+        for method, operation in operations.items()
+    ]
+    title = escape(described["info"]["title"])
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
+        "<style>body{font:15px/1.5 system-ui;margin:2rem;max-width:80rem}table{border-collapse:"
+        "collapse}td{border-top:1px solid #ccc;padding:.4rem .8rem;vertical-align:top}</style>"
+        f"<h1>{title}</h1><p>As <a href=openapi.json>OpenAPI</a>.</p>"
+        f"<table>{''.join(rows)}</table></html>"
+    )
+
+
+# --- opening it: address, tokens, certificate -----------------------------------------------------
+
+NO_TOKEN = "none"
+LEAST_TOKEN = 16
+"""Characters."""
+
+
+@contextmanager
+def served(
+    stores: InteractiveQueries,
+    queries: Callable[[], StoreQueries],
+    config: StreamsConfig,
+    status: Callable[[], dict[str, Any]] | None = None,
+) -> Iterator[str]:
+    """Serve the stores over HTTP until the end of the block. Returns the address at which other
+    instances and clients reach it (``application.server``). ``status``: the instance's status, if
+    it is observed. ConfigError if it cannot listen, or would be open to everybody."""
+    tokens = tokens_of(config)
+    files = _certificate(config)
+    scheme = "http" if files is None else "https"
+    answers = ServedStores(stores, queries, status)
+    app = application(answers, tokens, scheme, version("everflow"))
+    # With a token any host name is allowed: no foreign site's page has a token.
+    own = [ANY] if tokens else [config.application_server, *config.allowed_hosts]
+    names = OwnNames(config.query_listen, own)
+    server = HttpServer(config.query_listen, app, "query.listen", files, names=names)
+    address = config.application_server or reached_at(server.address, socket.getfqdn())
+    moves.info("Stores are served at %s://%s", scheme, address)
+    try:
+        yield address
+    finally:
+        server.close()
+
+
+def tokens_of(config: StreamsConfig) -> list[str]:
+    """The lines of ``query.token.file``; with several of them a new token can be given out before
+    the old one goes. ConfigError for a file that cannot be read, a token that is guessed easily, or
+    none at an address that others reach."""
+    name = config.query_token_file
+    if name == NO_TOKEN:
+        return []
+    if not name:
+        if _loopback(config.query_listen):
+            return []
+        raise ConfigError(
+            f"query.listen = {config.query_listen!r} lets everybody who reaches this address read "
+            f"the stores. Name a file that holds a token (query.token.file), or say that none is "
+            f"wanted: query.token.file = {NO_TOKEN}."
+        )
+    try:
+        lines = Path(name).expanduser().read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"query.token.file = {name!r} cannot be read ({reason}).") from error
+    short = [len(line) for line in lines if len(line) < LEAST_TOKEN]
+    if not lines or short:
+        raise ConfigError(
+            f"query.token.file = {name!r} holds {'no token' if not lines else 'a short token'}: "
+            f"write at least {LEAST_TOKEN} characters, as `openssl rand -hex 32` makes them."
+        )
+    return lines
+
+
+def reached_at(address: str, name: str) -> str:
+    """``address`` as others can reach it: where it stands for all addresses of the machine, the
+    machine's ``name``."""
+    host, _, port = address.rpartition(":")
+    return f"{name}:{port}" if host in ("0.0.0.0", "[::]") else address
+
+
+def _loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _certificate(config: StreamsConfig) -> tuple[str, str] | None:
+    """Files of certificate and key; ConfigError where one is missing or they do not fit."""
+    certificate, key = config.query_ssl_certificate_location, config.query_ssl_key_location
+    if not certificate and not key:
+        return None
+    if not certificate or not key:
+        raise ConfigError(
+            "query.ssl.certificate.location and query.ssl.key.location go together: the first "
+            "names the certificate (PEM, with its chain), the second its key."
+        )
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"query.ssl.certificate.location = {certificate!r} and query.ssl.key.location = "
+            f"{key!r} cannot be used ({error})."
+        ) from error
+    return certificate, key

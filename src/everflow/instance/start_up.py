@@ -1,0 +1,408 @@
+"""Prepares an instance before it joins: check the cluster, fence, check and create topics, in this
+order.
+
+Nothing here starts a thread; every error is raised to the caller of `KafkaStreams.start`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from everflow.clock import Clock, Deadline
+from everflow.config import StreamsConfig
+from everflow.errors import RetriableError, TopologyError
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.topics.internal_topics import (
+    LEFT_OUT,
+    InputIds,
+    Ran,
+    TopicFacts,
+    TopicSpec,
+    fixed_outputs,
+    missing_outputs,
+    prepare,
+    require_compacted,
+    short_name,
+)
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.writing.transaction import fence_all
+from everflow.logs import counted, moves, some
+from everflow.protocol.messages import format_metadata, of_kafka_streams, parse_metadata
+from everflow.records import CommittedOffset, TopicPartition
+from everflow.retry import StoppedError, attempting, retrying, waiting
+from everflow.state.task_directory import StateDirectory
+from everflow.topology.graph import Graph, SourceNode, extractor_named
+from everflow.topology.idle_sources import require_room, room_for_layouts
+from everflow.topology.patterns import TopicGrowth, pattern_sources, with_topics
+from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan, with_default_extractor
+from everflow.topology.program import Topology
+from everflow.topology.store_layouts import (
+    beside_topics,
+    fingerprint,
+    from_json,
+    layouts_to_keep,
+    require_readable,
+    to_text,
+    topics_in,
+)
+from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
+
+log = logging.getLogger("everflow")
+
+FENCE_TIMEOUT_S = 30.0
+FENCE_ATTEMPT_S = 5.0
+"""Of the start, which may be stopped meanwhile."""
+START_METADATA = "start"
+WARM_UP_WAIT_S = 60.0
+LOOK_S = 0.1
+COMMITTED_TIMEOUT_S = 30.0
+
+
+def prepare_cluster(
+    topology: Topology,
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    directory: StateDirectory,
+    clock: Clock,
+    stop: threading.Event,
+) -> Blueprint:
+    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set
+    meanwhile, ends it with an EverflowError; ``admin`` checks it, too.
+
+    Raises TaskTimeoutError (no broker answers), TopologyError (missing topics, partition counts
+    that do not fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError,
+    StateFormatError."""
+    topology = _with_times(topology, config)
+    # 2. Wait until a broker answers.
+    cluster_id = _reached(admin, config)
+    # 3. Earlier processes on this folder may have left transactions open; they hide committed
+    #    offsets until fenced (D6).
+    _fence_recorded(config, directory, clock, stop)
+    return retrying(
+        lambda: _prepared(topology, config, admin, cluster_id, directory),
+        "preparing topics",
+        clock=clock,
+        deadline=Deadline(clock, config.task_timeout_ms),
+        stop=stop,
+    )
+
+
+def _prepared(
+    topology: Topology,
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    cluster_id: str,
+    directory: StateDirectory,
+) -> Blueprint:
+    """Steps 4-7, which may be done again: a broker that has much to do may know no leader of a
+    topic for a while that another instance has just created."""
+    # 4. The user's topics, and whether their partitions fit together.
+    subs = cut(topology)
+    described = admin.describe_topics(subs.topics)
+    counts = {name: one.partitions for name, one in described.items()}
+    needed = internal_topics(
+        subs,
+        counts,
+        config.application_id,
+        topic_config=config.topic(),
+        additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
+    )
+    _require_outputs(topology, config, admin, max(counts.values(), default=1))
+    require_compacted(
+        [store for sub in subs.subtopologies for store in sub.stores], admin.topic_configs
+    )
+    # 5. Internal topics: created at the first start, validated at every other (I10).
+    inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
+    now = {name: described[name].topic_id for name in inputs if name in described}
+    ids = InputIds(directory.input_ids(cluster_id), now)
+    kept = _prepare_internal(topology, needed, inputs, config, admin, ids)
+    _note_inputs(directory, cluster_id, ids)
+    partitions = {
+        **inputs,
+        **{name: partitions for name, (partitions, _) in needed.repartition.items()},
+    }
+    # 6. The stores' layouts are those of this program.
+    names = [short_name(config.application_id, name) for name in needed.repartition]
+    layouts = _compared_layouts(topology, config, admin, partitions, names)
+    # 7. The physical plan.
+    return Blueprint(
+        application_id=config.application_id,
+        cluster_id=cluster_id,
+        plan=_planned(topology, subs, config),
+        inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
+        stores={sub.index: sub.stores for sub in subs.subtopologies},
+        partitions=partitions,
+        offset_reset=offset_resets(subs, config),
+        repartition=frozenset(needed.repartition),
+        kept=kept,
+        fingerprint=fingerprint(subs),
+        layouts=layouts,
+        topology=topology,
+        global_partitions={topic: counts[topic] for topic in subs.global_topics},
+    )
+
+
+def with_existing_topics(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin
+) -> Topology:
+    """The topology with existing topics in place of patterns. TaskTimeoutError (no broker),
+    TopologyError (none matches, or one that another source reads)."""
+    if not pattern_sources(topology):
+        return topology
+    _reached(admin, config)
+    found = with_topics(topology, admin.list_topics(), config.application_id)
+    for source in pattern_sources(found):
+        assert source.reading.pattern is not None
+        moves.info(
+            "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
+        )
+    return found
+
+
+def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
+    """The blueprint of an instance that has taken up new topics (note 037)."""
+    subs = cut(growth.topology)
+    return replace(
+        blueprint,
+        plan=_planned(growth.topology, subs, config),
+        inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
+        partitions={**blueprint.partitions, **growth.taken},
+        offset_reset=offset_resets(subs, config),
+        topology=growth.topology,
+    )
+
+
+def _planned(topology: Graph, subs: SubTopologies, config: StreamsConfig) -> PhysicalPlan:
+    chosen = emitting_every_update(topology) if config.emit_every_update else topology
+    return plan(chosen, subs.index_of, config.application_id)
+
+
+def _with_times(topology: Topology, config: StreamsConfig) -> Topology:
+    """The topology with ``default.timestamp.extractor``; TopologyError if the data that it keeps
+    beside offsets does not fit."""
+    found = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
+    require_room(found)
+    return found
+
+
+def _prepare_internal(
+    topology: Topology,
+    needed: InternalTopics,
+    counts: Mapping[str, int],
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    ids: InputIds,
+) -> frozenset[str]:
+    inputs = _partitions_of(counts)
+    # Where Kafka Streams ran the application last, everflow has to read what it stored (note 034).
+    committed = _committed(admin, config, inputs)
+    if any(of_kafka_streams(offset.metadata) for offset in committed.values()):
+        require_readable(config.application_id, topology)
+    specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
+    specs += [
+        TopicSpec(n, p, dict(c), LEFT_OUT if n in needed.left_out else "changelog")
+        for n, (p, c) in needed.changelog.items()
+    ]
+    topics, create_new = ClusterTopics(admin, config), config.create_new_topics
+    return prepare(topics, config.application_id, specs, inputs, ids=ids, create_new=create_new)
+
+
+def _note_inputs(directory: StateDirectory, cluster_id: str, ids: InputIds) -> None:
+    """Log the inputs that were created again since the last start, and note the present ids."""
+    for name in ids.recreated:
+        log.warning(
+            "Topic %s was deleted and created again while the application was stopped (topic id %s "
+            "-> %s). It is read from its committed offsets, or by auto.offset.reset without any; "
+            "results of the old topic stay",
+            name,
+            ids.before[name],
+            ids.now[name],
+        )
+    if ids.before != ids.now:
+        directory.record_input_ids(cluster_id, ids.now)
+
+
+def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
+    return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
+
+
+def _committed(
+    admin: ClusterAdmin, config: StreamsConfig, partitions: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, CommittedOffset]:
+    """The last committed offsets, whatever is pending. Stable offsets of all partitions at once
+    exist only while no transaction is open on any of them: under load never."""
+    group, timeout_s = config.application_id, COMMITTED_TIMEOUT_S
+    return admin.committed(group, partitions, timeout_s, stable=False)
+
+
+def _compared_layouts(
+    topology: Topology,
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    partitions: Mapping[str, int],
+    repartition: Iterable[str],
+) -> str:
+    """The text that is committed beside offsets: the stores' layouts and the ``repartition``
+    topics. StoreLayoutError (note 013)."""
+    committed = _committed(admin, config, _partitions_of(partitions))
+    found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
+    kept = layouts_to_keep(config.application_id, topology, found)
+    topics = topics_in(found).get("repartition", frozenset()).union(repartition)
+    room = room_for_layouts(topology)
+    text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
+    if kept and not text:
+        log.warning(
+            "The layouts of %d stores are too long to be kept: the next start does not check them "
+            "(docs/design/013)",
+            len(kept),
+        )
+    return text
+
+
+def _require_outputs(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int
+) -> None:
+    dead_letters = config.errors_dead_letter_queue_topic_name
+    outputs = fixed_outputs(topology, dead_letters)
+    found = admin.describe_topics(outputs)
+    missing = {name: where for name, where in outputs.items() if name not in found}
+    if not missing:
+        return
+    error = missing_outputs(missing, admin.creates_topics(), partitions, dead_letters)
+    if error is not None:
+        raise error
+
+
+def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
+    """The transactional id of a stream thread, the same after a restart on the same state folder
+    (D6)."""
+    return f"{config.application_id}-{process_id}-{thread}"
+
+
+def _reached(admin: ClusterAdmin, config: StreamsConfig) -> str:
+    return admin.wait_until_reachable(
+        config.task_timeout_ms / 1000,
+        lambda line: log.warning("%s", line),
+        limit="task.timeout.ms",
+    )
+
+
+def _fence_recorded(
+    config: StreamsConfig, directory: StateDirectory, clock: Clock, stop: threading.Event
+) -> None:
+    recorded = directory.transactional_ids
+    deadline = Deadline(clock, config.task_timeout_ms)
+    fence = lambda: fence_all(config.producer(), recorded, FENCE_ATTEMPT_S)  # noqa: E731
+    retrying(fence, "fencing earlier writers", clock=clock, deadline=deadline, stop=stop)
+    if recorded:
+        log.info("Fenced %d transactional ids of earlier processes", len(recorded))
+    threads = config.num_stream_threads if config.exactly_once else 0
+    mine = [transactional_id(config, directory.process_id, n) for n in range(threads)]
+    directory.record_transactional_ids(mine)
+    directory.forget_transactional_ids(set(recorded) - set(mine))
+
+
+def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
+    """Topic -> where it begins without a committed offset: by its source, else by
+    ``auto.offset.reset``."""
+    policies: dict[str, str] = {}
+    for node in subs.topology.nodes:
+        if isinstance(node, SourceNode):
+            for topic in node.topics:
+                internal = node.kind == "repartition"
+                said = node.reading.offset_reset or config.auto_offset_reset
+                name = f"{config.application_id}-{topic}" if internal else topic
+                policies[name] = "earliest" if internal else said
+    return policies
+
+
+class ClusterTopics:
+    """`internal_topics.TopicAdmin` on a real cluster."""
+
+    def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
+        self._admin, self._config = admin, config
+
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
+        found = self._admin.describe_topics(names)
+        configs = self._admin.topic_configs(found)
+        return {
+            name: TopicFacts(described.partitions, described.topic_id, configs.get(name, {}))
+            for name, described in found.items()
+        }
+
+    def create(self, topics: Iterable[TopicSpec]) -> None:
+        wanted = {spec.name: (spec.partitions, spec.config) for spec in topics}
+        self._admin.create_topics(wanted, self._config.replication_factor)
+
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
+        asked = list(partitions)
+        starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
+        ends = self._admin.end_offsets(asked, "read_uncommitted")
+        return {tp: (starts[tp], ends[tp]) for tp in asked}
+
+    def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
+        committed = _committed(self._admin, self._config, list(partitions))
+        parsed = {tp: parse_metadata(offset.metadata) for tp, offset in committed.items()}
+        ours = [one for one in parsed.values() if one.batch_id is not None]
+        java = {tp for tp, offset in committed.items() if of_kafka_streams(offset.metadata)}
+        foreign = {tp for tp, one in parsed.items() if one.batch_id is None} - java
+        known = topics_in(from_json(one.layouts) for one in ours)
+        return Ran(bool(ours or java), frozenset(tp.topic for tp in foreign), known)
+
+    def topics_with_offsets(self) -> frozenset[str]:
+        offsets = self._admin.all_committed(self._config.application_id)
+        return frozenset(tp.topic for tp in offsets)
+
+
+def require_tasks(blueprint: Blueprint) -> None:
+    """TopologyError for a program without any input."""
+    if not any(blueprint.inputs.values()):
+        raise TopologyError(
+            "The topology reads no topic; add builder.stream(...) or builder.table(...)."
+        )
+
+
+def commit_starts(
+    commit: Callable[[Mapping[TopicPartition, tuple[int, str]]], bool],
+    started: Mapping[TopicPartition, int],
+    timeout_ms: float,
+    clock: Clock,
+    stop: threading.Event,
+) -> None:
+    """Commit where new partitions begin, before they are processed: then records in internal topics
+    without any committed offset always mean that offsets were lost (D5). ``commit``:
+    `GroupMember.commit`. RetriableError once ``timeout_ms`` is over."""
+    if not started:
+        return
+    offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
+
+    def once() -> None:
+        if not commit(offsets):
+            raise RetriableError("the group is rebalancing")
+
+    deadline = Deadline(clock, timeout_ms)
+    attempting(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
+
+
+def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
+    """Wait until the stream threads have their Spark jobs and workers, at most a minute for each.
+    StoppedError when ``stop`` is set."""
+    moves.info(
+        "Preparing Spark jobs and Python workers for %s", counted(len(threads), "stream thread")
+    )
+    with waiting("preparing Spark jobs and Python workers"):
+        for warm in threads:
+            slices = int(WARM_UP_WAIT_S / LOOK_S)
+            while slices and not stop.is_set() and not clock.wait(warm, LOOK_S * 1000):
+                slices -= 1
+    if stop.is_set():
+        raise StoppedError("stopped while stream threads were prepared")
+    moves.info(
+        "Joining the group (which waits for a killed member until its session times out: "
+        "session.timeout.ms)"
+    )

@@ -1,0 +1,102 @@
+"""The plan, topics and stores that an instance runs with, fixed at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from everflow.instance.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskStore
+from everflow.records import TaskId, TopicPartition
+from everflow.state.store import StoreSpec, left_out_topic
+from everflow.topology.graph import Graph
+from everflow.topology.plan import PhysicalPlan
+
+if TYPE_CHECKING:
+    from everflow.state.task_directory import StateDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """The plan, topics and stores of an instance, fixed at its start.
+
+    Attributes:
+        inputs: sub-topology -> full names of its input topics.
+        partitions: full name of every input topic -> partition count.
+        offset_reset: full topic name -> policy.
+        repartition: full names of the repartition topics.
+        kept: the repartition topics of which only everflow deletes records.
+        fingerprint: must be equal in all instances (`topology.fingerprint`).
+        global_partitions: topic of each global table -> partition count.
+        topology: the program, with the topics that match its patterns.
+        layouts: the text beside committed offsets about all stores (`topology.store_layouts`).
+    """
+
+    application_id: str
+    cluster_id: str
+    plan: PhysicalPlan
+    inputs: Mapping[int, tuple[str, ...]]
+    stores: Mapping[int, tuple[StoreSpec, ...]]
+    partitions: Mapping[str, int]
+    offset_reset: Mapping[str, str]
+    repartition: frozenset[str]
+    kept: frozenset[str]
+    fingerprint: tuple[str, ...] = ()
+    layouts: str = ""
+    global_partitions: Mapping[str, int] = field(default_factory=dict)
+    topology: Graph = field(default_factory=lambda: Graph(()))
+
+    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
+        """A task in state CREATED, with its inputs and stores."""
+        inputs = tuple(
+            TopicPartition(topic, task.partition)
+            for topic in self.inputs[task.subtopology]
+            if task.partition < self.partitions[topic]
+        )
+        stores = tuple(
+            TaskStore(
+                spec.name,
+                directory.store_path(task, spec.name),
+                TopicPartition(spec.changelog_topic(self.application_id), task.partition)
+                if spec.logging
+                else None,
+            )
+            for spec in self.stores.get(task.subtopology, ())
+        )
+        return ActiveTask(id=task, inputs=inputs, stores=stores)
+
+    def global_tasks(self, directory: StateDirectory) -> list[StandbyTask]:
+        """The tasks of global tables, a partition of the topic each."""
+        found = []
+        for table in self.plan.global_tables:
+            for partition in range(self.global_partitions[table.source.topic]):
+                task = TaskId(table.subtopology, partition)
+                path = directory.store_path(task, table.store.name)
+                tp = TopicPartition(table.source.topic, partition)
+                store = TaskStore(table.store.name, path, tp)
+                found.append(StandbyTask(task, (store,), TaskRole.GLOBAL))
+        return found
+
+    def purged(self) -> list[TopicPartition]:
+        """Partitions from which only everflow deletes records, once they were read."""
+        topics = sorted(self.kept)
+        return [TopicPartition(name, n) for name in topics for n in range(self.partitions[name])]
+
+    @property
+    def reused(self) -> frozenset[str]:
+        """Topics of the user that are changelogs of tables."""
+        specs = self.store_specs().values()
+        return frozenset(spec.source_topic for spec in specs if spec.source_topic is not None)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Reused topic -> the log of its skipped records."""
+        specs = self.store_specs().values()
+        return {
+            spec.source_topic: left_out_topic(self.application_id, spec.name)
+            for spec in specs
+            if spec.source_topic is not None
+        }
+
+    def store_specs(self) -> dict[str, StoreSpec]:
+        return {spec.name: spec for specs in self.stores.values() for spec in specs}

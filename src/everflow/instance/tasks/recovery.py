@@ -1,0 +1,548 @@
+"""Recovers tasks: the one order to become active, or go on after an unknown outcome (D5, D6).
+
+fence -> committed offsets (require_stable), none below what is known to be committed -> target =
+log end read_uncommitted, taken after that -> wait until the last stable offset reaches it -> claim
+and replay [store's position, target] -> run. Each arrow closes a way to lose or double data:
+scenarios 1, 2 and 4.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+from everflow.clock import Clock, Deadline
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    OffsetsExpiredError,
+    OffsetsWentBackError,
+    RetriableError,
+    TaskMigratedError,
+    start_over,
+)
+from everflow.instance.tasks.task import ActiveTask, TaskStore
+from everflow.logs import some
+from everflow.protocol.messages import parse_metadata
+from everflow.records import CommittedOffset, TopicPartition
+from everflow.retry import StoppedError, attempting
+from everflow.setting_checks import reset_duration_ms
+
+log = logging.getLogger("everflow")
+
+_T = TypeVar("_T")
+
+STABLE_POLL_MS = 10.0
+_NAMED = 5
+ATTEMPT_MS = 10_000.0
+"""Tasks are recovered together for so long, while others wait; then each by itself."""
+
+
+class _Patience(Deadline):
+    """The deadline of a recovery."""
+
+    def __init__(self, clock: Clock, timeout_ms: float, given_up: Callable[[], bool]) -> None:
+        super().__init__(clock, timeout_ms)
+        self._given_up = given_up
+
+    def check(self) -> None:
+        """TaskMigratedError if the recovery is given up."""
+        if self._given_up():
+            raise TaskMigratedError("a task was lost while it was recovered")
+
+
+class RecoveryPorts(Protocol):
+    """Recovery's access to Kafka and to the stores. Every call may raise RetriableError."""
+
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        """End all transactions of these ids; no writer can use them any more."""
+
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """Stable committed offsets of the group; partitions without one are left out."""
+
+    def committed_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """As `committed`, but without waiting for open transactions."""
+
+    def purged(self) -> Sequence[TopicPartition]:
+        """Partitions of which only everflow deletes records, behind committed offsets."""
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Log ends, read_uncommitted."""
+
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Last stable offsets (read_committed)."""
+
+    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """First offsets still in the log."""
+
+    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """As `log_starts`, of those whose leaders answer at once."""
+
+    def offsets_since(
+        self, partitions: Sequence[TopicPartition], time_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """First offset of a record of this time or later; -1 without one."""
+
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
+        """Open the task's stores, make ``incarnation`` their owner with no batch applied, rebuild
+        stores that must not be trusted, and replay ``[position, target)`` of their changelogs.
+        Returns the stores with their (maybe new) paths. May be called again after a
+        RetriableError."""
+
+
+@dataclass(kw_only=True)
+class Recovery:
+    """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
+    ``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``). ``timeout_ms``:
+    time limit of one attempt. ``lower_bounds``: of the instance."""
+
+    ports: RecoveryPorts
+    application_id: str
+    offset_reset: Mapping[str, str]
+    lower_bounds: CommittedLowerBounds
+    clock: Clock
+    timeout_ms: float
+    stop: threading.Event
+    new_incarnation: Callable[[], str]
+
+    def recover(
+        self,
+        tasks: Sequence[ActiveTask],
+        fence: Collection[str],
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
+        """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
+
+        ``fence`` are the transactional ids that may still write for them. Returns the starting
+        offsets of partitions that had no committed offset (the caller commits them before anything
+        is processed, so that a later start is never taken for a first one), and the committed
+        offsets.
+
+        Raises RetriableError for a failed attempt, OffsetsWentBackError among them;
+        OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
+        ``none``; TaskMigratedError once it has to wait although ``given_up()`` returns True."""
+        deadline = _Patience(self.clock, self.timeout_ms, given_up)
+        inputs = sorted({tp for task in tasks for tp in task.inputs})
+        changelogs = sorted(
+            {s.changelog for task in tasks for s in task.stores if s.changelog is not None}
+        )
+        if fence:
+            self._retry(lambda: self.ports.fence(fence), "fencing earlier writers", deadline)
+        if not tasks:
+            return {}, {}
+        committed = self._retry(
+            lambda: self._committed(inputs), "reading committed offsets", deadline
+        )
+        reused = set(inputs).intersection(changelogs)
+        own = [tp for tp in changelogs if tp not in reused]
+        targets = self._retry(
+            lambda: self.ports.log_ends(own), "reading ends of changelogs", deadline
+        )
+        ends = self._stable_ends(inputs, targets, deadline)
+        # A topic that is input and changelog has been applied up to its committed offset.
+        read = {tp: committed[tp].offset if tp in committed else 0 for tp in reused}
+        targets = {**targets, **read}
+        starts = self._retry(
+            lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics", deadline
+        )
+        spans = {tp: (starts[tp], end) for tp, end in ends.items()}
+        self._refuse_expired(tasks, committed, spans)
+        started: dict[TopicPartition, int] = {}
+        for task in tasks:
+            self._restore(task, targets, deadline)
+            self._take_positions(
+                task, committed, self._real_ends(task, committed, spans, deadline), started
+            )
+            task.ends = {tp: ends[tp] for tp in task.inputs}
+        return started, committed
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _retry(self, operation: Callable[[], _T], what: str, deadline: _Patience) -> _T:
+        def attempt() -> _T:
+            deadline.check()
+            return operation()
+
+        return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
+
+    def _committed(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+        """Stable committed offsets. OffsetsWentBackError if the coordinator returns less than the
+        lower bound for any partition of the application: then none of its answer is used."""
+        # Starts first: another instance may commit and delete records between the two requests.
+        starts = self._starts_of_purged(inputs)
+        self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
+        committed = dict(self.ports.committed(inputs))
+        others = sorted(set(self.lower_bounds.settled()).difference(inputs))
+        last = self.ports.committed_last(others) if others else {}
+        back = self.lower_bounds.others_went_back(last, others)
+        back.update(self.lower_bounds.went_back(committed, inputs))
+        if back:
+            raise OffsetsWentBackError(_refused(back))
+        self.lower_bounds.raised({tp: found.offset for tp, found in committed.items()})
+        return committed
+
+    def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The known starts: a partition of another task may have no leader for long, which delays
+        only that task."""
+        purged = self.ports.purged()
+        others = sorted(set(purged).difference(inputs))
+        own = sorted(set(purged).difference(others))
+        starts = dict(self.ports.log_starts(own)) if own else {}
+        try:
+            starts.update(self.ports.known_starts(others) if others else {})
+        except RetriableError as error:
+            log.debug("The starts of other tasks' repartition topics are not known: %s", error)
+        return starts
+
+    def _stable_ends(
+        self,
+        inputs: Sequence[TopicPartition],
+        targets: Mapping[TopicPartition, int],
+        deadline: _Patience,
+    ) -> dict[TopicPartition, int]:
+        """Last stable offsets of inputs and changelogs, once no transaction is open below the
+        changelogs' targets: markers of a transaction's partitions land independently (KAFKA-10167),
+        so offsets may be committed while the changelog's end is not yet readable (scenario 4)."""
+        waiting = sorted({*inputs, *targets})
+        ends: dict[TopicPartition, int] = {}
+
+        def reached() -> None:
+            nonlocal waiting
+            while waiting:
+                ends.update(self.ports.stable_ends(waiting))
+                waiting = [tp for tp in waiting if tp in targets and ends[tp] < targets[tp]]
+                if not waiting:
+                    return
+                deadline.check()
+                if self.stop.is_set():
+                    raise StoppedError("stopped while waiting for open transactions")
+                if deadline.expired():
+                    raise RetriableError(
+                        f"a transaction is still open on {', '.join(map(str, waiting[:3]))}",
+                        waiting,
+                    )
+                self.clock.wait(self.stop, STABLE_POLL_MS)
+
+        self._retry(reached, "waiting for open transactions to end", deadline)
+        return ends
+
+    def _real_ends(
+        self,
+        task: ActiveTask,
+        committed: Mapping[TopicPartition, CommittedOffset],
+        spans: Mapping[TopicPartition, tuple[int, int]],
+        deadline: _Patience,
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
+        """``spans`` with the log's end where the committed offset lies behind the stable one:
+        at-least-once reads what open transactions of other applications have written."""
+        behind = [
+            tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]
+        ]
+        if not behind:
+            return spans
+        ends = self._retry(lambda: self.ports.log_ends(behind), "reading ends of topics", deadline)
+        return {**spans, **{tp: (spans[tp][0], ends[tp]) for tp in behind}}
+
+    def _refuse_expired(
+        self,
+        tasks: Iterable[ActiveTask],
+        committed: Mapping[TopicPartition, CommittedOffset],
+        spans: Mapping[TopicPartition, tuple[int, int]],
+    ) -> None:
+        """A task commits its starting offsets before it writes anything; records without offsets
+        mean the offsets are gone."""
+        for task in tasks:
+            if any(tp in committed for tp in task.inputs):
+                continue
+            for store in task.stores:
+                if (
+                    store.changelog is not None
+                    and store.changelog not in task.inputs
+                    and spans[store.changelog][1] > spans[store.changelog][0]
+                ):
+                    names = some(map(str, task.inputs), _NAMED)
+                    others = sorted(committed.keys() - set(task.inputs))
+                    why = (
+                        f"The group still has offsets of {some(others, _NAMED)}, so it was not "
+                        f"deleted: those of {names} were, by themselves or with their topic."
+                        if others
+                        else "The brokers do not report the reason: the offsets expired "
+                        "(offsets.retention.minutes), they were deleted with their topic or by "
+                        "themselves, or the group was deleted."
+                    )
+                    raise OffsetsExpiredError(
+                        f"Task {task.id} has no committed offsets of {names}, but its changelog "
+                        f"{store.changelog} holds records. {why} Starting would count the input "
+                        f"twice. {start_over(self.application_id)}"
+                    )
+
+    def _restore(
+        self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: _Patience
+    ) -> None:
+        incarnation = self.new_incarnation()
+        task.stores = self._retry(
+            lambda: self.ports.restore(task, incarnation, targets),
+            f"restoring task {task.id}",
+            deadline,
+        )
+        task.incarnation, task.last_batch = incarnation, ""
+
+    def _take_positions(
+        self,
+        task: ActiveTask,
+        committed: Mapping[TopicPartition, CommittedOffset],
+        spans: Mapping[TopicPartition, tuple[int, int]],
+        started: dict[TopicPartition, int],
+    ) -> None:
+        task.stream_times = {}
+        for tp in task.inputs:
+            found = committed.get(tp)
+            if found is None:
+                task.positions[tp] = started[tp] = self._reset(tp, spans[tp], "no committed offset")
+                continue
+            for node, time_ms in parse_metadata(found.metadata).stream_times.items():
+                task.stream_times[node] = max(time_ms, task.stream_times.get(node, -1))
+            start, end = spans[tp]
+            if start <= found.offset <= end:
+                task.positions[tp] = found.offset
+            elif found.offset < start:
+                task.positions[tp] = self._reset(
+                    tp, spans[tp], f"committed offset {found.offset} is below the log start {start}"
+                )
+            else:
+                # Committed offsets never lie beyond the end of an unharmed log.
+                raise FatalError(
+                    f"{tp}: committed offset {found.offset} is beyond the end of the log "
+                    f"({end}): the topic was re-created or truncated. "
+                    f"{start_over(self.application_id)}"
+                )
+
+    def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
+        policy = self.offset_reset.get(tp.topic, "earliest")
+        if policy == "none":
+            raise FatalError(
+                f"{tp}: {why}, and auto.offset.reset is none. Set earliest or latest, or commit an "
+                f"offset."
+            )
+        if why != "no committed offset":
+            log.warning("%s: %s; going on from the %s offset", tp, why, policy)
+        back_ms = reset_duration_ms(policy)
+        if back_ms is not None:
+            since_ms = max(0, self.clock.now_ms() - back_ms)
+            what = f"looking for the records of {tp} since {since_ms} ms"
+            found = self._retry(
+                lambda: self.ports.offsets_since([tp], since_ms),
+                what,
+                _Patience(self.clock, self.timeout_ms, lambda: False),
+            )[tp]
+            return span[1] if found < 0 else min(max(found, span[0]), span[1])
+        return span[1] if policy == "latest" else span[0]
+
+
+def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
+    worst = max(sorted(back), key=lambda tp: back[tp].bound.offset - (back[tp].offset or 0))
+    offset, (bound, witness) = back[worst]
+    others = f"; {len(back)} partitions are concerned" if len(back) > 1 else ""
+    answer = "no committed offset" if offset is None else f"the committed offset {offset}"
+    return (
+        f"{worst}: the group's coordinator returns {answer}, but {bound} was committed before: "
+        f"{witness}{others}. Going on there would process records twice, so tasks wait until the "
+        f"coordinator returns the newer offset. Restart the broker that leads the group's "
+        f"partition of __consumer_offsets, or make another one its leader: it loads the offsets "
+        f"again. If they were set back on purpose, see EF-OFFSETS-WENT-BACK."
+    )
+
+
+# --- lower bounds of committed offsets (note 064) -------------------------------------------------
+# Committed offsets only grow while the group lives. A coordinator that lost some (by an
+# interrupted load, or an unclean election of its log) returns old ones; a task that began there
+# would process the records between twice.
+
+HERE = "this instance has seen that"
+ON_DISK = "a store in the state folder has applied it"
+PURGED = "records are deleted only behind what is committed"
+SETTLED_MS = 10_000.0
+"""The markers of a transaction have arrived by then. An offset that was committed so long ago is
+used without waiting for pending ones, and records are deleted only behind such offsets."""
+
+
+class LowerBound(NamedTuple):
+    """At least ``offset`` is committed; ``witness``: the source of that knowledge."""
+
+    offset: int
+    witness: str
+
+
+class WentBack(NamedTuple):
+    """``offset``: the coordinator's answer, None without one; ``bound``: a committed offset above
+    it."""
+
+    offset: int | None
+    bound: LowerBound
+
+
+@dataclass
+class _Known:
+    """The bound of one partition, and the bound of `SETTLED_MS` ago or longer."""
+
+    latest: LowerBound
+    settling: LowerBound
+    since_ms: float
+    settled: LowerBound | None = None
+
+    def settle(self, now_ms: float) -> None:
+        if now_ms - self.since_ms >= SETTLED_MS:
+            self.settled = _higher(self.settled or self.settling, self.settling)
+            self.settling, self.since_ms = self.latest, now_ms
+
+
+@dataclass
+class CommittedLowerBounds:
+    """The lower bounds of one process; any thread may call. Bounds only rise, except by
+    `replaced`."""
+
+    clock: Clock
+    _known: dict[TopicPartition, _Known] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def raised(self, offsets: Mapping[TopicPartition, int], witness: str = HERE) -> None:
+        """These, or later ones, are committed: the brokers have confirmed it."""
+        now_ms = self.clock.monotonic_ms()
+        with self._lock:
+            for tp, offset in offsets.items():
+                bound = LowerBound(offset, witness)
+                known = self._known.setdefault(tp, _Known(bound, bound, now_ms))
+                known.settle(now_ms)
+                known.latest = _higher(known.latest, bound)
+                if witness != HERE:  # it was committed long ago
+                    known.settled = _higher(known.settled or bound, bound)
+
+    def replaced(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """As `raised`, at least once: this process has just committed them, lower ones too. A task
+        that is recovered while its offsets wait for the group begins before those, which are
+        committed all the same, and then commits where it is."""
+        with self._lock:
+            for tp, offset in offsets.items():
+                if tp in self._known and offset < self._known[tp].latest.offset:
+                    del self._known[tp]
+        self.raised(offsets)
+
+    def settled(self) -> dict[TopicPartition, LowerBound]:
+        """The bounds whose markers have arrived."""
+        now_ms = self.clock.monotonic_ms()
+        with self._lock:
+            for known in self._known.values():
+                known.settle(now_ms)
+            found = {tp: known.settled for tp, known in self._known.items()}
+        return {tp: bound for tp, bound in found.items() if bound is not None}
+
+    def went_back(
+        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+    ) -> dict[TopicPartition, WentBack]:
+        """The partitions of ``asked`` whose stable offset is below its bound, or is gone although
+        this process saw it committed: a group with members loses none. Between two runs of a
+        process offsets may have expired, or were deleted."""
+        with self._lock:
+            lower_bounds = {tp: self._known[tp].latest for tp in asked if tp in self._known}
+        return _below(lower_bounds, committed)
+
+    def others_went_back(
+        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+    ) -> dict[TopicPartition, WentBack]:
+        """As `went_back`, of offsets that may have later ones pending: below what has settled."""
+        return _below({tp: bound for tp, bound in self.settled().items() if tp in asked}, committed)
+
+
+def _higher(one: LowerBound, other: LowerBound) -> LowerBound:
+    """Of two with the same offset, the one of this process."""
+    return max(one, other, key=lambda bound: (bound.offset, bound.witness == HERE))
+
+
+def _below(
+    lower_bounds: Mapping[TopicPartition, LowerBound],
+    committed: Mapping[TopicPartition, CommittedOffset],
+) -> dict[TopicPartition, WentBack]:
+    """With bounds without any offset, if this process saw one committed."""
+    found = {}
+    for tp, bound in lower_bounds.items():
+        if tp in committed and committed[tp].offset < bound.offset:
+            found[tp] = WentBack(committed[tp].offset, bound)
+        elif tp not in committed and bound.witness == HERE:
+            found[tp] = WentBack(None, bound)
+    return found
+
+
+# --- transactions of instances that vanished (D6) -------------------------------------------------
+# An open transaction blocks committed offsets and readers until its time-out, 10 to 20 s after a
+# kill. So an instance that takes over a task lists the open transactions and the processes that
+# live, and re-initialises the ids of the others. A member's client id ends with its process id
+# (`assembly.group_settings`); if one does not, nothing is done.
+
+_PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+
+def lost_writers(
+    application_id: str, open_ids: Iterable[str], clients: Collection[str], own_process: str
+) -> list[str]:
+    """The ``open_ids`` of processes of the application that are no longer members.
+
+    ``clients``: client ids of the group's members, read after ``open_ids``: a present member that
+    opened one of them is among the clients. A member with an unknown process could own any of them:
+    then none counts as lost."""
+    live = {own_process}
+    for client in clients:
+        found = _PROCESS.search(client)
+        if found is None:
+            return []
+        live.add(found.group())
+    lost = []
+    for transactional_id in open_ids:
+        owner, _, thread = transactional_id.rpartition("-")
+        process = owner.removeprefix(f"{application_id}-")
+        ours = (
+            owner.startswith(f"{application_id}-")
+            and thread.isdigit()
+            and _PROCESS.fullmatch(process) is not None
+        )
+        if ours and process not in live:
+            lost.append(transactional_id)
+    return sorted(lost)
+
+
+def fence_lost_writers(
+    application_id: str,
+    own_process: str,
+    open_ids: Callable[[], Collection[str]],
+    clients: Callable[[], Collection[str]],
+    fence: Callable[[Collection[str]], None],
+) -> list[str]:
+    """Fence every lost writer. The ids, if all were fenced; else the error is logged, and the
+    transactions end by their time-out. Blocks: the callables ask the brokers."""
+    fenced: list[str] = []
+    try:
+        found = open_ids()
+        lost = lost_writers(application_id, found, clients() if found else (), own_process)
+        if lost:
+            fence(lost)
+            fenced = lost
+    except EverflowError as error:
+        log.warning(
+            "Open transactions of instances that have left the group could not be ended; their "
+            "time-out ends them: %s",
+            error,
+        )
+    if fenced:
+        log.info(
+            "Ended open transactions of instances that have left the group: %s", ", ".join(fenced)
+        )
+    return fenced

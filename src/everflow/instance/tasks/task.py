@@ -1,0 +1,436 @@
+"""A task's life cycle as a checked state machine, and how threads are dealt tasks. Pure."""
+
+from __future__ import annotations
+
+import enum
+import queue
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from everflow.errors import IllegalTransitionError, TaskTimeoutError
+from everflow.protocol.messages import BatchResult, StorePlace, TaskContext
+from everflow.records import TaskId, TopicPartition
+
+
+#  active    CREATED ──► RESTORING ◄─────► RUNNING
+#               │          │   ▲              │
+#               │          │   └─► SUSPENDED ◄┘
+#               ▼          ▼           │
+#             CLOSED ◄─────┴───────────┘
+#
+#  standby   CREATED ──► RUNNING ◄──► SUSPENDED
+#               │                         │
+#               └────────► CLOSED ◄───────┘
+class TaskState(enum.Enum):
+    """States of Kafka Streams' tasks (reference 5.1)."""
+
+    CREATED = "CREATED"
+    RESTORING = "RESTORING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    CLOSED = "CLOSED"
+
+
+class TaskRole(enum.Enum):
+    """The role of a task on this instance. A warm-up is a standby that waits to become active here
+    (KIP-441). A global task follows a partition of a global table's topic on every instance; it is
+    not assigned."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+    WARMUP = "warm-up"
+    GLOBAL = "global"
+
+
+TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
+    TaskState.CREATED: frozenset({TaskState.RESTORING, TaskState.CLOSED}),
+    TaskState.RESTORING: frozenset({TaskState.RUNNING, TaskState.SUSPENDED, TaskState.CLOSED}),
+    TaskState.RUNNING: frozenset({TaskState.RESTORING, TaskState.SUSPENDED}),
+    TaskState.SUSPENDED: frozenset({TaskState.RESTORING, TaskState.CLOSED}),
+    TaskState.CLOSED: frozenset(),
+}
+STANDBY_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
+    TaskState.CREATED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
+    TaskState.RESTORING: frozenset(),
+    TaskState.RUNNING: frozenset({TaskState.SUSPENDED}),
+    TaskState.SUSPENDED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
+    TaskState.CLOSED: frozenset(),
+}
+"""A standby does not restore first: following the changelog is what it does (reference 5.1)."""
+
+
+@dataclass(frozen=True)
+class TaskStore:
+    """A store of a task: where its environment lives and its changelog partition (None: not
+    logged)."""
+
+    name: str
+    path: Path
+    changelog: TopicPartition | None
+
+
+@dataclass
+class StandbyTask:
+    """A task whose stores follow their changelogs here, as standby, as warm-up or of a global
+    table; owned by the state updater while RUNNING, by the instance's loop otherwise."""
+
+    id: TaskId
+    stores: tuple[TaskStore, ...] = ()
+    role: TaskRole = TaskRole.STANDBY
+    state: TaskState = TaskState.CREATED
+
+    def to(self, state: TaskState) -> None:
+        """Change the state; IllegalTransitionError for a step the life cycle does not have."""
+        _check_step(self.id, self.role, self.state, state, STANDBY_TRANSITIONS)
+        self.state = state
+
+    def recycle(self, inputs: tuple[TopicPartition, ...]) -> ActiveTask:
+        """Promotion: the active task over the same open stores, SUSPENDED; recovery replays what is
+        missing. Only SUSPENDED, that is once the updater has let go."""
+        _check_recycle(self.id, self.role, self.state)
+        return ActiveTask(id=self.id, inputs=inputs, stores=self.stores, state=TaskState.SUSPENDED)
+
+
+@dataclass(kw_only=True)
+class ActiveTask:
+    """One active task of this instance; owned by one thread at a time (first the recovery's, then
+    its stream thread's).
+
+    ``positions``: next offset to read per input partition. ``incarnation`` and ``last_batch``: as
+    noted in the stores (D5)."""
+
+    id: TaskId
+    inputs: tuple[TopicPartition, ...]
+    stores: tuple[TaskStore, ...] = ()
+    state: TaskState = TaskState.CREATED
+    incarnation: str = ""
+    last_batch: str = ""
+    positions: dict[TopicPartition, int] = field(default_factory=dict)
+    stream_times: dict[str, int] = field(default_factory=dict)
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """Ends of its inputs as its recovery saw them: what its first batch may read, before the
+    instance's poller has looked."""
+    epoch: int = -1
+    """The ownership (`GateBook.epoch`) in which it was recovered."""
+
+    def to(self, state: TaskState) -> None:
+        """Change the state; IllegalTransitionError for a step the life cycle does not have."""
+        _check_step(self.id, TaskRole.ACTIVE, self.state, state, TASK_TRANSITIONS)
+        self.state = state
+
+    def take(self, result: BatchResult, batch_id: str) -> int:
+        """A batch was committed: where it is now. By how many offsets it got on."""
+        after = {tp: result.consumed.get(tp, self.positions[tp]) for tp in self.inputs}
+        moved = sum(after.values()) - sum(self.positions[tp] for tp in self.inputs)
+        self.positions.update(after)
+        self.stream_times.update(result.stream_times.get(self.id, {}))
+        if moved or self.id in result.positions:  # the sink applied the batch to all its stores
+            self.last_batch = batch_id
+        return moved
+
+    def grow(self, inputs: tuple[TopicPartition, ...], begun: ActiveTask) -> None:
+        """Add the inputs of ``begun``, which has their positions (note 037). Between two
+        batches."""
+        self.inputs = inputs
+        self.positions.update(begun.positions)
+        self.ends.update(begun.ends)
+        for node, time_ms in begun.stream_times.items():
+            self.stream_times[node] = max(time_ms, self.stream_times.get(node, -1))
+
+    def recycle(self, role: TaskRole) -> StandbyTask:
+        """Demotion: the standby (or warm-up) over the same open stores, SUSPENDED. Only SUSPENDED,
+        that is after its last batch has ended."""
+        _check_recycle(self.id, TaskRole.ACTIVE, self.state)
+        return StandbyTask(self.id, self.stores, role, TaskState.SUSPENDED)
+
+    def context(self) -> TaskContext:
+        return TaskContext(
+            task=self.id,
+            incarnation=self.incarnation,
+            last_batch=self.last_batch,
+            stream_times=dict(self.stream_times),
+            stores=_places(self.stores),
+        )
+
+
+def fitted(
+    task: ActiveTask, wanted: tuple[TopicPartition, ...], begun: MutableMapping[TaskId, ActiveTask]
+) -> bool:
+    """True if a task between two batches has the inputs ``wanted``. It first gets those of
+    ``begun``, if that is of the same ownership (`ActiveTask.grow`). After False it has to be
+    recovered."""
+    if task.inputs == wanted:
+        return True
+    found = begun.pop(task.id, None)
+    if found is None or found.epoch != task.epoch or {*task.inputs, *found.inputs} != {*wanted}:
+        return False
+    task.grow(wanted, found)
+    return True
+
+
+def concerning(
+    tasks: Iterable[ActiveTask], partitions: Collection[TopicPartition]
+) -> list[ActiveTask]:
+    """The tasks that read one of ``partitions`` or have it as a changelog."""
+    return [
+        task
+        for task in tasks
+        if any(tp in partitions for tp in task.inputs)
+        or any(store.changelog in partitions for store in task.stores)
+    ]
+
+
+def positions_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, int]:
+    return {tp: offset for task in tasks for tp, offset in task.positions.items()}
+
+
+def context_of(task: TaskId, stores: Iterable[TaskStore]) -> TaskContext:
+    """A task whose stores a batch only reads, as its workers see it."""
+    return TaskContext(task, "", "", {}, _places(stores))
+
+
+def _places(stores: Iterable[TaskStore]) -> dict[str, StorePlace]:
+    return {
+        s.name: StorePlace(str(s.path), None if s.changelog is None else s.changelog.topic)
+        for s in stores
+    }
+
+
+def _check_step(
+    task: TaskId,
+    role: TaskRole,
+    old: TaskState,
+    new: TaskState,
+    transitions: Mapping[TaskState, frozenset[TaskState]],
+) -> None:
+    if new not in transitions[old]:
+        raise IllegalTransitionError(
+            f"Task {task} ({role.value}) cannot go from {old.name} to {new.name}."
+        )
+
+
+def _check_recycle(task: TaskId, role: TaskRole, state: TaskState) -> None:
+    if state is not TaskState.SUSPENDED:
+        raise IllegalTransitionError(
+            f"Task {task} ({role.value}) is {state.name}; only a suspended task changes its role."
+        )
+
+
+def deal(
+    tasks: Collection[TaskId],
+    threads: Sequence[int],
+    previous: Mapping[TaskId, int],
+    running: Collection[TaskId] = (),
+) -> dict[TaskId, int]:
+    """Stream thread of every task: balanced (loads differ by at most one) and stable.
+
+    As many ``running`` tasks stay on their thread as the balance allows, because a move is a pause.
+    Free places go to tasks that were there before, so a task that comes back displaces none.
+    Sub-topologies are spread, too, because tasks of one sub-topology cost about the same.
+    Deterministic. ValueError without threads."""
+    if not threads:
+        raise ValueError("no stream threads to deal tasks to")
+    ordered = sorted(set(tasks))
+    low, extra = divmod(len(ordered), len(threads))
+    dealt: dict[TaskId, int] = {}
+    load = dict.fromkeys(sorted(threads), 0)
+    of_subtopology: dict[tuple[int, int], int] = {}
+
+    def put(task: TaskId, thread: int) -> None:
+        dealt[task] = thread
+        load[thread] += 1
+        of_subtopology[thread, task.subtopology] = (
+            of_subtopology.get((thread, task.subtopology), 0) + 1
+        )
+
+    full = 0  # threads that hold one task more than the others
+    for task in sorted(ordered, key=lambda task: task not in running):
+        thread = previous.get(task)
+        if thread not in load:
+            continue
+        if load[thread] < low:
+            put(task, thread)
+        elif load[thread] == low and full < extra:
+            put(task, thread)
+            full += 1
+    for task in ordered:
+        if task not in dealt:
+            put(
+                task,
+                min(load, key=lambda t: (load[t], of_subtopology.get((t, task.subtopology), 0), t)),
+            )
+    return dealt
+
+
+# --- commands to a stream thread ------------------------------------------------------------------
+
+
+@dataclass
+class _Add:
+    tasks: Sequence[ActiveTask]
+
+
+@dataclass
+class _Drop:
+    tasks: frozenset[TaskId]
+    done: Callable[[Sequence[ActiveTask]], None]
+
+
+class ThreadCommands:
+    """Commands to take tasks over and to give them up. The stream thread carries them out between
+    two batches only, so that no batch loses a task while it runs. `take` and `refuse` are the
+    stream thread's; any thread may call the others."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
+        self._arriving: dict[TaskId, ActiveTask] = {}
+
+    def add(self, tasks: Sequence[ActiveTask]) -> None:
+        self._arriving.update({task.id: task for task in tasks})
+        self._waiting.put(_Add(tasks))
+
+    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
+        self._waiting.put(_Drop(frozenset(tasks), done))
+
+    def arriving(self) -> list[ActiveTask]:
+        return list(self._arriving.values())
+
+    def take(self, tasks: dict[TaskId, ActiveTask]) -> bool:
+        """Carry out all commands on ``tasks``; True if those have changed."""
+        changed = False
+        while (command := self._next()) is not None:
+            if isinstance(command, _Add):
+                for task in command.tasks:
+                    tasks[task.id] = task
+                    self._arriving.pop(task.id, None)
+                changed = changed or bool(command.tasks)
+            else:
+                dropped = [tasks.pop(task) for task in sorted(command.tasks) if task in tasks]
+                changed = changed or bool(dropped)
+                command.done(dropped)
+        return changed
+
+    def refuse(self, known: dict[TaskId, ActiveTask]) -> None:
+        """The thread ends: answer all callers that wait for tasks to be given up."""
+        while (command := self._next()) is not None:
+            if isinstance(command, _Drop):
+                command.done([known.pop(task) for task in sorted(command.tasks) if task in known])
+
+    def _next(self) -> _Add | _Drop | None:
+        try:
+            return self._waiting.get_nowait()
+        except queue.Empty:
+            return None
+
+
+# --- time-outs of tasks (KIP-572) -----------------------------------------------------------------
+
+FIRST_REST_MS = 500.0
+SHARE_OF_OTHERS = 3.0
+"""Tasks that make progress get so much more time than attempts of one that does not."""
+PART_OF_LIMIT = 0.25
+"""No rest is longer than that, or there would be too few attempts in the time."""
+
+
+@dataclass
+class StalledTask:
+    """A task without progress. ``since_ms``: its first failure since the last progress; ``count``:
+    the failures since then; ``cause``: of the last one."""
+
+    since_ms: float
+    count: int = 0
+    cause: str = ""
+    until_ms: float = 0.0
+    """It rests until then."""
+    alone: bool = False
+    """It is not known whether this task or another of its batch fails: it is tried by itself."""
+
+
+@dataclass
+class TaskTimeouts:
+    """Decides how long a task may go without progress (KIP-572), and when it is tried again. Pure;
+    times are monotonic ms. Owned by one thread; any thread may call `stalled`.
+
+    A task's time begins with its first failure and ends with its first progress. Meanwhile it rests
+    between two attempts, so that other tasks make progress: the longer an attempt delayed them, the
+    longer it rests. ``limit_ms``: ``task.timeout.ms``; a first failure is never too late, as in
+    Kafka Streams."""
+
+    limit_ms: float
+    _stalled: dict[TaskId, StalledTask] = field(default_factory=dict)
+    _others_until_ms: float = 0.0
+    """Until then only tasks that make progress run."""
+
+    def failed(self, tasks: Iterable[TaskId], cause: str, now_ms: float) -> None:
+        """One more attempt of each task failed. TaskTimeoutError once a task's time is over."""
+        for task in tasks:
+            stalled = self._stalled.setdefault(task, StalledTask(now_ms))
+            stalled.count += 1
+            stalled.cause = cause
+            self._require(task, now_ms)
+
+    def waits(self, task: TaskId, cause: str, now_ms: float) -> None:
+        """The task waits for a broker, without an attempt. TaskTimeoutError once its time is
+        over."""
+        stalled = self._stalled.setdefault(task, StalledTask(now_ms))
+        stalled.cause = stalled.cause or cause
+        self._require(task, now_ms)
+
+    def _require(self, task: TaskId, now_ms: float) -> None:
+        stalled = self._stalled[task]
+        if now_ms - stalled.since_ms > self.limit_ms:
+            raise TaskTimeoutError(
+                f"Task {task} made no progress for {(now_ms - stalled.since_ms) / 1000:.0f} s "
+                f"(task.timeout.ms: {self.limit_ms / 1000:g} s); the last failure: {stalled.cause}",
+                task,
+            )
+
+    def rest(self, tasks: Iterable[TaskId], now_ms: float, took_ms: float) -> None:
+        """Failed tasks rest for a while; ``took_ms``: for how long their last attempt delayed the
+        others."""
+        most_ms = self.limit_ms * PART_OF_LIMIT
+        self._others_until_ms = now_ms + min(SHARE_OF_OTHERS * took_ms, most_ms)
+        for task in tasks:
+            stalled = self._stalled[task]
+            growing_ms = FIRST_REST_MS * 2.0 ** min(stalled.count - 1, 16)
+            wanted = max(growing_ms, SHARE_OF_OTHERS * took_ms)
+            stalled.until_ms, stalled.alone = now_ms + min(wanted, most_ms), True
+
+    def rest_until(self, tasks: Iterable[TaskId], until_ms: float) -> None:
+        for task in tasks:
+            self._stalled[task].until_ms = until_ms
+
+    def set_apart(self, tasks: Iterable[TaskId]) -> None:
+        """The tasks failed together and one of them may be the cause: try each by itself."""
+        for task in tasks:
+            self._stalled[task].alone = True
+
+    def progressed(self, task: TaskId) -> None:
+        """The task made progress, or has nothing to do: its time begins anew."""
+        self._stalled.pop(task, None)
+
+    def keep(self, tasks: Collection[TaskId]) -> None:
+        for task in self._stalled.keys() - set(tasks):
+            del self._stalled[task]
+
+    def resting(self, now_ms: float) -> frozenset[TaskId]:
+        return frozenset(
+            task for task, stalled in self._stalled.items() if now_ms < stalled.until_ms
+        )
+
+    def chosen(self, tasks: Collection[TaskId], now_ms: float) -> Collection[TaskId]:
+        """The ``tasks``, none of which rests, that are in the next batch: all; or one of those that
+        are tried by themselves; or the others."""
+        alone = [task for task in tasks if task in self._stalled and self._stalled[task].alone]
+        others = [task for task in tasks if task not in alone]
+        if not alone or (others and now_ms < self._others_until_ms):
+            return others
+        return [min(alone, key=lambda task: (self._stalled[task].until_ms, task))]
+
+    @property
+    def any(self) -> bool:
+        return bool(self._stalled)
+
+    def stalled(self) -> dict[TaskId, StalledTask]:
+        return dict(self._stalled)

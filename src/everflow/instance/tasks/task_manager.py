@@ -1,0 +1,500 @@
+"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time.
+
+Runs on the instance's loop only; threads, recoveries and the state updater answer through ``post``,
+which queues an event. A task is always in at most one place: recovering, on one stream thread,
+being given up by it, followed by the state updater (standby, warm-up), or being released by that.
+`reconcile` moves it on from there. A task that is in no place but was here a moment ago is
+suspended, its stores open: it may come back in another role (reference 5.1).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from everflow.clock import Clock, SystemClock
+from everflow.errors import EverflowError, RetriableError, TaskMigratedError, TaskTimeoutError
+from everflow.instance.commit_gate import GateBook
+from everflow.instance.restore.listeners import SuspendReason
+from everflow.instance.tasks.task import (
+    ActiveTask,
+    StandbyTask,
+    TaskRole,
+    TaskState,
+    TaskStore,
+    TaskTimeouts,
+    concerning,
+    deal,
+)
+from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
+from everflow.records import TaskId
+from everflow.retry import StoppedError
+
+log = logging.getLogger("everflow")
+
+MIGRATED_PAUSE_MS = 200.0
+NAMED = 16
+"""A log line names so many tasks and counts the others."""
+
+
+class TaskHolder(Protocol):
+    """The part of a `StreamThread` that the task manager needs."""
+
+    @property
+    def number(self) -> int: ...
+    def add(self, tasks: Sequence[ActiveTask]) -> None: ...
+    def drop(
+        self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]
+    ) -> None: ...
+
+
+class CopyHolder(Protocol):
+    """The part of a `StateUpdater` that the task manager needs."""
+
+    def add(self, tasks: Sequence[StandbyTask]) -> None: ...
+    def drop(
+        self,
+        tasks: Collection[TaskId],
+        reason: SuspendReason,
+        done: Callable[[Sequence[StandbyTask]], None],
+    ) -> None: ...
+    def set_role(self, task: TaskId, role: TaskRole) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskServices:
+    """Effects of the task manager.
+
+    Attributes:
+        create: a task in state CREATED.
+        recover: recovers tasks and commits their starting offsets; blocks; StoppedError once the
+        event is set.
+        submit: runs a function on a restore thread; True: it replays a tail only, and must not wait
+        for whole restores.
+        post: queues a function for the instance's loop; from any thread.
+        before_release: commits the deferred offsets of these tasks, before they are given up.
+        release: the revoked tasks are closed: the member may rejoin.
+        failed: the instance has to stop.
+        changed: called after every event; True: all owned tasks run.
+        fits: True if a running task has all its inputs, after it got those that it lacks.
+        rest: a task ended here and left these stores: note how far they are.
+        close: close these stores.
+    """
+
+    create: Callable[[TaskId], ActiveTask]
+    recover: Callable[[Sequence[ActiveTask], threading.Event], None]
+    submit: Callable[[Callable[[], None], bool], None]
+    post: Callable[[Callable[[], None]], None]
+    before_release: Callable[[Collection[TaskId]], None]
+    release: Callable[[], None]
+    failed: Callable[[EverflowError], None]
+    changed: Callable[[bool], None]
+    fits: Callable[[ActiveTask], bool] = lambda task: True
+    rest: Callable[[TaskId, Sequence[TaskStore]], None] = lambda task, stores: None
+    close: Callable[[Sequence[TaskStore]], None] = lambda stores: None
+    clock: Clock = field(default_factory=SystemClock)
+
+
+@dataclass(kw_only=True)
+class TaskManager:
+    """See the module. ``owned`` and ``copies`` are what the group wants here; the rest is how far
+    it is."""
+
+    gate: GateBook
+    threads: Sequence[TaskHolder]
+    updater: CopyHolder
+    services: TaskServices
+    timeouts: TaskTimeouts
+    """The time-outs of recoveries."""
+    owned: set[TaskId] = field(default_factory=set)
+    copies: dict[TaskId, TaskRole] = field(default_factory=dict)
+    """Standbys and warm-ups."""
+    running: dict[TaskId, int] = field(default_factory=dict)
+    recovering: dict[TaskId, threading.Event] = field(default_factory=dict)
+    leaving: set[TaskId] = field(default_factory=set)
+    """Leaving a thread: to another one, or given up."""
+    following: dict[TaskId, TaskRole] = field(default_factory=dict)
+    """With the state updater."""
+    letting_go: set[TaskId] = field(default_factory=set)
+    """Being released by the state updater."""
+    suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    retiring: frozenset[int] = frozenset()
+    """Numbers of threads that give up what they have and get nothing (`thread_count`); never all of
+    them."""
+    _restoring: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    _revoked: set[TaskId] = field(default_factory=set)
+    _last_thread: dict[TaskId, int] = field(default_factory=dict)
+    _closing: bool = False
+
+    # --- events from the group -------------------------------------------------------------------
+
+    def assigned(self, tasks: Collection[TaskId]) -> None:
+        """The group assigned these tasks; the gate's book has them already."""
+        if tasks:
+            moves.info(
+                "Assigned %s: %s",
+                counted(len(tasks), "task"),
+                _names(tasks),
+                extra=ABOUT_ASSIGNMENT,
+            )
+        self.owned |= set(tasks)
+        self._revoked -= set(tasks)
+        self.reconcile()
+
+    def revoked(self, tasks: Collection[TaskId]) -> None:
+        """Give these up after the batches in flight; then the member may rejoin."""
+        moves.info(
+            "Revoked %s (they go to another instance): %s",
+            counted(len(tasks), "task"),
+            _names(tasks),
+            extra=ABOUT_ASSIGNMENT,
+        )
+        self.owned -= set(tasks)
+        self._revoked |= set(tasks)
+        self._cancel(tasks)
+        self.reconcile()
+
+    def lost(self, tasks: Collection[TaskId]) -> None:
+        """Others may own these already: close them without a commit, which the gate refuses since
+        the loss. Standbys and warm-ups go on: they write nothing outside this instance."""
+        moves.warning(
+            "Lost %s (this instance left the group without a rebalance): %s",
+            counted(len(tasks), "task"),
+            _names(tasks),
+            extra=ABOUT_ASSIGNMENT,
+        )
+        self.owned -= set(tasks)
+        self._revoked -= set(tasks)
+        self._cancel(tasks)
+        self.reconcile()
+
+    def roles(self, standby: Collection[TaskId], warmup: Collection[TaskId]) -> None:
+        """A completed rebalance assigns these copies here; suspended tasks without a role are
+        closed."""
+        wanted = {
+            **dict.fromkeys(standby, TaskRole.STANDBY),
+            **dict.fromkeys(warmup, TaskRole.WARMUP),
+        }
+        if wanted != self.copies:
+            moves.info(
+                "Standby tasks: %s; warm-up tasks: %s",
+                _names(standby),
+                _names(warmup),
+                extra=ABOUT_ASSIGNMENT,
+            )
+        self.copies = wanted
+        self.reconcile()
+        for task in [
+            task for task in self.suspended if task not in self.owned and task not in self.copies
+        ]:
+            self._close(self.suspended.pop(task))
+
+    def deal_without(self, retiring: frozenset[int]) -> None:
+        """The threads have changed, or some of them retire: deal the tasks anew."""
+        self.retiring = retiring
+        self.reconcile()
+
+    def close(self) -> None:
+        """Start nothing any more and end the recoveries."""
+        self._closing = True
+        self._cancel(list(self.recovering))
+
+    # --- moving on -------------------------------------------------------------------------------
+
+    def reconcile(self) -> None:
+        """Start what is missing between the wanted and the present places of tasks."""
+        if not self._closing:
+            self._settle_actives()
+        self._release_if_done()
+        if not self._closing:
+            self._settle_copies()
+        self.services.changed(self.all_running())
+
+    def all_running(self) -> bool:
+        return self.owned == set(self.running) and not self.recovering and not self.leaving
+
+    def handing_over(self) -> frozenset[TaskId]:
+        """Revoked tasks that are not given up yet; from any thread."""
+        return frozenset(self._revoked)
+
+    def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
+        """Stores of tasks that are being restored or are suspended; from any thread."""
+        return {
+            task.id: task.stores
+            for held in (self.suspended, self._restoring)
+            for task in list(held.values())
+        }
+
+    def in_use(self) -> set[TaskId]:
+        """Every task that has, just had or is about to have a role here: its stores must not be
+        removed."""
+        return {
+            *self.owned,
+            *self._revoked,
+            *self.copies,
+            *self.running,
+            *self.recovering,
+            *self.leaving,
+            *self.following,
+            *self.letting_go,
+            *self.suspended,
+        }
+
+    def place_of(self, task: TaskId) -> str | None:
+        """The task's place: ``running``, ``recovering``, ``leaving``, ``following``, ``letting
+        go``; None: in none."""
+        places: dict[str, Collection[TaskId]] = {
+            "running": self.running,
+            "recovering": self.recovering,
+            "leaving": self.leaving,
+            "following": self.following,
+            "letting go": self.letting_go,
+        }
+        return next((name for name, tasks in places.items() if task in tasks), None)
+
+    def _settle_actives(self) -> None:
+        staying = [thread.number for thread in self.threads if thread.number not in self.retiring]
+        dealt = deal(self.owned, staying, self._last_thread, self.running)
+        self._last_thread.update(dealt)
+        for thread in self.threads:
+            self._drop(thread, dealt)
+            fresh = [
+                task
+                for task, number in sorted(dealt.items())
+                if number == thread.number and self.place_of(task) is None
+            ]
+            # Tasks that lack only the tail of their changelogs do not wait for whole restores, and
+            # none waits for a task whose brokers do not answer.
+            stalled = self.timeouts.stalled()
+            together = [task for task in fresh if task not in stalled]
+            for part in (
+                [t for t in together if t in self.suspended],
+                [t for t in together if t not in self.suspended],
+                *([task] for task in fresh if task in stalled),
+            ):
+                if part:
+                    self._recover(part)
+
+    def _settle_copies(self) -> None:
+        promoted = [task for task in self.following if task in self.owned]
+        migrated = [
+            task for task in self.following if task not in self.owned and task not in self.copies
+        ]
+        self._let_go(promoted, SuspendReason.PROMOTED)
+        self._let_go(migrated, SuspendReason.MIGRATED)
+        for task, role in self.copies.items():
+            if task in self.owned or task in self._revoked:
+                continue
+            if self.following.get(task, role) is not role:
+                self.following[task] = role
+                self.updater.set_role(task, role)
+            elif self.place_of(task) is None:
+                self._follow(task, role)
+
+    # --- actives ---------------------------------------------------------------------------------
+
+    def _drop(self, thread: TaskHolder, dealt: Mapping[TaskId, int]) -> None:
+        gone = [
+            t
+            for t, number in self.running.items()
+            if number == thread.number and dealt.get(t) != number
+        ]
+        if not gone:
+            return
+        for task in gone:
+            del self.running[task]
+        self.leaving |= set(gone)
+        thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
+
+    def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
+        """A thread has given up tasks. A task that is still owned here goes to its new thread as it
+        is; the others are suspended."""
+        self.leaving -= set(asked)
+        by_id = {task.id: task for task in tasks}
+        for task_id in asked:
+            task = by_id.get(task_id)
+            if task is None:
+                continue
+            # Owned without a break since it ran? A task that was lost and came back must be
+            # recovered, and so must a task of whose last batch it is not known whether it was
+            # committed.
+            whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
+            ours = whole and task_id in self.owned and task_id in self.gate.owned()
+            if ours and self.services.fits(task):
+                self._start([task])
+            else:
+                self._suspend(task)
+        self.reconcile()
+
+    def _recover(self, ids: Sequence[TaskId]) -> None:
+        stop = threading.Event()
+        quick = all(task in self.suspended for task in ids)
+        tasks = []
+        for task_id in ids:
+            self.recovering[task_id] = stop
+            fresh = self.services.create(task_id)
+            task = self.suspended.pop(task_id, fresh)
+            task.inputs = fresh.inputs  # a topic may have come since it ran (note 037)
+            task.epoch = self.gate.epoch(task_id)
+            task.to(TaskState.RESTORING)
+            self._restoring[task_id] = task
+            tasks.append(task)
+
+        def work() -> None:
+            error: EverflowError | None = None
+            try:
+                self.services.recover(tasks, stop)
+            except TaskMigratedError as raised:
+                # Evicted: the event of the loss follows. Without it the recovery starts again.
+                log.warning("The recovery of tasks %s was stopped: %s", _names(ids), raised)
+                self.services.clock.wait(stop, MIGRATED_PAUSE_MS)
+                error = StoppedError(str(raised))
+            except EverflowError as raised:
+                error = raised
+            except Exception as raised:  # a defect: must not vanish in the pool
+                log.exception("Recovery failed")
+                error = EverflowError(f"Recovery of tasks {_names(ids)} failed: {raised!r}")
+            self.services.post(lambda: self._recovered(tasks, error))
+
+        self.services.submit(work, quick)
+
+    def _recovered(self, tasks: Sequence[ActiveTask], error: EverflowError | None) -> None:
+        for task in tasks:
+            self.recovering.pop(task.id, None)
+            self._restoring.pop(task.id, None)
+        if isinstance(error, RetriableError):
+            error = self._tried_in_vain(tasks, error)
+        if error is not None and not isinstance(error, StoppedError):
+            for task in tasks:
+                self._close(task)
+            self.services.failed(error)
+            return
+        keep = [
+            task
+            for task in tasks
+            if error is None
+            and task.id in self.owned
+            and not self.gate.broken(task.id, task.epoch)
+            and not self._closing
+            and self.services.fits(task)
+        ]
+        for task in tasks:
+            if task not in keep:
+                self._suspend(task)
+        for task in keep:
+            self.timeouts.progressed(task.id)
+            task.to(TaskState.RUNNING)
+        self._start(keep)
+        self.reconcile()
+
+    def _tried_in_vain(self, tasks: Sequence[ActiveTask], why: RetriableError) -> EverflowError:
+        """The recovery of tasks failed because brokers did not answer. The tasks concerned, or all,
+        are tried again each by itself, until their time is over."""
+        self.timeouts.keep(self.owned)
+        concerned = [task.id for task in concerning(tasks, why.partitions) or tasks]
+        try:
+            self.timeouts.failed(concerned, str(why), self.services.clock.monotonic_ms())
+        except TaskTimeoutError as late:
+            late.__cause__ = why
+            return late
+        log.warning("Tasks %s cannot be recovered yet: %s", _names(concerned), why)
+        return StoppedError(str(why))
+
+    def given_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
+        """A thread could not recover these tasks after a failed batch; its other tasks go on
+        there."""
+        for task in tasks:
+            self.running.pop(task.id, None)
+            self._suspend(task)
+        error = self._tried_in_vain(tasks, why)
+        if not isinstance(error, StoppedError):
+            self.services.failed(error)
+        self.reconcile()
+
+    def _start(self, tasks: Sequence[ActiveTask]) -> None:
+        for thread in self.threads:
+            mine = [
+                task
+                for task in tasks
+                if self._last_thread.get(task.id, self.threads[0].number) == thread.number
+            ]
+            if mine:
+                self.running.update({task.id: thread.number for task in mine})
+                thread.add(mine)
+
+    def _cancel(self, tasks: Iterable[TaskId]) -> None:
+        """End the recoveries that hold one of the tasks; the others of the group start again."""
+        for task in tasks:
+            if task in self.recovering:
+                self.recovering[task].set()
+
+    def _release_if_done(self) -> None:
+        if not self._revoked:
+            return
+        if any(
+            task in self.recovering or task in self.leaving or task in self.running
+            for task in self._revoked
+        ):
+            return
+        self.services.before_release(frozenset(self._revoked))
+        self.gate.release(self._revoked)
+        self._revoked.clear()
+        self.services.release()
+
+    # --- copies ----------------------------------------------------------------------------------
+
+    def _follow(self, task_id: TaskId, role: TaskRole) -> None:
+        before = self.suspended.pop(task_id, None)
+        if before is not None:
+            task = before.recycle(role)
+        else:
+            task = StandbyTask(task_id, self.services.create(task_id).stores, role)
+        self.following[task_id] = role
+        self.updater.add([task])
+
+    def _let_go(self, tasks: Collection[TaskId], reason: SuspendReason) -> None:
+        if not tasks:
+            return
+        for task in tasks:
+            del self.following[task]
+        self.letting_go |= set(tasks)
+        self.updater.drop(
+            tasks, reason, lambda given: self.services.post(lambda: self._given_back(tasks, given))
+        )
+
+    def _given_back(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
+        """The updater has released tasks: a promoted one goes to recovery with open stores."""
+        self.letting_go -= set(asked)
+        for task in tasks:
+            if task.state is TaskState.CREATED:  # it was never opened
+                continue
+            self._suspend(task.recycle(self.services.create(task.id).inputs))
+        for task_id in asked:
+            if (
+                task_id in self.suspended
+                and task_id not in self.owned
+                and task_id not in self.copies
+            ):
+                self._close(self.suspended.pop(task_id))
+        self.reconcile()
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def _suspend(self, task: ActiveTask) -> None:
+        if task.state is not TaskState.SUSPENDED:
+            task.to(TaskState.SUSPENDED)
+        self.suspended[task.id] = task
+        self.services.rest(task.id, task.stores)
+
+    def _close(self, task: ActiveTask) -> None:
+        if task.state in (TaskState.RUNNING, TaskState.RESTORING):
+            task.to(TaskState.SUSPENDED)
+        task.to(TaskState.CLOSED)
+        self.services.close(task.stores)
+
+
+def _names(tasks: Collection[TaskId]) -> str:
+    return some(sorted(tasks), NAMED)

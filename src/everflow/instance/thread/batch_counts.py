@@ -1,0 +1,374 @@
+"""Counts the records that committed micro-batches read, wrote and dropped, and logs the dropped
+ones.
+
+Dropped records are logged at once and then once a minute: Kafka Streams logs a warning for each,
+which may be a hundred thousand lines for one micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from everflow import metrics as names
+from everflow.clock import Clock
+from everflow.logs import counted, moves
+from everflow.metrics import Labels, Metrics, Seen
+from everflow.protocol.messages import RENEWED, BatchResult, Printed
+from everflow.records import LATE_UNMATCHED, KeyPlaces
+
+# --- the rows of print_table ----------------------------------------------------------------------
+
+PRINTED_EVERY_S = 0.5
+"""A table is printed at most so often; each time as many rows as ``print_table`` has set."""
+HEAD_EVERY = 40
+"""After so many rows the head is printed again."""
+
+
+@dataclass
+class TableText:
+    """Lines of tables, with columns that keep their widths as long as they do. Not thread-safe."""
+
+    _last: tuple[str, Sequence[str]] | None = None
+    _since_head: int = 0
+    _widths: list[int] = field(default_factory=list)
+
+    def lines(self, printed: Printed) -> list[str]:
+        """The rows as lines; with a head where another table stood before, or none for long."""
+        needed = [
+            max(len(row[at]) for row in (printed.columns, *printed.rows))
+            for at in range(len(printed.columns))
+        ]
+        this = printed.title, tuple(printed.columns)
+        grown = this == self._last and any(
+            want > have for want, have in zip(needed, self._widths, strict=True)
+        )
+        found = []
+        if this != self._last or grown or self._since_head >= HEAD_EVERY:
+            self._widths = (
+                [max(pair) for pair in zip(needed, self._widths, strict=True)] if grown else needed
+            )
+            self._last, self._since_head = this, 0
+            found = [f"--- {printed.title}", self._line(printed.columns)]
+        found += [self._line(row) for row in printed.rows]
+        self._since_head += len(printed.rows)
+        if printed.left_out:
+            found.append(f"... and {printed.left_out:,} more")
+        return found
+
+    def _line(self, cells: Sequence[str]) -> str:
+        padded = (text.ljust(width) for text, width in zip(cells, self._widths, strict=True))
+        return "  ".join(padded).rstrip()
+
+
+class TablePrinter:
+    """Prints tables from a thread of its own, now and then. `add` may be called from any thread and
+    never waits."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._text = TableText()
+        self._pending: dict[tuple[str, tuple[str, ...]], Printed] = {}
+        self._guard, self._writing = threading.Lock(), threading.Lock()
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, printed: Iterable[Printed]) -> None:
+        with self._guard:
+            for one in printed:
+                place = one.title, tuple(one.columns)
+                before = self._pending.get(place)
+                self._pending[place] = one if before is None else before.with_later(one)
+            if self._pending and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(
+                    target=self._run, name="everflow-print-table", daemon=True
+                )
+                self._thread.start()
+        self._some.set()
+
+    def flush(self) -> None:
+        """Print what is there, now; it may wait for the terminal."""
+        with self._writing:
+            with self._guard:
+                pending, self._pending = self._pending, {}
+            lines = [line for one in pending.values() for line in self._text.lines(one)]
+            if lines:
+                self._write("\n".join(lines) + "\n")
+
+    @contextmanager
+    def written_by(self, write: Callable[[str], object]) -> Iterator[None]:
+        """While the block runs, ``write`` writes the rows, because a live line owns the terminal.
+        Pending rows are printed at its end."""
+        before = self._swap(write)
+        try:
+            yield
+        finally:
+            self.flush()
+            self._swap(before)
+
+    def _swap(self, write: Callable[[str], object]) -> Callable[[str], object]:
+        with self._writing:
+            before, self._write = self._write, write
+        return before
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._some.wait()
+            self._some.clear()
+            self.flush()
+            pause.wait(PRINTED_EVERY_S)
+
+
+def _to_stdout(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return  # closed, or nobody reads it any more
+
+
+tables = TablePrinter(_to_stdout)
+"""One printer per process: its instances share one terminal."""
+
+
+COMMIT_PHASES = ("gate", "offsets", "delivery", "commit", "apply")
+ABORTED = "aborted"
+GATE = "gate"
+"""The phase that a batch without a commit does not have."""
+
+LOGGED_EVERY_MS = 60_000.0
+MOST_REMARKS = 3
+"""Remarks of one batch that are logged."""
+NOTHING: Mapping[str, Mapping[str, int]] = {}
+
+COUNTS = {
+    "in": names.RECORDS_CONSUMED,
+    "out": names.RECORDS_PRODUCED,
+    "changelog": names.CHANGELOG_RECORDS,
+    "dead_letters": names.DEAD_LETTERS,
+}
+
+WHY = {
+    "failed": "that failed, as their exception handler decided",
+    LATE_UNMATCHED: (
+        "without a match: they came after the join's window and grace, by the newest record time "
+        "of the task (docs/guide/joins.md)"
+    ),
+    "late": (
+        "too late: the window's grace was over, by the newest record time of the task "
+        "(docs/guide/time.md)"
+    ),
+    "negative-timestamp": "without a time: theirs, or the value of timestamp=, is negative",
+    "null-foreign-key": "without a foreign key",
+    "null-key": "without a key",
+    "null-value": "without a value",
+    "punctuation": "that failed, as the processing exception handler decided",
+}
+NOUNS = {"punctuation": "clock's call"}
+"""Nouns for drops that are not records."""
+VERBS = {LATE_UNMATCHED: "emitted"}
+"""Verbs for records that were not dropped."""
+
+
+@dataclass
+class DroppedRecords:
+    """Drops of one stream thread that have not been logged yet. Pure; times are monotonic ms."""
+
+    _drops: dict[tuple[str, str], int] = field(default_factory=dict)
+    _logged_ms: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def lines(self, dropped: Mapping[str, Mapping[str, int]], now_ms: float) -> list[str]:
+        """The lines to log after a batch with these drops: node -> reason -> records."""
+        for node, reasons in dropped.items():
+            for reason, count in reasons.items():
+                self._drops[node, reason] = self._drops.get((node, reason), 0) + count
+        due = [
+            key
+            for key in self._drops
+            if now_ms - self._logged_ms.get(key, -LOGGED_EVERY_MS) >= LOGGED_EVERY_MS
+        ]
+        self._logged_ms.update(dict.fromkeys(due, now_ms))
+        return [
+            f"{node} {VERBS.get(why, 'dropped')} {_counted(self._drops.pop((node, why)), why)} "
+            f"{WHY.get(why, why)}"
+            for node, why in due
+        ]
+
+
+def _counted(number: int, why: str) -> str:
+    return counted(number, NOUNS.get(why, "record"))
+
+
+def misplaced_keys(keys: Iterable[KeyPlaces]) -> dict[str, str]:
+    """Log lines for topics with keys in other partitions than expected, by topic."""
+    return {one.topic: _misplaced(one) for one in keys if one.misplaced}
+
+
+def _misplaced(keys: KeyPlaces) -> str:
+    if keys.fits:
+        lie = f"All {keys.checked:,} are where {keys.fits} puts them. "
+        cure = f"partitioner={keys.fits!r}"
+    else:
+        lie = ""
+        cure = "partitioner= ('crc32' for confluent-kafka, 'fnv1a', or a function)"
+    return (
+        f"{keys.topic}: {keys.misplaced:,} of {keys.checked:,} checked keys are not in the "
+        f"partition where {keys.by} puts them ({keys.sample}). {lie}Equal keys of this topic and "
+        f"of others do not meet in one task: joins lose matches, and a query may ask the wrong "
+        f"instance. Give the source {keys.node} {cure}, or put .repartition(name='a-name') behind "
+        f"it, or let its producer write by murmur2 (docs/guide/joins.md)"
+    )
+
+
+@dataclass
+class BatchCounts:
+    """Owned by one stream thread."""
+
+    metrics: Metrics
+    clock: Clock
+    number: int
+    began_ms: float = 0.0
+    """Monotonic start of the batch in flight."""
+    _dropped: DroppedRecords = field(default_factory=DroppedRecords)
+
+    def begin(self, now_ms: float) -> None:
+        self.began_ms = now_ms
+
+    def again(self, kind: str = ABORTED, reason: str = "") -> None:
+        """It failed, for this kind of reason, or was aborted: then ``reason`` is a word for the
+        kind, a colon, the rest."""
+        self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)
+        self._took()
+        self.metrics.add_series(names.FAILED_BATCHES, {(str(self.number), kind): 1})
+        if kind == ABORTED:
+            cause = reason.partition(":")[0]
+            self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
+
+    def add(self, result: BatchResult) -> None:
+        self._put_figures(result)
+        self.metrics.add(names.COMMITS, 1)
+        for key, name in COUNTS.items():
+            self.metrics.add(name, result.counts.get(key, 0))
+        self.metrics.add(
+            names.DROPPED_RECORDS,
+            sum(
+                count
+                for reasons in result.dropped.values()
+                for reason, count in reasons.items()
+                if reason not in VERBS
+            ),
+        )
+        self.log_drops(self.clock.monotonic_ms(), result.dropped)
+        self._log_misplaced(result)
+        tables.add(result.printed)
+        if result.left_out:
+            moves.warning("records skipped in a batch: %s", "; ".join(result.left_out))
+        if result.remarks:
+            more = len(result.remarks) - MOST_REMARKS
+            and_more = f"; and {more} more" if more > 0 else ""
+            moves.warning("%s%s", "; ".join(result.remarks[:MOST_REMARKS]), and_more)
+
+    def _log_misplaced(self, result: BatchResult) -> None:
+        """Each topic is logged once per process."""
+        found = misplaced_keys(result.figures.keys)
+        known = self.metrics.notes(names.KEYS_MISPLACED) if found else {}
+        fresh: dict[tuple[str, ...], str] = {
+            (topic,): line for topic, line in found.items() if (topic,) not in known
+        }
+        self.metrics.note(names.KEYS_MISPLACED, fresh)
+        for line in fresh.values():
+            moves.warning("%s", line)
+
+    def log_drops(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
+        """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""
+        for line in self._dropped.lines(dropped, now_ms):
+            moves.warning("%s", line)
+        if now_ms == math.inf:
+            tables.flush()
+
+    def _put_figures(self, result: BatchResult) -> None:
+        thread, now_ms = str(self.number), self.clock.monotonic_ms()
+        elapsed_ms = self._took()
+        self.metrics.add_series(names.BATCHES, {(thread,): 1})
+        phases = _phases(result.timings, elapsed_ms)
+        self.metrics.add_series(
+            names.BATCH_SECONDS, {(thread, phase): ms / 1000 for phase, ms in phases.items()}
+        )
+        commit_ms = sum(phases.get(phase, 0.0) for phase in COMMIT_PHASES)
+        self.metrics.saw(names.BATCH_LATENCY, {(thread,): _seen(elapsed_ms)}, now_ms)
+        self.metrics.saw(names.COMMIT_LATENCY, {(thread,): _seen(commit_ms)}, now_ms)
+        renewed = result.counts.get(RENEWED, 0)
+        self.metrics.add_series(names.RENEWED_PRODUCERS, {(thread,): renewed} if renewed else {})
+        if GATE in result.timings:
+            self.metrics.put_series(names.LAST_COMMIT, {(thread,): self.clock.now_ms()})
+        self._records(result, now_ms)
+
+    def _took(self) -> float:
+        elapsed_ms = self.clock.monotonic_ms() - self.began_ms
+        self.metrics.add_series(names.BUSY_SECONDS, {(str(self.number),): elapsed_ms / 1000})
+        return elapsed_ms
+
+    def _records(self, result: BatchResult, now_ms: float) -> None:
+        thread, wall_ms = str(self.number), self.clock.now_ms()
+        ages, sent, puts, letters, keys = result.figures
+        read = [one for one in ages if one.task]
+        add, saw = self.metrics.add_series, self.metrics.saw
+        add(names.PROCESSED, _sums(((thread, one.task, one.node), one.records) for one in read))
+        add(names.SENT, _sums(((one.node, one.topic), one.records) for one in sent))
+        add(names.SENT_BYTES, _sums(((one.node, one.topic), one.bytes) for one in sent))
+        add(names.KEYS_CHECKED, _sums(((one.topic,), one.checked) for one in keys))
+        add(names.KEYS_MISPLACED, _sums(((one.topic,), one.misplaced) for one in keys))
+        add(names.STORE_PUTS, _sums(((one.task, one.store), one.changes) for one in puts))
+        counted = [
+            (node, reason, count)
+            for node, reasons in result.dropped.items()
+            for reason, count in reasons.items()
+        ]
+        dropped = (
+            ((thread, node, reason), count)
+            for node, reason, count in counted
+            if reason != LATE_UNMATCHED
+        )
+        add(names.DROPPED, _sums(dropped))
+        unmatched = (
+            ((thread, node), count) for node, reason, count in counted if reason == LATE_UNMATCHED
+        )
+        add(names.UNMATCHED_LATE, _sums(unmatched))
+        causes = {(one.exception, one.node, one.topic): one for one in letters}
+        add(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
+        self.metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
+        latency = (((one.task, one.node), one.latency_ms(wall_ms)) for one in ages)
+        saw(names.RECORD_LATENCY, _all(latency), now_ms)
+        lateness = (((thread, one.task), one.lateness_ms) for one in read)
+        saw(names.RECORD_LATENESS, _all(lateness), now_ms)
+
+
+def _phases(timings: Mapping[str, float], elapsed_ms: float) -> dict[str, float]:
+    """ms by phase. The unmeasured rest counts as the plan's: in the driver, and to the worker and
+    back."""
+    found = {name: ms for name, ms in timings.items() if name != "began"}
+    found["plan"] = max(0.0, elapsed_ms - sum(found.values()))
+    return found
+
+
+def _seen(value: float) -> Seen:
+    return Seen(1, value, value, value)
+
+
+def _sums(amounts: Iterable[tuple[Labels, float]]) -> dict[Labels, float]:
+    found: dict[Labels, float] = {}
+    for labels, amount in amounts:
+        found[labels] = found.get(labels, 0.0) + amount
+    return found
+
+
+def _all(values: Iterable[tuple[Labels, Seen]]) -> dict[Labels, Seen]:
+    found: dict[Labels, Seen] = {}
+    for labels, seen in values:
+        found[labels] = found[labels].also(seen) if labels in found else seen
+    return found

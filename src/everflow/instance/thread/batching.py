@@ -1,0 +1,247 @@
+"""Chooses the size of the next micro-batch and its offsets: pure (D1).
+
+Small when caught up (everything there is, at once), up to `BatchLimits` when lagging, and bounded
+in time by earlier batches, so that a rebalance never waits long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from everflow.config import BatchLimits
+from everflow.logs import some
+from everflow.protocol.messages import BadRecord, BatchFailure
+from everflow.records import OffsetRange, TaskId, TopicPartition
+
+FIRST_RECORDS = 100_000
+"""Bound of the first batch of a thread: nothing is known yet of what a record costs."""
+COLD_MS = 1_500
+"""Extra cost of a thread's first full batch, whatever its size: connections, classes, compiled
+code."""
+SMALLEST_RECORDS = 1_000
+"""However slow everything is but the program itself, a batch takes this many records (if there
+are as many)."""
+GROWTH = 4
+"""How fast the bound grows at the most while full batches end before the time they may take."""
+MERGED_SHARE = 4
+"""A merge that reads a fourth of what was planned is bounded by its ranges; one that reads less
+waits for an input, and larger ranges of the others would only be read in vain."""
+REST_SHARE = 0.25
+"""Minimal rest of a thread that has caught up, as a share of its last batch: it saves a fifth of
+the batches, and delays a record by at most a quarter of a batch (note 018)."""
+MANY_TASKS = 8
+"""Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
+and committing cost by the task, and more records of each then share it. Behind half as many it
+rests the least."""
+
+
+ENDINGS = 4
+"""The rest for the end of a transaction goes by the shortest of so many: a long one may be due to a
+busy broker."""
+HELD_SHARE = 0.75
+"""The share of that time that is rested (all of it would often be too long), less..."""
+SHORT_HELD_MS = 40.0
+"""...so much: what it takes with a few partitions, where a rest only makes a chain of re-keys late.
+"""
+LONGEST_HELD_MS = 1_000.0
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The size of the next batch and the rest behind it, learnt from the batches before.
+
+    A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the
+    first full one also the warm-up, so the rate of a small or cold batch means little. The bound
+    shrinks to what fits once a batch took too long. It grows while full batches end early, to what
+    would have fitted and by `GROWTH` at most. Below `SMALLEST_RECORDS` it grows however long a
+    batch takes, unless its records cost that. ``bytes_per_record`` is smoothed, None if unknown.
+    ``endings``: for how many ms behind each of the last batches the broker was at least still
+    ending its transaction."""
+
+    bound: int = FIRST_RECORDS
+    bytes_per_record: float | None = None
+    cold: bool = True
+    endings: tuple[float, ...] = ()
+
+    @property
+    def held_ms(self) -> float:
+        """The rest that spares the next batch from waiting, with records in its hands, until the
+        broker has ended the transaction before it. Records that come meanwhile are in that
+        batch."""
+        if len(self.endings) < ENDINGS:
+            return 0.0
+        return max(0.0, min(min(self.endings) * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
+
+    def after(
+        self,
+        limits: BatchLimits,
+        planned: int,
+        records: int,
+        elapsed_ms: float,
+        raw_bytes: int | None = None,
+        computing_ms: float = 0.0,
+        held_ms: float = 0.0,
+    ) -> BatchSize:
+        """With one more finished batch. ``planned``: how many its ranges had; a merge reads
+        fewer, up to where one of its inputs ends. ``computing_ms``: the part of its
+        time that its records cost, which bounds the next one below `SMALLEST_RECORDS` too.
+        ``held_ms``: the part for which its transaction was held up by the one before it."""
+        size = self.bytes_per_record
+        if raw_bytes is not None and records > 0:
+            size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
+        bound = self.bound
+        full = self._full(limits, records)
+        if self.cold and full:
+            elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
+        if elapsed_ms > limits.target_ms and bound > SMALLEST_RECORDS:
+            bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
+        elif full or self._bounded_merge(limits, records, planned):
+            bound = self._grown(limits, records, elapsed_ms, computing_ms)
+        if records > 0 and computing_ms > limits.target_ms:
+            bound = min(bound, max(1, int(records * limits.target_ms / computing_ms)))
+        rested_ms = 0.0 if full else self.held_ms
+        ending_ms = rested_ms + held_ms if held_ms > 0 else rested_ms * HELD_SHARE
+        endings = (*self.endings, ending_ms)[-ENDINGS:]
+        return BatchSize(bound, size, self.cold and not full, endings)
+
+    def rest_ms(
+        self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
+    ) -> float:
+        """The wait behind a batch for more records, so that they share a commit, and for the broker
+        to end its transaction; 0 behind a full one. ``tasks``: that had records."""
+        if self._full(limits, records) or not limits.most_rest_ms:
+            return 0.0
+        share = max(REST_SHARE, min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks))
+        return min(elapsed_ms * share, limits.most_rest_ms) + self.held_ms
+
+    def records(self, limits: BatchLimits) -> int:
+        """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""
+        bound: float = min(self.bound, limits.max_records)
+        if self.bytes_per_record:
+            bound = min(bound, limits.max_bytes / self.bytes_per_record)
+        return max(1, int(bound))
+
+    def _grown(
+        self, limits: BatchLimits, records: int, elapsed_ms: float, computing_ms: float
+    ) -> int:
+        """The bound behind a full batch: by what fits, or, of one that was made small in a search,
+        back to the smallest; no further than the records themselves leave time for."""
+        fitting = self.bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))
+        least = min(self.bound * GROWTH, SMALLEST_RECORDS)
+        affordable = records * limits.target_ms / max(1.0, computing_ms)
+        bound = max(self.bound, min(max(fitting, least), affordable))
+        return min(int(bound), limits.max_records)
+
+    def _bounded_merge(self, limits: BatchLimits, records: int, planned: int) -> bool:
+        """True if a batch of fewer records was full none the less: a merge goes no further than the
+        range of one input, and with small ranges of inputs of unequal pace that is soon."""
+        near = self.bound < SMALLEST_RECORDS or records * MERGED_SHARE >= planned
+        return near and self._full(limits, planned)
+
+    def _full(self, limits: BatchLimits, records: int) -> bool:
+        return records * 10 >= self.records(limits) * 9
+
+
+def _most_share(tasks: Collection[TaskId]) -> float:
+    """The longest rest as a share of what a batch took, by its number of sub-topologies: a re-keyed
+    record meets a rest in each."""
+    return 1.0 + 2.0 / max(1, len({task.subtopology for task in tasks}))
+
+
+def plan_ranges(
+    available: Mapping[TopicPartition, OffsetRange], records: int
+) -> dict[TopicPartition, OffsetRange]:
+    """Offset ranges for one batch, fair over the partitions; a range for every partition given
+    (maybe empty).
+
+    ``available`` is ``[next offset, end that may be read)``; ends are last stable offsets under
+    exactly-once and high watermarks otherwise, so a range never goes beyond them (scenario 5). What
+    one partition does not use of its equal share, the others get. Offsets without a record
+    (transaction markers, compaction) count as records. Every partition with something to read gets
+    at least one offset, beyond ``records`` if need be: a merge waits for each of its inputs.
+    """
+    waiting = {tp: r.end - r.start for tp, r in available.items() if r.end > r.start}
+    taken = dict.fromkeys(waiting, 0)
+    left = max(0, records)
+    # Smallest backlog first: each leaves what it does not need to the ones behind it.
+    order = sorted(waiting, key=lambda tp: (waiting[tp], tp))
+    for position, tp in enumerate(order):
+        share = max(1, -(-left // (len(order) - position)))
+        taken[tp] = min(waiting[tp], share)
+        left = max(0, left - taken[tp])
+    return {tp: OffsetRange(r.start, r.start + taken.get(tp, 0)) for tp, r in available.items()}
+
+
+def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
+    """True if there is nothing to read."""
+    return all(r.end <= r.start for r in ranges.values())
+
+
+@dataclass(kw_only=True)
+class PlannedBatch:
+    """A batch to run: kept over attempts, so that a retry reads the same range (D6). ``ranges``:
+    of all inputs of each task that is in it."""
+
+    ranges: dict[TopicPartition, OffsetRange]
+    log_ends: dict[TopicPartition, int]
+    attempt: int = 0
+    wall_clock_ms: int = 0
+    """The machine's clock when it was planned: whatever goes by it gives the same again in a
+    retry."""
+    idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
+    """To what the times of silent sources are moved (`everflow.instance.thread.batching`)."""
+    waits: tuple[TopicPartition, ...] | None = ()
+    """Inputs at whose end the merge stops (`planning.ReadableInputs`)."""
+
+    @property
+    def records(self) -> int:
+        return sum(r.end - r.start for r in self.ranges.values())
+
+    @property
+    def smallest(self) -> bool:
+        """True if it cannot have fewer records: a merge needs one of each input."""
+        return all(r.end - r.start <= 1 for r in self.ranges.values())
+
+    def only_record(self) -> BadRecord | None:
+        found = [(tp, r.start) for tp, r in self.ranges.items() if r.end > r.start]
+        if len(found) != 1 or self.records != 1:
+            return None
+        (tp, offset) = found[0]
+        return BadRecord(tp.topic, tp.partition, offset)
+
+    def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
+        """A batch for each of the ``groups`` of partitions that has records, with nothing of the
+        others: inputs of one task are merged and stay together."""
+        nothing = {tp: OffsetRange(r.start, r.start) for tp, r in self.ranges.items()}
+        found = [
+            {**nothing, **{tp: self.ranges[tp] for tp in group if tp in self.ranges}}
+            for group in groups
+        ]
+        return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
+
+    def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
+        """True if no smaller batch would get further or tell more after ``failure``; ``groups`` as
+        for `parts`."""
+        if failure.kind == "column" and failure.record is not None:
+            return self.until(failure.record.place) is None
+        return self.smallest and len(self.parts(groups)) < 2
+
+    def until(self, record: tuple[str, int, int]) -> PlannedBatch | None:
+        """Without a record (topic, partition, offset) and what is behind it; None where nothing of
+        its partition is before it."""
+        tp, offset = TopicPartition(*record[:2]), record[2]
+        begin = self.ranges[tp].start if tp in self.ranges else offset
+        return (
+            replace(self, ranges={**self.ranges, tp: OffsetRange(begin, offset)})
+            if begin < offset
+            else None
+        )
+
+    def named(self) -> str:
+        few = [
+            f"{tp}@{r.start}"
+            for tp, r in sorted(self.ranges.items())
+            if self.smallest and r.end > r.start
+        ]
+        return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)

@@ -1,0 +1,141 @@
+"""Words failures of micro-batches: what happened, where, what to do."""
+
+from __future__ import annotations
+
+from everflow.errors import (
+    BatchTimeoutError,
+    ColumnError,
+    DamagedEntryError,
+    FatalError,
+    RecordError,
+    RecordRefusedError,
+    RecordTimeError,
+    RecordTooLargeError,
+    RepeatedFailureError,
+    StateDiskError,
+    WorkerDiedError,
+)
+from everflow.protocol.messages import BatchFailure
+from everflow.user_program import place
+from everflow.worker.failures import line_text
+
+_NOTHING_WRITTEN = "Nothing of its micro-batch was written"
+_GOES_ON = "start again: processing goes on where it stopped"
+_CURES = {
+    "record": (
+        f"{_NOTHING_WRITTEN}. Correct the function, or let it handle such records, and {_GOES_ON}."
+    ),
+    "undecodable": f"{_NOTHING_WRITTEN}. Correct the source's serde, or name a topic for such "
+    f"records in "
+    f"errors.dead.letter.queue.topic.name, and {_GOES_ON}.",
+    "column": f"{_NOTHING_WRITTEN}. Use the try_ variant of the function (F.try_divide, "
+    f".try_cast), or filter such records out "
+    f"before, and {_GOES_ON}.",
+    "worker": "A function that crashes the interpreter (native code, os._exit) or needs too "
+    "much memory ends it. "
+    f"{_NOTHING_WRITTEN}. Correct the function, or lower max.memory.bytes, and {_GOES_ON}.",
+    "hang": "Where the function loops without end or waits for another service, correct it, or "
+    "give the call a time-out; where "
+    f"such records just take long, raise max.poll.interval.ms. {_NOTHING_WRITTEN}; {_GOES_ON}.",
+    "damaged": "No record of the input is to blame: none was left out, and nothing of the "
+    "micro-batch was written. The store was rebuilt from its changelog, if it has one, and the "
+    "entry is the same there: another program wrote it, or the store's serdes are no longer those "
+    "that did. If the serdes were changed, take that back. Else stop all instances, write the "
+    "right value of that key into that partition of the changelog (null removes the entry), and "
+    f"{_GOES_ON}. A store without a changelog begins empty once its folder is deleted.",
+    "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
+}
+
+_FATAL: dict[str, type[FatalError]] = {
+    one.code: one
+    for one in (RecordTimeError, RecordTooLargeError, RecordRefusedError, StateDiskError)
+}
+
+
+def places(failure: BatchFailure) -> tuple[str, ...]:
+    """A line each: the user's line that was running, and the operator's where it is another one."""
+    found = []
+    if failure.line is not None:
+        found.append(f"at {line_text(failure.line)}")
+    others = [
+        where
+        for where in failure.where
+        if failure.line is None or where != f"{failure.line.file}:{failure.line.line}"
+    ]
+    if others:
+        found.append(
+            f"{'operator' if len(others) == 1 else 'one of the operators'} added at "
+            f"{', '.join(map(place, others))}"
+        )
+    return tuple(found)
+
+
+def short(failure: BatchFailure) -> str:
+    """One line for logs and the progress line: error, record, line of the program."""
+    first = (failure.error.splitlines() or ["unknown"])[0]
+    record = failure.record
+    named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
+    line = failure.line
+    where = (
+        f"{line.file}:{line.line}"
+        if line is not None
+        else failure.where[0]
+        if len(failure.where) == 1
+        else ""
+    )
+    at = f" at {place(where)}" if where else ""
+    return f"{first}{named}{at}"
+
+
+def in_full(failure: BatchFailure) -> str:
+    """The text for the user: the error, where, what to do; several lines."""
+    record = failure.record
+    named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
+    return "\n  ".join([f"{failure.error}{named}", *places(failure), *_cure(failure)])
+
+
+def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
+    """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the
+    few records of the batch, ``in-0@7``, or empty where there were many."""
+    about = (*places(failure), *_cure(failure))
+    record = failure.record
+    if record is not None and failure.kind not in ("column", "fatal"):
+        return RecordError(
+            failure.error,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            node=record.node,
+            told=about,
+        )
+    if failure.kind == "fatal":
+        return _FATAL.get(failure.code or "", FatalError)(
+            "\n  ".join([failure.error, *places(failure)]), code=failure.code
+        )
+    if failure.kind == "spark-gone":
+        return FatalError(
+            "Spark has ended (its JVM was killed or had no memory, or spark.stop() was called in "
+            "this process), so this instance cannot go on; see its log file. "
+            f"Nothing is lost: start the instance again. The error: {failure.error}"
+        )
+    if record is not None:
+        records = f"{record.topic}-{record.partition}@{record.offset}"
+    often = [f"{times} times in a row"] if times > 1 else []
+    often += [f"on {records}"] if records else []
+    text = "\n  ".join(
+        [f"{failure.error} ({', '.join(often)})" if often else failure.error, *about]
+    )
+    if failure.entry is not None:
+        return failure.entry.error(text)
+    kinds: dict[str, type[FatalError]] = {
+        "column": ColumnError,
+        "damaged": DamagedEntryError,
+        "worker": WorkerDiedError,
+        "hang": BatchTimeoutError,
+    }
+    return kinds.get(failure.kind, RepeatedFailureError)(text)
+
+
+def _cure(failure: BatchFailure) -> tuple[str, ...]:
+    text = _CURES.get(failure.kind)
+    return () if text is None else (text,)

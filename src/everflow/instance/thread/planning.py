@@ -1,0 +1,325 @@
+"""Plans what the next batch of a stream thread reads.
+
+Some of what the logs have is left for later: inputs of tasks that wait for another input
+(``max.task.idle.ms``), that rest after a failure, or whose leaders do not answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from everflow import metrics as names
+from everflow.clock import Clock
+from everflow.instance.tasks.task import ActiveTask
+from everflow.instance.thread.batching import PlannedBatch, is_empty, plan_ranges
+from everflow.instance.thread.retry_policy import RetryPolicy, Tasks
+from everflow.instance.topics.end_offsets import EndOffsets
+from everflow.metrics import Metrics
+from everflow.protocol.messages import BatchResult
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.topology.idle_sources import IdleSource
+
+Ranges = Mapping[TopicPartition, OffsetRange]
+
+FRESH_ENDS_MS = 20.0
+"""A batch that is not full waits so long for the present ends of its logs."""
+
+
+@dataclass(kw_only=True)
+class BatchPlanner:
+    """Owned by one stream thread. ``clocked``: sub-topologies whose tasks are in every batch, with
+    records or without; ``paused()``: nothing is processed (KIP-834)."""
+
+    idling: TaskIdling
+    idle_sources: IdleSources
+    clocked: frozenset[int]
+    retries: RetryPolicy
+    ends: EndOffsets
+    paused: Callable[[], bool]
+    metrics: Metrics
+    clock: Clock
+    _stuck_at: Mapping[TopicPartition, int] | None = None
+    """Log ends at which a batch read nothing: until they change, the next one would not either."""
+    _planned_ms: float = 0.0
+
+    @property
+    def left_ms(self) -> float:
+        """Time until the first task has waited long enough, or the first source counts as idle."""
+        return min(self.idling.left_ms, self.idle_sources.left_ms)
+
+    def forget(self) -> None:
+        """The tasks, or their positions, are others now."""
+        self._stuck_at = None
+
+    def plan(self, tasks: Tasks, *, keep_alive: bool) -> PlannedBatch | None:
+        """The next batch; None where there is nothing to do. ``keep_alive``: an empty batch is due,
+        because Spark ends a Python worker that is idle for a minute (design section 7)."""
+        if self.ends.failure is not None:
+            raise self.ends.failure
+        now_ms = self.clock.monotonic_ms()
+        self.retries.before_plan(tasks, self.ends, now_ms)
+        most = self.retries.size.records(self.retries.bounds)
+        available = self._available(tasks)
+        few = sum(r.end - r.start for r in available.values()) < most
+        # Records that came during the last batch need not wait for the one after the next. Where
+        # the brokers report new records by themselves, a thread without any need not ask.
+        asks = few and bool(available or not self.ends.reports)
+        if asks and self.ends.refresh(FRESH_ENDS_MS):
+            available = self._available(tasks)
+        log_ends = {tp: r.end for tp, r in available.items()}
+        now_ms = self.clock.monotonic_ms()
+        readable = self.idling.readable(merged(tasks), available, now_ms)
+        offered = self.retries.stalled.chosen(tasks, readable.of(available), now_ms)
+        ranges = plan_ranges(offered, most)
+        idle = self._idle_times(tasks, available)
+        if is_empty(ranges) or self._stuck_at == log_ends or self.paused():
+            if not keep_alive and not idle:
+                return None
+            ranges = nothing_of(tasks.values())
+        else:
+            self.metrics.add(names.ENFORCED_PROCESSING, readable.enforced)
+            if idle or self.clocked:  # then tasks that read nothing are served, too
+                ranges = {**nothing_of(tasks.values()), **ranges}
+        return PlannedBatch(
+            ranges=ranges,
+            log_ends=log_ends,
+            wall_clock_ms=self.clock.now_ms(),
+            idle=idle,
+            waits=readable.waits,
+        )
+
+    def committed(
+        self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks
+    ) -> None:
+        """A batch was committed that read ``read`` offsets."""
+        self.idle_sources.advanced(tasks.values(), planned.idle, self._planned_ms)
+        # An input that ran dry may hold the others back (D3): wait for it to grow.
+        if not is_empty(planned.ranges):
+            self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
+
+    def _idle_times(self, tasks: Tasks, available: Ranges) -> IdleTimes:
+        """To what the next batch advances the times of idle sources: none while it is not known
+        where the logs end."""
+        now_ms = self.clock.monotonic_ms()
+        if not self.idle_sources.sources or self.paused() or self.ends.failing_ms() > 0:
+            return {}
+        resting = self.retries.resting(now_ms)
+        known = self.retries.stalled.with_known_ends(tasks, resting, self.ends)
+        self._planned_ms = now_ms
+        return self.idle_sources.due(known, available, now_ms)
+
+    def _available(self, tasks: Tasks) -> dict[TopicPartition, OffsetRange]:
+        resting = self.retries.resting(self.clock.monotonic_ms())
+        return unread(tasks.values(), self.ends.ends(), resting)
+
+
+def unread(
+    tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
+) -> dict[TopicPartition, OffsetRange]:
+    """The unprocessed offsets of ``tasks``: all inputs of each task that has some and does not
+    rest. Of a thousand tasks few have, and a turn of the thread's loop costs what those do (note
+    018)."""
+    found: dict[TopicPartition, OffsetRange] = {}
+    for task in tasks:
+        for tp, position in task.positions.items():
+            end = ends.get(tp)
+            if end is None:
+                end = task.ends.get(tp, position)
+            if end > position:
+                break
+        else:
+            continue
+        if task.id not in resting:
+            found |= _unread_of(task, ends)
+    return found
+
+
+def _unread_of(
+    task: ActiveTask, ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, OffsetRange]:
+    found = {}
+    for tp, position in task.positions.items():
+        end = ends.get(tp)
+        found[tp] = OffsetRange(
+            position, max(position, task.ends.get(tp, position) if end is None else end)
+        )
+    return found
+
+
+def merged(tasks: Tasks) -> list[Collection[TopicPartition]]:
+    several = sorted(name for name, task in tasks.items() if len(task.inputs) > 1)
+    return [tasks[name].inputs for name in several]
+
+
+def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
+    return {
+        tp: OffsetRange(position, position)
+        for task in tasks
+        for tp, position in task.positions.items()
+    }
+
+
+# --- tasks that wait for an input -----------------------------------------------------------------
+
+NEVER = -1
+"""``max.task.idle.ms``: whatever is there is processed."""
+
+
+@dataclass(frozen=True)
+class ReadableInputs:
+    """The inputs that may be read now.
+
+    Attributes:
+        waiting: partitions of tasks that wait.
+        waits: inputs at whose end a batch has to stop, though the log has no more; None: at no
+        input's end, even if the log has more.
+        enforced: the number of tasks that go on though an input has nothing.
+    """
+
+    waiting: frozenset[TopicPartition]
+    waits: tuple[TopicPartition, ...] | None
+    enforced: int
+
+    def of(self, available: Ranges) -> dict[TopicPartition, OffsetRange]:
+        """``available``, with empty ranges for tasks that wait."""
+        return {
+            tp: OffsetRange(r.start, r.start) if tp in self.waiting else r
+            for tp, r in available.items()
+        }
+
+
+@dataclass
+class TaskIdling:
+    """Decides which tasks wait for an input that has nothing, and for how long. Pure; times are
+    monotonic ms.
+
+    Kafka Streams asks before each record whether every input of the task has one, or is known to
+    have none. Here it is asked before each micro-batch, and the merge ends a batch where an input
+    that is still waited for runs dry (`everflow.worker.merge_order`).
+    """
+
+    idle_ms: int
+    left_ms: float = math.inf
+    """Time until the first task has waited long enough, as of the last plan."""
+    _until: dict[TopicPartition, float] = field(default_factory=dict)
+    """Until when an input that has nothing is waited for; one that has something is left out."""
+
+    def readable(
+        self, tasks: Iterable[Collection[TopicPartition]], available: Ranges, now_ms: float
+    ) -> ReadableInputs:
+        """``tasks``: the inputs of each; ``available``: what each of them has to read, where it has
+        something."""
+        if self.idle_ms == NEVER:
+            return ReadableInputs(frozenset(), None, 0)
+        waiting: set[TopicPartition] = set()
+        waits: list[TopicPartition] = []
+        enforced, self.left_ms = 0, math.inf
+        known = self._until
+        self._until = {}
+        for inputs in tasks:
+            if len(inputs) < 2:
+                continue
+            empty = [tp for tp in inputs if (r := available.get(tp)) is None or r.end <= r.start]
+            for tp in empty:
+                self._until[tp] = known.get(tp, now_ms + self.idle_ms)
+            if len(empty) == len(inputs):
+                continue
+            until = max((self._until[tp] for tp in empty), default=now_ms)
+            if until > now_ms:
+                waiting.update(inputs)
+                self.left_ms = min(self.left_ms, until - now_ms)
+                continue
+            enforced += bool(empty)
+            if self.idle_ms > 0:
+                waits += sorted(set(inputs) - set(empty))
+        return ReadableInputs(frozenset(waiting), tuple(waits), enforced)
+
+
+# --- idle sources (note 025) ----------------------------------------------------------------------
+
+IdleTimes = Mapping[TaskId, Mapping[str, int]]
+"""The times to which idle sources advance: by task, and the name under which a time is kept."""
+AGAIN_MS = 1_000.0
+"""Time between two questions whether the topics that feed a source are consumed."""
+
+
+class InputTimes(Protocol):
+    """The part of `ActiveTask` that counts here."""
+
+    @property
+    def id(self) -> TaskId: ...
+
+    @property
+    def inputs(self) -> tuple[TopicPartition, ...]: ...
+
+    @property
+    def stream_times(self) -> Mapping[str, int]: ...
+
+
+@dataclass
+class IdleSources:
+    """Measures how long sources have been idle. Owned by one stream thread; times in ms. The wall
+    clock is the machine's that never goes back; a partition's time is kept in the task.
+
+    ``sources``: those with an idleness time-out, by sub-topology and topic. ``consumed(topics)``:
+    True if the application has consumed all records of them; asks the brokers."""
+
+    sources: Mapping[int, Mapping[str, IdleSource]]
+    consumed: Callable[[Collection[str]], bool]
+    left_ms: float = math.inf
+    """Time until the first source counts as idle, as of the last plan."""
+    _since: dict[TopicPartition, float] = field(default_factory=dict)
+    _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
+
+    def due(self, tasks: Iterable[InputTimes], available: Ranges, now_ms: float) -> IdleTimes:
+        """The times to advance. ``tasks``: those of whose inputs the ends are known; an input is
+        idle if it has nothing in ``available``. A partition that never had a record has no time,
+        and is not advanced."""
+        found: dict[TaskId, dict[str, int]] = {}
+        self.left_ms = math.inf
+        known = self._since
+        self._since = {}
+        for task in tasks:
+            sources = self.sources.get(task.id.subtopology, {})
+            for tp in task.inputs:
+                source, waiting = sources.get(tp.topic), available.get(tp)
+                if source is None or (waiting is not None and waiting.end > waiting.start):
+                    continue
+                since = self._since[tp] = known.get(tp, now_ms)
+                time = task.stream_times.get(source.kept, -1)
+                silent_ms = now_ms - since
+                if time < 0:
+                    continue
+                if silent_ms < source.after_ms:
+                    self.left_ms = min(self.left_ms, source.after_ms - silent_ms)
+                elif self._is_fed(source, now_ms):
+                    found.setdefault(task.id, {})[source.kept] = time + int(silent_ms)
+                else:
+                    self.left_ms = min(self.left_ms, AGAIN_MS)
+        return found
+
+    def advanced(self, tasks: Iterable[InputTimes], times: IdleTimes, at_ms: float) -> None:
+        """The ``times`` of `due` at ``at_ms`` were committed, as far as the tasks have them: those
+        sources have been idle since then."""
+        if not self.sources:
+            return
+        for task in tasks:
+            names = times.get(task.id, {})
+            for topic, source in self.sources.get(task.id.subtopology, {}).items():
+                tp = TopicPartition(topic, task.id.partition)
+                reached = task.stream_times.get(source.kept, -1) >= names.get(source.kept, math.inf)
+                if reached and tp in self._since:
+                    self._since[tp] = at_ms
+
+    def _is_fed(self, source: IdleSource, now_ms: float) -> bool:
+        """True if no record is on its way to the topic."""
+        if not source.fed_by:
+            return True
+        asked_ms, answer = self._asked.get(source.fed_by, (-math.inf, False))
+        if now_ms - asked_ms >= AGAIN_MS:
+            answer = self.consumed(source.fed_by)
+            self._asked[source.fed_by] = now_ms, answer
+        return answer

@@ -1,0 +1,774 @@
+"""Decides what a stream thread does after a failure. Pure: events in, decisions out.
+
+`StreamThread` reports each event and carries out the `RetryDecision`: it logs its lines, waits and
+runs its batch. An error that the policy raises ends the thread, unless the uncaught exception
+handler replaces it. The first row that applies decides.
+
+| event | condition | decision |
+| --- | --- | --- |
+| `batch_failed` | always | end the workers, fence, recover all tasks, then `recovered` |
+| `recovery_failed` | writers are fenced | give back the tasks whose brokers do not answer |
+| | else | recover again |
+| `recovered` | Spark has ended, or a batch was committed and then failed as ``fatal`` | end |
+| | the batch had been committed | plan a new batch behind it |
+| | its record is a lost task's | retry the same batch |
+| | its record is known, and a handler may skip it | the next attempt asks the handler |
+| | kinds of `_AT_ONCE`; a Column that fails on the first record of its partition | end |
+| | a Column that fails on another record | run what is before the record |
+| | kinds of `_CERTAIN`, the second time, unless fewer records may help | end |
+| | kinds that do not pass, the third time after two seconds, likewise | end |
+| | ``retriable``, caused by some of several tasks | plan anew, without those that failed |
+| | ``hang``; ``worker`` the second time | search in a smaller batch, in the end task by task |
+| | any other, the second time, after a long attempt | retry half of the batch |
+| | any other | retry the same batch |
+| `batch_aborted` | the group's generation moved on | retry at once; tasks stay for one attempt |
+| | else | retry the same batch after a moment |
+| `batch_committed` | always | forget failures; tasks rest of which a log was silent |
+| `uncaught` | the handler replaces within its limits, and it may pass | the tasks at fault rest |
+| | else | end |
+| `before_plan`, and each failed attempt | a task's `task.timeout.ms` is over | TaskTimeoutError |
+
+Pauses between retries double from 0.1 to 5 s. Owned by one stream thread; any thread may read
+`trouble` and call `troubles`. Times are monotonic ms. Design notes 041, 042, 047 and 051.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from everflow.config import BatchLimits
+from everflow.errors import (
+    BatchTimeoutError,
+    ColumnError,
+    DamagedEntryError,
+    EverflowError,
+    FatalError,
+    RecordError,
+    RecordRefusedError,
+    RecordTooLargeError,
+    RepeatedFailureError,
+    RetriableError,
+    StateDiskError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
+from everflow.instance.tasks.task import (
+    ActiveTask,
+    StalledTask,
+    TaskTimeouts,
+    concerning,
+    positions_of,
+)
+from everflow.instance.thread.batching import BatchSize, PlannedBatch, plan_ranges
+from everflow.instance.thread.failure_text import ending, in_full, short
+from everflow.instance.topics.end_offsets import EndOffsets
+from everflow.logs import some
+from everflow.memory import BatchMemory, WorkerMemory
+from everflow.protocol.messages import BatchFailure, BatchResult
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
+
+Tasks = Mapping[TaskId, ActiveTask]
+Lines = tuple[tuple[int, str], ...]
+"""For the log: level and text."""
+
+LOGGED_AFTER = 2
+ENDS_AFTER = 3
+ENDS_AFTER_MS = 2_000.0
+"""An unknown cause may be gone after a moment; three attempts may take less."""
+ABORT_PAUSE_MS = 50.0
+SHRINKING = 16
+"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
+steps of a second or two."""
+SEARCH_LOGGED_EVERY_MS = 5_000.0
+FIRST_WITH_FUNCTIONS = 1_000
+"""Bound of the first batch of a thread whose plan has Python functions: the cost of a call is not
+known yet."""
+BROKERS_AWAY_MS = 5_000.0
+"""Brokers that answer later than that count as away."""
+LONG_ATTEMPT_MS = 5_000.0
+"""A failure that took longer is not met a second time by all tasks together."""
+MOST_REPLACEMENTS = 5
+REPLACED_WITHIN_MS = 600_000
+FIRST_REST_MS = 1_000.0
+LONGEST_REST_MS = 60_000.0
+
+_PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
+"""Kinds of failure that are retried under ``task.timeout.ms``."""
+_AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
+_SMALLER = frozenset({"worker", "hang"})
+"""Kinds that fewer records may not meet, and that a single one may have caused: no worker is left
+to search for that record."""
+_CERTAIN = frozenset({"hang", "column", "damaged"})
+"""Kinds that waiting does not change: it has waited long enough, or computes the same again, or the
+store has been rebuilt."""
+_REPLACEABLE = (
+    RecordError,
+    RecordRefusedError,
+    RecordTooLargeError,
+    ColumnError,
+    DamagedEntryError,
+    WorkerDiedError,
+    BatchTimeoutError,
+    RepeatedFailureError,
+    TaskTimeoutError,
+    StateDiskError,
+)
+"""What another service, another setting of a topic, more memory or room, or a broker that is back
+may mend while the instance runs; a damaged entry, a new one in the changelog."""
+_COMPUTING = ("operators", "columns")
+"""The phases of a batch that grow with its records only."""
+_ADDRESSES = re.compile(
+    r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE
+)
+
+Sameness = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a stream thread or a task makes no progress. ``since_ms``: wall clock of the first
+    failure; ``count``: failures since then; ``text``: the last one in a line."""
+
+    since_ms: int
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryDecision:
+    """The thread's next action: it logs ``lines``, runs ``planned`` (None: it plans anew), after
+    ``pause_ms``. ``keeps_tasks``: that attempt still has the tasks which the group takes away."""
+
+    planned: PlannedBatch | None
+    pause_ms: float = 0.0
+    keeps_tasks: bool = False
+    lines: Lines = ()
+
+
+@dataclass(frozen=True)
+class ReplacementLimits:
+    """The limit of replacements of a thread within a time (ms)."""
+
+    most: int = MOST_REPLACEMENTS
+    within_ms: float = REPLACED_WITHIN_MS
+
+
+# --- repeated failures ----------------------------------------------------------------------------
+
+
+def may_pass(failure: BatchFailure) -> bool:
+    """True if the same batch may succeed later without any repair."""
+    return failure.kind in _PASSING
+
+
+def sameness(failure: BatchFailure) -> Sameness:
+    """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and
+    times it names. A loop is met at any of its lines; whatever entry of a store cannot be read,
+    rebuilding it has not helped."""
+    if failure.entry is not None:
+        return (failure.kind, failure.entry.store, failure.entry.task)
+    line = None if failure.kind == "hang" else failure.line
+    return (failure.kind, failure.record, line, failure.where, _ADDRESSES.sub("#", failure.error))
+
+
+@dataclass(frozen=True)
+class RepeatedFailures:
+    """Failures since the last progress. Immutable."""
+
+    began_ms: float | None = None
+    seen: Mapping[Sameness, int] = field(default_factory=dict)
+
+    def with_one(self, failure: BatchFailure, now_ms: float) -> RepeatedFailures:
+        same = sameness(failure)
+        counted = {**self.seen, same: self.seen.get(same, 0) + 1}
+        return RepeatedFailures(now_ms if self.began_ms is None else self.began_ms, counted)
+
+    def times(self, failure: BatchFailure) -> int:
+        """The number of failures with the same cause."""
+        return self.seen.get(sameness(failure), 0)
+
+    def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
+        """True if the thread gives up after ``failure``, which has been counted. ``smallest``: no
+        smaller batch gets further or tells more (`PlannedBatch.least`); until then a worker's death
+        is no reason to, since the record is not known yet."""
+        if failure.kind in _AT_ONCE:
+            return True
+        if (
+            may_pass(failure)
+            or self.began_ms is None
+            or (failure.kind in _SMALLER and not smallest)
+        ):
+            return False
+        if failure.kind == "column" and failure.record is not None:
+            return smallest  # else the records before it are committed first
+        if failure.kind in _CERTAIN:
+            return self.times(failure) >= LOGGED_AFTER
+        return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS
+
+    def logged_in_full(self, failure: BatchFailure) -> bool:
+        """True if ``failure`` has just repeated unchanged and will not pass."""
+        return not may_pass(failure) and self.times(failure) == LOGGED_AFTER
+
+
+# --- the search for a bad record ------------------------------------------------------------------
+
+
+@dataclass
+class BadRecordSearch:
+    """Progress of the search for a record that fails its batch. ``left``: as many records as the
+    batch had that failed last, less those committed since; until there are none, batches do not
+    grow again. Not until that batch is behind: of inputs that are merged, one can be far ahead of
+    another."""
+
+    left: int
+    began_ms: float
+    _logged_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._logged_ms = self.began_ms
+
+    def line(self, planned: PlannedBatch, now_ms: float) -> str | None:
+        """To be logged before ``planned`` runs; None where there was a line a moment ago."""
+        if now_ms - self._logged_ms < SEARCH_LOGGED_EVERY_MS:
+            return None
+        self._logged_ms = now_ms
+        tried = some(
+            (f"{tp}@{r.start}" for tp, r in sorted(planned.ranges.items()) if r.end > r.start), 3
+        )
+        elapsed_s = (now_ms - self.began_ms) / 1000
+        return (
+            f"the record is still looked for, {elapsed_s:.0f} s so far: trying "
+            f"{planned.records:,} from {tried}"
+        )
+
+
+# --- tasks that make no progress ------------------------------------------------------------------
+
+
+@dataclass
+class StalledTasks:
+    """Tasks of a thread whose brokers do not do their part. ``timeouts``: `task.timeout.ms` of
+    each."""
+
+    timeouts: TaskTimeouts
+
+    def check(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
+        """Before a batch is planned: note tasks whose brokers do not return where their logs end.
+        TaskTimeoutError once a task's time is over."""
+        away = ends.failing_ms() > BROKERS_AWAY_MS
+        known, stalled = ends.ends(), self.timeouts.stalled()
+        if not (away or stalled or ends.any_silent):
+            return  # with a thousand tasks it is worth not to look at each
+        for task in tasks.values():
+            silent = sorted(ends.silent_ms(task.inputs))
+            if silent:
+                where = f"the leader of {silent[0]} does not answer where that log ends"
+                self.timeouts.waits(task.id, where, now_ms)
+            elif away:
+                self.timeouts.waits(task.id, "no broker answers where the logs end", now_ms)
+            elif task.id in stalled and (
+                not stalled[task.id].count
+                or all(known.get(tp, 0) <= at for tp, at in task.positions.items())
+            ):
+                self.timeouts.progressed(task.id)
+
+    def with_known_ends(
+        self, tasks: Tasks, resting: Collection[TaskId], ends: EndOffsets
+    ) -> list[ActiveTask]:
+        """Tasks that do not wait for a broker. Their inputs are idle where there is nothing to
+        read."""
+        known, stalled = ends.ends().keys(), self.timeouts.stalled()
+        return [
+            task
+            for task in tasks.values()
+            if task.id not in resting
+            and task.id not in stalled
+            and known >= set(task.inputs)
+            and not ends.silent_ms(task.inputs)
+        ]
+
+    def chosen(
+        self, tasks: Tasks, ranges: Mapping[TopicPartition, OffsetRange], now_ms: float
+    ) -> dict[TopicPartition, OffsetRange]:
+        """``ranges``, with nothing of tasks whose turn it is not."""
+        if not self.timeouts.any:
+            return dict(ranges)
+        reading = _reading(tasks.values(), ranges)
+        turn = self.timeouts.chosen(reading, now_ms)
+        left_out = {tp for task in set(reading).difference(turn) for tp in tasks[task].inputs}
+        return {
+            tp: OffsetRange(r.start, r.start) if tp in left_out else r for tp, r in ranges.items()
+        }
+
+    def failed(
+        self,
+        planned: PlannedBatch | None,
+        tasks: Tasks,
+        cause: str,
+        now_ms: float,
+        partitions: Collection[TopicPartition] = (),
+    ) -> None:
+        """Count an attempt for the tasks of a batch: those of ``partitions`` where there are any,
+        else all. TaskTimeoutError for one whose time is over."""
+        reading = [] if planned is None else _reading(tasks.values(), planned.ranges)
+        self.timeouts.failed(_named(reading, tasks, partitions) or reading or tasks, cause, now_ms)
+
+    def separate(
+        self,
+        failure: BatchFailure,
+        planned: PlannedBatch,
+        tasks: Tasks,
+        took_ms: float,
+        now_ms: float,
+    ) -> bool:
+        """True if tasks of the batch go on without each other after a passing failure that was
+        counted, since one of them, or those that the failure names, are the cause."""
+        reading = _reading(tasks.values(), planned.ranges)
+        named = _named(reading, tasks, failure.partitions)
+        failed = named or reading
+        stalled = self.timeouts.stalled()
+        if len(tasks) < 2 or any(task not in stalled for task in failed):
+            return False
+        if named or len(failed) == 1:
+            self.timeouts.rest(failed, now_ms, took_ms)
+            return len(failed) < len(tasks)
+        if planned.attempt > 1 or took_ms > LONG_ATTEMPT_MS:
+            self.timeouts.set_apart(failed)
+            return True
+        return False
+
+    def committed(
+        self,
+        result: BatchResult,
+        progressed: Collection[TaskId],
+        tasks: Tasks,
+        took_ms: float,
+        now_ms: float,
+    ) -> None:
+        """A batch was committed, which brought the tasks ``progressed`` forward. Others of which a
+        log was silent rest. TaskTimeoutError for one whose time is over."""
+        for task in progressed:
+            self.timeouts.progressed(task)
+        if not result.silent:
+            return
+        silent = [
+            task for task in concerning(tasks.values(), result.silent) if task.id not in progressed
+        ]
+        for one in silent:
+            where = ", ".join(str(tp) for tp in one.inputs if tp in result.silent)
+            cause = f"{where} has more records, but its leader does not send them"
+            self.timeouts.failed([one.id], cause, now_ms)
+        if silent:
+            self.timeouts.rest([one.id for one in silent], now_ms, took_ms)
+
+
+def troubles_of(
+    stalled: Mapping[TaskId, StalledTask], now_ms: float, wall_ms: int
+) -> dict[TaskId, Trouble]:
+    """Why stalled tasks make no progress; ``wall_ms``: the moment ``now_ms`` by the wall clock."""
+    return {
+        task: Trouble(int(wall_ms - (now_ms - one.since_ms)), max(1, one.count), one.cause)
+        for task, one in stalled.items()
+    }
+
+
+# --- the policy -----------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class RetryPolicy:
+    """See the module.
+
+    ``may_continue(stage, node)``: whether a record that fails there need not stop the instance.
+    ``worker()``: the share of the instance's memory that the thread's worker may use now.
+    """
+
+    limits: BatchLimits
+    size: BatchSize
+    worker: Callable[[], WorkerMemory]
+    may_continue: Callable[[str, str | None], bool]
+    stalled: StalledTasks
+    quarantine: TaskTimeouts = field(default_factory=lambda: TaskTimeouts(math.inf))
+    """Tasks that rest after an uncaught error, while the thread's others go on."""
+    memory: BatchMemory = field(default_factory=BatchMemory)
+    search: BadRecordSearch | None = None
+    trouble: Trouble | None = None
+    """Why the thread makes no progress; None since the last progress."""
+    _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
+    _pause_ms: float = FIRST_PAUSE_MS
+    _failed_after_ms: float = 0.0
+    """Duration of the last failed batch."""
+    _part: int = 0
+    """Which task's records were last run alone, to find the one that ends its worker."""
+    _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
+    """By place of a record on which earlier attempts failed: its handler decides."""
+    _replaced_ms: deque[float] = field(default_factory=deque)
+
+    # --- what the next batch may have --------------------------------------------------------
+
+    @property
+    def bounds(self) -> BatchLimits:
+        """The limits of the next batch, with as many bytes as there is memory for."""
+        fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
+        return replace(self.limits, max_bytes=fitting)
+
+    def resting(self, now_ms: float) -> frozenset[TaskId]:
+        return self.quarantine.resting(now_ms) | self.stalled.timeouts.resting(now_ms)
+
+    def skipped(self, planned: PlannedBatch) -> tuple[BatchFailure, ...]:
+        """Failures of earlier attempts, of the records of a batch: their handlers decide."""
+        return tuple(
+            failure
+            for (topic, partition, offset), failure in self._skipped.items()
+            if (wanted := planned.ranges.get(TopicPartition(topic, partition))) is not None
+            and wanted.start <= offset < wanted.end
+        )
+
+    def troubles(
+        self, tasks: Iterable[TaskId], now_ms: float, wall_ms: int
+    ) -> dict[TaskId, Trouble]:
+        """Why tasks of the thread make no progress; ``wall_ms``: now by the wall clock."""
+        trouble = self.trouble
+        return {
+            **({} if trouble is None else dict.fromkeys(tasks, trouble)),
+            **troubles_of(self.stalled.timeouts.stalled(), now_ms, wall_ms),
+            **troubles_of(self.quarantine.stalled(), now_ms, wall_ms),
+        }
+
+    # --- events ------------------------------------------------------------------------------
+
+    def tasks_changed(self, tasks: Collection[TaskId]) -> None:
+        """The thread's tasks are others now, and begin at their positions."""
+        self.quarantine.keep(tasks)
+        self.stalled.timeouts.keep(tasks)
+        self.search = None
+        self._skipped.clear()
+        self._forget_failures()
+
+    def paused(self) -> None:
+        """The instance processes nothing: time without progress does not count."""
+        self.stalled.timeouts.keep(())
+        self._forget_failures()
+
+    def before_plan(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
+        self.stalled.check(tasks, ends, now_ms)
+
+    def batch_failed(
+        self, failure: BatchFailure, took_ms: float, now_ms: float, wall_ms: int, cut_off: bool
+    ) -> Lines:
+        """A batch failed; whether it was committed is not known yet. ``cut_off``: the end of the
+        instance killed its workers. Returns what is to be logged: a line, and all once it
+        repeated."""
+        self._failed_after_ms = took_ms
+        self._repeated = self._repeated.with_one(failure, now_ms)
+        before = self.trouble or Trouble(wall_ms, 0, "")
+        self.trouble = Trouble(before.since_ms, before.count + 1, short(failure))
+        if cut_off:
+            text = f"its batch was cut off by the end of the instance ({short(failure)})"
+            return ((logging.INFO, text),)
+        first = (
+            f"the same failure again, nothing has changed: {in_full(failure)}"
+            if self._repeated.logged_in_full(failure)
+            else f"batch failed ({failure.kind}): {short(failure)}"
+        )
+        return (logging.WARNING, first), (logging.DEBUG, f"the whole cause: {failure.details}")
+
+    def recovery_failed(
+        self,
+        error: RetriableError,
+        restoring: Sequence[ActiveTask],
+        tasks: Tasks,
+        fenced: bool,
+        now_ms: float,
+    ) -> Sequence[ActiveTask]:
+        """The recovery of ``restoring`` failed. Returns the tasks to give back. ``fenced``: nothing
+        that earlier workers write can be committed; before that no task is given back."""
+        self.stalled.failed(None, tasks, str(error), now_ms)
+        return (concerning(restoring, error.partitions) or restoring) if fenced else ()
+
+    def recovered(
+        self,
+        failure: BatchFailure,
+        planned: PlannedBatch | None,
+        tasks: Tasks,
+        owned: Collection[TopicPartition],
+        committed: bool,
+        now_ms: float,
+    ) -> RetryDecision:
+        """The tasks are where the log is, after ``planned`` failed. ``owned``: partitions that the
+        thread still reads; a bad record of another is its new owner's. ``committed``: the batch had
+        been."""
+        # A commit is no progress here: the next batch meets the same cause, for Spark has ended, or
+        # the disk of the stores is full.
+        if failure.kind == "spark-gone" or (committed and failure.kind == "fatal"):
+            raise ending(failure, 1, "")
+        if committed:
+            self._forget_failures()
+            text = "the failed batch had been committed, going on behind it"
+            return RetryDecision(planned=None, lines=((logging.INFO, text),))
+        bad = failure.record
+        smallest = planned is None or planned.least(failure, _inputs(tasks))
+        foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
+        if not foreign:
+            in_vain = self._repeated.in_vain(failure, now_ms, smallest)
+            if (bad is not None or in_vain) and self._skip(failure, planned):
+                self._forget_failures()
+                what = planned.named() if bad is None and planned is not None else short(failure)
+                return RetryDecision(
+                    planned=self._next_attempt(planned, tasks, short(failure), now_ms),
+                    lines=((logging.WARNING, f"the record is left to its handler: {what}"),),
+                )
+            if in_vain:
+                records = planned.named() if planned is not None else ""
+                raise ending(failure, self._repeated.times(failure), records)
+        again = self._next_attempt(planned, tasks, short(failure), now_ms, failure.partitions)
+        lines: Lines = ()
+        if again is not None:
+            if failure.kind == "retriable" and self.stalled.separate(
+                failure, again, tasks, self._failed_after_ms, now_ms
+            ):
+                return RetryDecision(planned=None)
+            searching = self.search is not None
+            smaller = self._smaller(failure, again, tasks, now_ms)
+            if not searching and self.search is not None and not again.smallest:
+                lines = ((logging.WARNING, "its record is looked for in smaller batches"),)
+            again = smaller
+        pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, LONGEST_PAUSE_MS)
+        return RetryDecision(planned=again, pause_ms=pause_ms, lines=lines)
+
+    def batch_aborted(
+        self, reason: str, planned: PlannedBatch | None, tasks: Tasks, now_ms: float
+    ) -> RetryDecision:
+        """The gate or the group refused the commit, and the workers aborted: nothing happened."""
+        cause = f"batches are aborted again and again: {reason}"
+        again = self._next_attempt(planned, tasks, cause, now_ms)
+        moved_on = reason.startswith("generation")
+        return RetryDecision(
+            planned=again,
+            # after a rebalance the tasks may still be here; else the member has to rejoin first
+            pause_ms=0.0 if moved_on else ABORT_PAUSE_MS,
+            keeps_tasks=moved_on and again is not None and again.attempt == 1,
+        )
+
+    def batch_committed(
+        self,
+        result: BatchResult,
+        planned: PlannedBatch,
+        read: int,
+        progressed: Collection[TaskId],
+        tasks: Tasks,
+        elapsed_ms: float,
+        now_ms: float,
+    ) -> float:
+        """A batch was committed: ``read`` offsets of those planned, which brought the tasks
+        ``progressed`` forward. Returns how long the thread rests behind it, ms."""
+        for task in progressed:
+            self.quarantine.progressed(task)
+        self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
+        bounds = self.bounds
+        rest_ms = self.size.rest_ms(bounds, read, elapsed_ms, progressed)
+        self._learn(result, planned.records, read, elapsed_ms, bounds)
+        self._forget_failures()
+        if self._skipped:
+            at = positions_of(tasks.values())
+            for topic, partition, offset in list(self._skipped):
+                if at.get(TopicPartition(topic, partition), 0) > offset:
+                    del self._skipped[topic, partition, offset]
+        return rest_ms
+
+    def uncaught(
+        self,
+        error: EverflowError,
+        limits: ReplacementLimits | None,
+        planned: PlannedBatch | None,
+        tasks: Tasks,
+        now_ms: float,
+    ) -> tuple[bool, Lines]:
+        """An error would end the thread. Whether it is replaced: another job, and its tasks are
+        recovered. ``limits``: the handler's; None: it does not replace the thread."""
+        if limits is None:
+            return False, ()
+        if not is_replaceable(error):
+            text = f"not replaced: a new one would meet the same at once ([{error.code}])"
+            return False, ((logging.ERROR, text),)
+        before, within_s = self._replaced_ms, limits.within_ms / 1000
+        while before and now_ms - before[0] > limits.within_ms:
+            before.popleft()
+        if len(before) >= limits.most:
+            text = f"not replaced again: it was {len(before)} times within {within_s:g} s"
+            return False, ((logging.ERROR, text),)
+        before.append(now_ms)
+        rest_ms = min(LONGEST_REST_MS, FIRST_REST_MS * 2.0 ** (len(before) - 1))
+        failing = at_fault(error, tasks, planned)
+        self.quarantine.failed(failing, str(error).partition("\n")[0], now_ms)
+        self.quarantine.rest_until(failing, now_ms + rest_ms)
+        # Nothing of what was is trusted (KIP-671).
+        self.stalled.timeouts.keep(())
+        self.search = None
+        self._skipped.clear()
+        self._forget_failures()
+        text = (
+            f"replaced ({len(before)} of {limits.most} within {within_s:g} s), what failed rests "
+            f"for {rest_ms / 1000:g} s: {error}"
+        )
+        return True, ((logging.WARNING, text),)
+
+    # --- parts of the decisions --------------------------------------------------------------
+
+    def _forget_failures(self) -> None:
+        self._repeated, self.trouble, self._pause_ms = RepeatedFailures(), None, FIRST_PAUSE_MS
+
+    def _next_attempt(
+        self,
+        planned: PlannedBatch | None,
+        tasks: Tasks,
+        cause: str,
+        now_ms: float,
+        partitions: Collection[TopicPartition] = (),
+    ) -> PlannedBatch | None:
+        again = None if planned is None else replace(planned, attempt=planned.attempt + 1)
+        self.stalled.failed(again, tasks, cause, now_ms, partitions)
+        return again
+
+    def _skip(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
+        """Leaves the record of a failure to its handler from the next attempt on, if it is known,
+        no handler has said FAIL, and it has not been tried yet. True if so."""
+        record = failure.record
+        if planned is None or failure.judged or failure.kind == "undecodable":
+            return False
+        if record is None and failure.kind in _SMALLER:
+            record = planned.only_record()
+        if record is None or record.place in self._skipped:
+            return False
+        if not self.may_continue(failure.stage, record.node):
+            return False
+        for one in (replace(failure, record=record), *failure.also):
+            if one.record is not None:
+                self._skipped.setdefault(one.record.place, replace(one, also=()))
+        return True
+
+    def _smaller(
+        self, failure: BatchFailure, planned: PlannedBatch, tasks: Tasks, now_ms: float
+    ) -> PlannedBatch:
+        """The next batch after a failure whose attempt is counted in ``planned``: the same again,
+        or fewer records of it."""
+        if failure.kind == "worker":
+            self.memory = self.memory.doubted()
+        column = failure.record if failure.kind == "column" else None
+        if column is not None and (before := planned.until(column.place)) is not None:
+            return before
+        records = self._fewer(failure, planned)
+        if records is None:
+            return planned
+        if failure.kind in _SMALLER:
+            self.search = self.search or BadRecordSearch(planned.records, now_ms)
+            self.search.left = planned.records
+        self.size = replace(self.size, bound=records)
+        alone = failure.kind in _SMALLER and planned.smallest
+        if alone and (parts := planned.parts(_inputs(tasks))):
+            # A part that does not fail is committed: the next part's turn.
+            self._part += 1
+            return parts[self._part % len(parts)]
+        ranges = plan_ranges(planned.ranges, self.size.records(self.bounds))
+        return replace(planned, ranges=ranges)
+
+    def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
+        """The number of records for the next attempt; None: as many."""
+        repeated = planned.attempt > 1 or self.search is not None
+        if failure.kind == "hang" or (failure.kind == "worker" and repeated):
+            fewer = max(1, min(self.size.bound, planned.records) // SHRINKING)
+            return min(fewer, self._fitting(planned)) if failure.kind == "hang" else fewer
+        if repeated and self._failed_after_ms > self.limits.target_ms:
+            # Whatever the time-out was that it has met, half as much may not meet it.
+            return max(1, min(planned.records // 2, self._fitting(planned)))
+        return None
+
+    def _fitting(self, planned: PlannedBatch) -> int:
+        """The number of records that would have ended in the time of a batch, at the same cost
+        each."""
+        share = self.limits.target_ms / max(self._failed_after_ms, 1.0)
+        return max(1, int(planned.records * min(1.0, share)))
+
+    def _learn(
+        self,
+        result: BatchResult,
+        planned: int,
+        read: int,
+        elapsed_ms: float,
+        bounds: BatchLimits,
+    ) -> None:
+        """Learns size and memory of the next batch from a committed one."""
+        before = self.size
+        if result.silent:  # it waited for a leader: that says nothing of what records cost
+            elapsed_ms = min(elapsed_ms, self.limits.target_ms)
+        computing_ms = sum(
+            spent for name, spent in result.timings.items() if name.startswith(_COMPUTING)
+        )
+        raw_bytes = result.counts.get("bytes", 0)
+        self.size = before.after(
+            bounds,
+            planned,
+            read,
+            elapsed_ms,
+            raw_bytes if "bytes" in result.counts else None,
+            computing_ms,
+            result.held_ms,
+        )
+        self.memory = self.memory.after(raw_bytes, bounds.max_bytes, result.memory)
+        if self.search is not None:
+            self.search.left -= read
+            if self.search.left > 0:
+                self.size = replace(self.size, bound=min(self.size.bound, before.bound))
+            else:
+                self.search = None
+
+
+def first_size(functions: bool) -> BatchSize:
+    return BatchSize(FIRST_WITH_FUNCTIONS) if functions else BatchSize()
+
+
+def is_replaceable(error: EverflowError) -> bool:
+    """True if a new thread may succeed where this error ended one. A defect of everflow's own may
+    pass; what only a restart mends does not."""
+    return isinstance(error, _REPLACEABLE) or not isinstance(error, FatalError)
+
+
+def at_fault(
+    error: EverflowError, tasks: Tasks, planned: PlannedBatch | None
+) -> Collection[TaskId]:
+    """The tasks whose fault it is that the batch failed; all where that cannot be said."""
+    if isinstance(error, TaskTimeoutError | DamagedEntryError) and error.task is not None:
+        return [error.task] if error.task in tasks else list(tasks)
+    if isinstance(error, RecordError):
+        where = TopicPartition(error.topic, error.partition)
+        found = [task.id for task in tasks.values() if where in task.inputs]
+    else:
+        found = [] if planned is None else _reading(tasks.values(), planned.ranges)
+    return found if len(found) == 1 else list(tasks)
+
+
+def _inputs(tasks: Tasks) -> list[Collection[TopicPartition]]:
+    return [task.inputs for _, task in sorted(tasks.items())]
+
+
+def _named(
+    reading: Iterable[TaskId], tasks: Tasks, partitions: Collection[TopicPartition]
+) -> list[TaskId]:
+    return [task.id for task in concerning((tasks[one] for one in reading), partitions)]
+
+
+def _reading(
+    tasks: Iterable[ActiveTask], ranges: Mapping[TopicPartition, OffsetRange]
+) -> list[TaskId]:
+    """The tasks that have something to read."""
+    return [
+        task.id
+        for task in tasks
+        if any(ranges[tp].end > ranges[tp].start for tp in task.inputs if tp in ranges)
+    ]

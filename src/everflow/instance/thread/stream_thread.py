@@ -1,0 +1,764 @@
+"""A stream thread runs the micro-batches of its tasks. `run_once` is the body of its loop (D1).
+
+Its Python thread owns it and its `Job`. Other threads send it commands and read its public
+attributes.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from everflow.clock import Clock, Running, Spawn, on_thread
+from everflow.config import BatchLimits
+from everflow.errors import EverflowError, OtherTopicError, RetriableError, TaskMigratedError
+from everflow.instance.commit_gate import GateBook
+from everflow.instance.tasks.recovery import Recovery
+from everflow.instance.tasks.task import (
+    ActiveTask,
+    TaskState,
+    TaskTimeouts,
+    ThreadCommands,
+    positions_of,
+)
+from everflow.instance.thread.batch_counts import BatchCounts
+from everflow.instance.thread.batching import PlannedBatch
+from everflow.instance.thread.failure_text import ending, short
+from everflow.instance.thread.planning import BatchPlanner, IdleSources, TaskIdling
+from everflow.instance.thread.retry_policy import (
+    ABORT_PAUSE_MS,
+    Lines,
+    ReplacementLimits,
+    RetryDecision,
+    RetryPolicy,
+    StalledTasks,
+    Trouble,
+    first_size,
+)
+from everflow.instance.thread.worker_processes import trace_and_kill
+from everflow.instance.topics.end_offsets import EndOffsets
+from everflow.logs import moves
+from everflow.memory import WorkerMemory
+from everflow.metrics import Metrics
+from everflow.protocol.messages import (
+    EXACTLY_ONCE_V2,
+    BatchFailedError,
+    BatchFailure,
+    BatchId,
+    BatchRequest,
+    BatchResult,
+    TaskContext,
+)
+from everflow.records import UNBOUNDED_BYTES, TaskId, TopicPartition
+from everflow.retry import StoppedError
+from everflow.topology.idle_sources import IdleSource
+
+log = logging.getLogger("everflow")
+
+
+# --- what a thread runs with ----------------------------------------------------------------------
+
+
+class Job(Protocol):
+    """Runs the micro-batches of one thread (`everflow.instance.thread.thread_job.ThreadJob`)."""
+
+    def run(self, request: BatchRequest) -> BatchResult:
+        """Blocks. BatchFailedError: the batch failed; whether it was committed is not known."""
+
+    def close(self) -> None: ...
+
+
+OpenJob = Callable[[int], Job]
+"""Thread number -> the job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadSettings:
+    """Settings that are constant for the thread's life. Times in ms. ``clocked``: sub-topologies
+    whose tasks are in every batch, with records or without, because the wall clock calls their
+    methods; ``keep_alive_ms`` is then at most the shortest of their intervals. ``idle``: inputs
+    with an idleness time-out, by sub-topology and topic. ``functions``: the plan has Python
+    functions; ``may_continue(stage, node)`` as in `RetryPolicy`."""
+
+    application_id: str
+    guarantee: str
+    transactional_id: str
+    gate_path: str
+    limits: BatchLimits
+    task_timeout_ms: float
+    keep_alive_ms: float
+    clocked: frozenset[int] = frozenset()
+    max_task_idle_ms: int = 0
+    idle: Mapping[int, Mapping[str, IdleSource]] = field(default_factory=dict)
+    functions: bool = False
+    may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
+    transaction_timeout_ms: float | None = None
+
+    def called(self, tasks: Iterable[TaskId]) -> frozenset[TaskId]:
+        if not self.clocked:
+            return frozenset()
+        return frozenset(task for task in tasks if task.subtopology in self.clocked)
+
+    @property
+    def fenced(self) -> list[str]:
+        """Transactional ids under which the thread's workers may have an open transaction."""
+        return [self.transactional_id] if self.guarantee == EXACTLY_ONCE_V2 else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadServices:
+    """Effects of a stream thread. ``kill_workers(pids)`` returns when they have ended;
+    ``on_failed(error)`` is called once, when the thread ends with an error.
+    ``committed(positions)`` is called behind each commit. ``paused()``: nothing is processed
+    (KIP-834). ``consumed(topics)``: the application has consumed all their records.
+    ``global_tasks()``: where the global tables are now. ``uncaught(error)``: see
+    `Uncaught.limits_for`. ``give_back(tasks, why)``: the thread no longer has these tasks, for they
+    cannot be recovered here now. ``worker_memory()``: the share of the thread's worker, by the
+    present number of threads. ``topic_ids()``: the known ids of topics at the start.
+    ``doubt_topics(topics)``: leaders reported other topics of these names."""
+
+    open_job: OpenJob
+    kill_workers: Callable[[Sequence[int]], None]
+    gate: GateBook
+    ends: EndOffsets
+    recovery: Recovery
+    metrics: Metrics
+    on_failed: Callable[[EverflowError], None]
+    committed: Callable[[Mapping[TopicPartition, int]], None]
+    on_warm: Callable[[], None] = lambda: None
+    paused: Callable[[], bool] = lambda: False
+    global_tasks: Callable[[], list[TaskContext]] = list
+    consumed: Callable[[Collection[str]], bool] = lambda topics: True
+    uncaught: Callable[[EverflowError], ReplacementLimits | None] = lambda _: None
+    give_back: Callable[[Sequence[ActiveTask], RetriableError], None] = lambda *_: None
+    worker_memory: Callable[[], WorkerMemory] = lambda: WorkerMemory(UNBOUNDED_BYTES)
+    topic_ids: Callable[[], Mapping[str, str]] = dict
+    doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
+    spawn: Spawn = on_thread
+
+
+def batch_request(
+    settings: ThreadSettings,
+    batch_id: str,
+    number: int,
+    planned: PlannedBatch,
+    tasks: Mapping[TaskId, ActiveTask],
+    called: Collection[TaskId],
+    global_tasks: list[TaskContext],
+    aside: Sequence[BatchFailure],
+    most_bytes: int,
+    topic_ids: Mapping[str, str],
+) -> BatchRequest:
+    """The request to the workers of thread ``number``. It has the tasks that have records to read,
+    that the wall clock calls (``called``), or that have an idle source."""
+    reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
+    idle = planned.idle
+    named = [
+        name
+        for name, task in tasks.items()
+        if not reads.isdisjoint(task.inputs) or name in idle or name in called
+    ]
+    served = [tasks[name] for name in sorted(named)]
+    inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
+    return BatchRequest(
+        batch_id=batch_id,
+        thread=number,
+        attempt=planned.attempt,
+        guarantee=settings.guarantee,
+        transactional_id=settings.transactional_id,
+        wall_clock_ms=planned.wall_clock_ms,
+        gate=settings.gate_path,
+        ranges={tp: planned.ranges[tp] for tp in inputs},
+        log_ends={tp: planned.log_ends.get(tp, planned.ranges[tp].end) for tp in inputs},
+        tasks=[task.context() for task in served],
+        application_id=settings.application_id,
+        global_tasks=global_tasks,
+        transaction_timeout_ms=settings.transaction_timeout_ms,
+        most_bytes=most_bytes,
+        waits=planned.waits,
+        idle=idle,
+        aside=aside,
+        patient=len(tasks) == 1,
+        topic_ids={topic: topic_ids[topic] for topic, _ in inputs if topic in topic_ids},
+    )
+
+
+IDLE_WAIT_MS = 1_000.0
+SHOWN_AFTER_MS = 3_000.0
+"""A recovery usually takes less: its failed batch is in the log and the metrics, and the state does
+not flicker."""
+
+
+@dataclass(frozen=True)
+class Recovering:
+    """A batch failed and it is not known yet whether it was committed; since when, monotonic ms."""
+
+    failure: BatchFailure
+    since_ms: float
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A batch that did not end in time: when it began (monotonic), and its limit; ms."""
+
+    since_ms: float
+    limit_ms: float
+
+    def in_place_of(self, failure: BatchFailure) -> BatchFailure:
+        """The failure of the batch; ``failure`` is only the death of its workers."""
+        text = f"A batch has not ended within {self.limit_ms / 1000:g} s (max.poll.interval.ms)"
+        return replace(failure, kind="hang", error=text)
+
+
+@dataclass(kw_only=True)
+class StreamThread:
+    """See the module. ``number`` counts from 0 and is part of the transactional id (D6)."""
+
+    number: int
+    settings: ThreadSettings
+    services: ThreadServices
+    clock: Clock
+    new_incarnation: Callable[[], str]
+    wake: threading.Event = field(default_factory=threading.Event)
+    tasks: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    warm: threading.Event = field(default_factory=threading.Event)
+    """Set once the thread's workers run."""
+    batch_since_ms: float | None = None
+    """Monotonic start of the batch in flight, for the watchdog; None between batches."""
+    hung: Hung | None = None
+    """The last batch whose workers the watchdog killed; set before it kills them."""
+    recovering: Recovering | None = None
+    """Set while it recovers from a failed batch and processes none of its tasks."""
+    cut_off: bool = False
+    """The shutdown killed the workers of the batch in flight: its failure is expected."""
+    settled_ms: int | None = None
+    """Wall clock of the last moment between batches: all that was committed until then is in the
+    stores."""
+
+    def __post_init__(self) -> None:
+        self._commands = ThreadCommands()
+        self._stop = threading.Event()
+        self._job: Job | None = None
+        self._next = BatchId("", 0, 0)
+        self._planned: PlannedBatch | None = None
+        self._refused = False
+        """The last batch was aborted because a rebalance ended in the middle of it."""
+        self.retries = RetryPolicy(
+            limits=self.settings.limits,
+            size=first_size(self.settings.functions),
+            worker=self.services.worker_memory,
+            may_continue=self.settings.may_continue,
+            stalled=StalledTasks(TaskTimeouts(self.settings.task_timeout_ms)),
+        )
+        self._planner = BatchPlanner(
+            idling=TaskIdling(self.settings.max_task_idle_ms),
+            idle_sources=IdleSources(self.settings.idle, self.services.consumed),
+            clocked=self.settings.clocked,
+            retries=self.retries,
+            ends=self.services.ends,
+            paused=self.services.paused,
+            metrics=self.services.metrics,
+            clock=self.clock,
+        )
+        self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
+        self._last_job_ms = self.clock.monotonic_ms()
+        self._rested_ms = 0.0
+        """Until then records wait to share the next batch's commit (`commit.interval.ms`)."""
+        self._running: Running | None = None
+
+    @property
+    def name(self) -> str:
+        return f"everflow-stream-{self.number}"
+
+    # --- called from other threads ---------------------------------------------------------------
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return self.retries.trouble
+
+    def troubles(self) -> dict[TaskId, Trouble]:
+        now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
+        return self.retries.troubles(list(self.tasks), now_ms, wall_ms)
+
+    @property
+    def stalled(self) -> bool:
+        """True if it has been recovering all its tasks for a while, because brokers do not answer
+        or a changelog is gone. The instance is REBALANCING then."""
+        recovering = self.recovering
+        return (
+            recovering is not None
+            and self.clock.monotonic_ms() - recovering.since_ms > SHOWN_AFTER_MS
+        )
+
+    def end_hanging_batch(self, limit_ms: float) -> None:
+        """Kill the workers of its batch if that has run for longer than ``limit_ms``
+        (``max.poll.interval.ms``, D7): its job fails and the thread recovers (D6)."""
+        since = self.batch_since_ms
+        if since is None or self.clock.monotonic_ms() - since <= limit_ms:
+            return
+        pids = self.services.gate.take_pids(self.number)
+        if pids:
+            log.warning(
+                "Stream thread %d: a batch hangs; its workers %s are killed",
+                self.number,
+                list(pids),
+            )
+            self.hung = Hung(since, limit_ms)
+            trace_and_kill(pids, self.clock)
+
+    def start(self) -> None:
+        self._running = self.services.spawn(self.name, self._run)
+
+    def add(self, tasks: Sequence[ActiveTask]) -> None:
+        """Recovered tasks for this thread, taken over before its next batch."""
+        self._commands.add(tasks)
+        self.wake.set()
+
+    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
+        """Give up tasks after the batch in flight; ``done`` gets those that the thread had, on the
+        stream thread."""
+        self._commands.drop(tasks, done)
+        self.wake.set()
+
+    def all_tasks(self) -> list[ActiveTask]:
+        """Its tasks, with those that it takes over before its next batch; from any thread."""
+        # First: a task is in `tasks` before it leaves here.
+        arriving = self._commands.arriving()
+        return list({task.id: task for task in (*arriving, *list(self.tasks.values()))}.values())
+
+    def stop(self) -> None:
+        """End after the batch in flight; returns at once."""
+        self._stop.set()
+        self.wake.set()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait for the end of the thread; False if it still runs."""
+        return self._running is None or self._running.join(timeout_s)
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._warm_up()
+            while not self._stop.is_set():
+                self._turn()
+            self._close(self.tasks)
+        except StoppedError:
+            self._close({})
+        except EverflowError as error:
+            self._fail(error)
+            self._close({})
+        except Exception as error:  # a defect: the instance stops and says where
+            log.exception("Stream thread %d failed", self.number)
+            self._fail(EverflowError(f"Stream thread {self.number} failed: {error!r}"))
+            self._close({})
+
+    def _turn(self) -> None:
+        """`run_once`. After an error the user's handler may have the thread replaced: then it goes
+        on, with another job."""
+        try:
+            self.run_once()
+        except StoppedError:
+            raise
+        except Exception as error:
+            if not isinstance(error, EverflowError):  # a defect
+                log.exception("Stream thread %d failed", self.number)
+                error = EverflowError(f"Stream thread {self.number} failed: {error!r}")
+            limits = self.services.uncaught(error)
+            now_ms = self.clock.monotonic_ms()
+            replaced, lines = self.retries.uncaught(
+                error, limits, self._planned, self.tasks, now_ms
+            )
+            self._log(lines)
+            if not replaced:
+                raise error from None
+            self._begin_anew(error)
+
+    def _begin_anew(self, error: EverflowError) -> None:
+        """As a new thread would (KIP-671): with another job, and its tasks are recovered."""
+        self._close_job()
+        self.services.kill_workers(self.services.gate.take_pids(self.number))
+        for task in self.tasks.values():
+            if task.state is TaskState.RUNNING:
+                task.to(TaskState.RESTORING)
+        self._forget_plan()
+        failure = BatchFailure(kind="retriable", error=str(error))
+        self.recovering = Recovering(failure, self.clock.monotonic_ms())
+
+    def _warm_up(self) -> None:
+        """Run an empty batch before the instance joins the group: it prepares the job and starts
+        the workers. Otherwise the first records would wait seconds for plans, daemons, imports and
+        compiled code."""
+        try:
+            self._run_empty()
+        finally:
+            self.warm.set()
+            self.services.on_warm()
+
+    def _run_empty(self) -> None:
+        """Run a batch without tasks: it opens the job, or keeps the workers of an instance alive
+        that has only standby tasks."""
+        batch_id = str(BatchId(self.new_incarnation(), 0, 0))
+        self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
+        request = self._request(batch_id, PlannedBatch(ranges={}, log_ends={}))
+        try:
+            self._opened_job().run(request)
+        except BatchFailedError as failure:
+            if failure.failure.kind == "fatal":  # a program that no worker can build, say
+                raise ending(failure.failure, 1, "") from failure
+            # The first real batch meets the same fault, and the retry policy decides then.
+            log.warning(
+                "Stream thread %d: an empty batch failed: %s", self.number, short(failure.failure)
+            )
+        finally:
+            self._last_job_ms = self.clock.monotonic_ms()
+            self.services.gate.end(batch_id)
+
+    def run_once(self) -> bool:
+        """One turn of the loop; True if a micro-batch was committed."""
+        # 1. Carry out the task manager's commands, between batches only: so no batch loses a task
+        # while it runs. A batch that was refused only because the group had moved on counts as in
+        # flight once more: it is committed before its tasks are handed over.
+        if not self._refused:
+            self._take_commands()
+        self._refused = False
+        if self.tasks and self._resting() >= self.tasks.keys():
+            self.clock.wait(self.wake, IDLE_WAIT_MS)
+            return False
+        if self.recovering is not None:
+            self._recover_after(self.recovering.failure)
+            return False
+        # An aborted attempt may have left records in changelogs under at-least-once.
+        if self._planned is None:
+            self.settled_ms = self.clock.now_ms()
+        # 2. Without tasks, keep the workers alive.
+        if not self.tasks:
+            if self._keep_alive_left_ms() <= 0:
+                self._run_empty()
+            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
+            return False
+        if self._planned is not None and self.services.paused():
+            self.retries.paused()
+            self.clock.wait(self.wake, IDLE_WAIT_MS)
+            return False
+        # 3. Plan: the range of a failed attempt again, or new offsets.
+        if self._planned is None and (rest_ms := self._rested_ms - self.clock.monotonic_ms()) > 0:
+            self.clock.wait(self.wake, rest_ms)  # a command ends it
+            return False
+        planned = self._planned or self._planner.plan(
+            self.tasks, keep_alive=self._keep_alive_left_ms() <= 0
+        )
+        if planned is None:
+            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms))
+            return False
+        # 4. Run it; the workers commit through the gate.
+        self._planned = planned
+        started_ms = self.clock.monotonic_ms()
+        try:
+            result = self._run_batch(planned)
+        except BatchFailedError as failure:
+            # 5. It is not known whether the batch was committed: kill, fence, read the committed
+            # offsets, replay, retry (D6).
+            self._after_failure(failure.failure, self.clock.monotonic_ms() - started_ms)
+            return False
+        if result is None or not result.committed:
+            self._after_abort("ownership-changed" if result is None else result.reason)
+            return False
+        # 6. Committed, and in the stores: take over the positions.
+        self._take_result(planned, result, self.clock.monotonic_ms() - started_ms)
+        return True
+
+    # --- steps 1-3 -------------------------------------------------------------------------------
+
+    def _take_commands(self) -> None:
+        self.wake.clear()
+        if self._commands.take(self.tasks):
+            self._begin_with_others()
+
+    def _forget_plan(self) -> None:
+        """Drop a planned batch of which nothing was committed: the positions say where to begin."""
+        self._planned = None
+        self._planner.forget()
+        self._next = BatchId(self.new_incarnation(), 0, 0)
+
+    def _begin_with_others(self) -> None:
+        """The tasks changed. The job goes on and reads other partitions (I4, design note 006)."""
+        partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
+        self.retries.tasks_changed(self.tasks)
+        self._forget_plan()
+        if not partitions:
+            self.services.ends.unwatch(self.number)
+            return
+        self.services.ends.watch(self.number, partitions, self.wake)
+        log.info(
+            "Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks)))
+        )
+
+    def _opened_job(self) -> Job:
+        if self._job is None:
+            self._job = self.services.open_job(self.number)
+        return self._job
+
+    def _resting(self) -> frozenset[TaskId]:
+        return self.retries.resting(self.clock.monotonic_ms())
+
+    def _keep_alive_left_ms(self) -> float:
+        return max(0.0, self._last_job_ms + self.settings.keep_alive_ms - self.clock.monotonic_ms())
+
+    def _wait(self, timeout_ms: float) -> None:
+        if self._stop.is_set():
+            return
+        self._counts.log_drops(self.clock.monotonic_ms())
+        self.services.ends.idle(self.number, not self.services.paused())
+        self.clock.wait(self.wake, timeout_ms)
+        self.services.ends.idle(self.number, False)
+
+    # --- step 4 ----------------------------------------------------------------------------------
+
+    def _run_batch(self, planned: PlannedBatch) -> BatchResult | None:
+        """The job's result; None if a task is no longer owned (a command will remove it)."""
+        batch_id = str(self._next._replace(attempt=planned.attempt))
+        epochs = {task.id: task.epoch for task in self.tasks.values()}
+        if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
+            return None
+        since = self.batch_since_ms = self.clock.monotonic_ms()
+        self._counts.begin(since)
+        search = self.retries.search
+        if search is not None and (line := search.line(planned, since)):
+            moves.info("Stream thread %d: %s", self.number, line)
+        try:
+            return self._opened_job().run(self._request(batch_id, planned))
+        except BatchFailedError as error:
+            if self.hung is not None and self.hung.since_ms == since:
+                raise BatchFailedError(self.hung.in_place_of(error.failure)) from error
+            raise
+        finally:
+            self.batch_since_ms = None
+            self._last_job_ms = self.clock.monotonic_ms()
+            self.services.gate.end(batch_id)
+
+    def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
+        calls = bool(planned.ranges) and not self.services.paused()
+        return batch_request(
+            self.settings,
+            batch_id,
+            self.number,
+            planned,
+            self.tasks,
+            self.settings.called(self.tasks.keys() - self._resting()) if calls else (),
+            self.services.global_tasks(),
+            self.retries.skipped(planned),
+            self.retries.bounds.max_bytes,
+            self.services.topic_ids(),
+        )
+
+    # --- step 5 ----------------------------------------------------------------------------------
+
+    def _after_abort(self, reason: str) -> None:
+        """The gate or the group refused the commit and the workers aborted: nothing was written."""
+        self._counts.again(reason=reason)
+        log.info("Stream thread %d: batch aborted (%s); it is run again", self.number, reason)
+        now_ms = self.clock.monotonic_ms()
+        self._follow(self.retries.batch_aborted(reason, self._planned, self.tasks, now_ms))
+
+    def _after_failure(self, failure: BatchFailure, took_ms: float) -> None:
+        """In the order of D6: kill the workers, fence, read the stable offsets, replay the
+        changelog's tail; then retry."""
+        self._counts.again(failure.kind)
+        now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
+        self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
+        if failure.code == OtherTopicError.code:
+            self.services.doubt_topics({tp.topic for tp in failure.partitions})
+        pids = self.services.gate.take_pids(self.number)
+        self.services.kill_workers(pids)
+        for task in self.tasks.values():
+            task.to(TaskState.RESTORING)
+        self.recovering = Recovering(failure, self.clock.monotonic_ms())
+        self._recover_after(failure)
+
+    def _follow(self, decision: RetryDecision) -> None:
+        self._log(decision.lines)
+        self._planned, self._refused = decision.planned, decision.keeps_tasks
+        if decision.pause_ms > 0:
+            self.clock.wait(self._stop, decision.pause_ms)
+
+    def _log(self, lines: Lines) -> None:
+        for level, text in lines:
+            log.log(level, "Stream thread %d: %s", self.number, text)
+
+    def _recover_after(self, failure: BatchFailure) -> None:
+        """Find out whether the failed batch was committed. `Recovery.recover` takes the positions
+        from the committed offsets, so a committed batch is not run again. A task that is lost
+        meanwhile has a new owner, for whose open transaction this thread must not wait: the
+        recovery begins again without the task, once its removal has arrived."""
+        tasks = [
+            task
+            for task in self.tasks.values()
+            if task.state is TaskState.RESTORING and not self._lost(task)
+        ]
+        before = positions_of(tasks)
+        if not self._recovered(tasks):
+            return
+        for task in tasks:
+            task.to(TaskState.RUNNING)
+        self.recovering = None
+        committed = before != positions_of(tasks)
+        decision = self.retries.recovered(
+            failure, self._planned, self.tasks, before, committed, self.clock.monotonic_ms()
+        )
+        if committed:
+            self._next = self._next._replace(counter=self._next.counter + 1)
+        self._follow(decision)
+
+    def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
+        """True if all tasks are recovered. Tasks whose brokers do not answer are given back: the
+        task manager waits for them."""
+        lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
+        fenced = False
+        try:
+            self.services.recovery.recover((), self.settings.fenced, lost)
+            fenced = True
+            self.services.recovery.recover(tasks, (), lost)
+            return True
+        except TaskMigratedError as error:
+            log.info("Stream thread %d: %s", self.number, error)
+            self.clock.wait(self.wake, ABORT_PAUSE_MS)
+        except RetriableError as error:
+            log.warning("Stream thread %d cannot recover its tasks: %s", self.number, error)
+            now_ms = self.clock.monotonic_ms()
+            given = self.retries.recovery_failed(error, tasks, self.tasks, fenced, now_ms)
+            if fenced:
+                self._give_back(given, error)
+        return False
+
+    def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
+        for task in tasks:
+            del self.tasks[task.id]
+        if not self.tasks:
+            self.recovering = None
+        self._begin_with_others()
+        self.services.give_back(tasks, why)
+
+    def _lost(self, task: ActiveTask) -> bool:
+        return self.services.gate.broken(task.id, task.epoch)
+
+    # --- step 6 ----------------------------------------------------------------------------------
+
+    def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
+        batch_id = str(self._next._replace(attempt=planned.attempt))
+        read, progressed = 0, []
+        for task in _touched(self.tasks, result):
+            moved = task.take(result, batch_id)
+            read += moved
+            if moved:
+                progressed.append(task.id)
+        now_ms = self.clock.monotonic_ms()
+        rest_ms = self.retries.batch_committed(
+            result, planned, read, progressed, self.tasks, elapsed_ms, now_ms
+        )
+        self._planner.committed(planned, result, read, self.tasks)
+        self._next = self._next._replace(counter=self._next.counter + 1)
+        self._rested_ms = self.clock.monotonic_ms() + rest_ms
+        log.debug(
+            "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s",
+            self.number,
+            batch_id,
+            read,
+            elapsed_ms,
+            result.timings,
+            self.retries.memory,
+        )
+        self._planned = None
+        self._counts.add(result)
+        self.services.committed(positions_of(self.tasks[task] for task in progressed))
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _fail(self, error: EverflowError) -> None:
+        log.info("Stream thread %d ends", self.number)  # the instance says why
+        self.services.on_failed(error)
+
+    def _close_job(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.close()
+
+    def _close(self, known: dict[TaskId, ActiveTask]) -> None:
+        """``known``: tasks of whose last batch it is known whether it was committed. The others
+        must be recovered before they run anywhere."""
+        self._counts.log_drops(math.inf)
+        self.services.ends.unwatch(self.number)
+        try:
+            self._close_job()
+        except Exception:  # Spark's session may have ended already
+            log.debug("Stream thread %d: closing its job failed", self.number, exc_info=True)
+        self._commands.refuse(known)
+
+
+def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[ActiveTask]:
+    read, times, stores = result.consumed.keys(), result.stream_times, result.positions
+    return [
+        task
+        for name, task in tasks.items()
+        if not read.isdisjoint(task.inputs) or name in times or name in stores
+    ]
+
+
+# --- the handler of uncaught exceptions -----------------------------------------------------------
+
+
+class StreamThreadExceptionResponse(enum.Enum):
+    """The answer of a handler of uncaught exceptions: REPLACE_THREAD, SHUTDOWN_CLIENT (this
+    instance) or SHUTDOWN_APPLICATION (all of them)."""
+
+    REPLACE_THREAD = "REPLACE_THREAD"
+    SHUTDOWN_CLIENT = "SHUTDOWN_CLIENT"
+    SHUTDOWN_APPLICATION = "SHUTDOWN_APPLICATION"
+
+
+UncaughtExceptionHandler: TypeAlias = "Callable[[EverflowError], StreamThreadExceptionResponse]"
+"""Called with what ends a stream thread, on that thread."""
+
+
+@dataclass(frozen=True)
+class Uncaught:
+    """The user's handler of uncaught exceptions (KIP-671), and its limits; without a handler every
+    uncaught error ends the instance. ``shut_down_all``: asks every instance to end.
+
+    Kafka Streams replaces a thread as often as the handler answers so. For a cause that does not
+    pass this costs a recovery and a batch again and again. So `RetryPolicy` replaces a thread only
+    for causes that may pass, after growing rests, and a limited number of times."""
+
+    shut_down_all: Callable[[EverflowError], None]
+    handler: UncaughtExceptionHandler | None = None
+    limits: ReplacementLimits = field(default_factory=ReplacementLimits)
+
+    def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
+        """Ask the handler, on the thread that failed. The limits within which that thread is
+        replaced; None: the instance ends."""
+        response = self._answer(error)
+        if response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
+            self.shut_down_all(error)
+        return self.limits if response is StreamThreadExceptionResponse.REPLACE_THREAD else None
+
+    def _answer(self, error: EverflowError) -> StreamThreadExceptionResponse:
+        if self.handler is None:
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+        try:
+            response: object = self.handler(error)
+        except Exception:  # the user's code
+            log.exception("The uncaught exception handler failed; this instance ends")
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+        if not isinstance(response, StreamThreadExceptionResponse):
+            log.error(
+                "The uncaught exception handler returned %r instead of a "
+                "StreamThreadExceptionResponse; this instance ends",
+                response,
+            )
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+        return response

@@ -1,0 +1,546 @@
+"""Computes the Columns of a plan in a worker: by Arrow expressions, by Spark's code, by Python
+functions (notes 014 and 016).
+
+`everflow.instance.thread.columns` prepares them. Spark's code runs in the instance's JVM, which is
+asked over a socket (`spark.column_service`). PySpark's own worker code calls the Python functions,
+so types, nulls and what becomes of a result are what they are in Spark.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import serializers as untyped_serializers
+from pyspark import worker as untyped_worker
+
+from everflow.columns.computation import ArrowExpression, LeftToSpark
+from everflow.errors import RetriableError
+from everflow.operators.user_code import failing_rows, require_users
+from everflow.protocol.messages import BadRecord
+from everflow.records import EdgeBatch, no_headers
+from everflow.sockets import TooLargeError, require_size
+from everflow.topology.batches import ColumnRows, readable, spread
+from everflow.topology.graph import ColumnExpr
+from everflow.topology.plan import Call, Chain, Choice, Compute, Projection, Source, Stage
+from everflow.worker.failures import RecordFailure, SparkSays, raise_all
+from everflow.worker.task_step import ColumnComputer, Records
+
+# --- calls of Python functions --------------------------------------------------------------------
+
+
+serializers: Any = untyped_serializers
+worker: Any = untyped_worker
+
+_INFO: Any = None
+with suppress(ModuleNotFoundError):  # Spark 4.2
+    _INFO = import_module("pyspark.worker_message").UDFInfo
+
+SLICE = 10_000
+"""Records that a function over Series or arrays gets at once, at most: Spark's default."""
+
+
+def results_of(call: Call, inputs: pa.RecordBatch, columns: ColumnComputer) -> list[pa.Array]:
+    """A column for each chain of the call. Raises what the functions raise, PySparkException for a
+    result that does not fit, and what ``columns`` raises."""
+    function, _, reader, writer = worker.read_udfs(
+        _Functions(call),
+        _described(call),
+        call.eval_type,
+        worker.RunnerConf(_settings(call.settings)),
+        worker.EvalConf(_settings({"input_type": call.given})),
+    )
+    given, made = _stream(inputs), io.BytesIO()
+    if call.pickled is not None:
+        given = io.BytesIO(columns.ask(call.pickled[0], inputs.serialize()))
+    writer.dump_stream(function(0, reader.load_stream(given)), made)
+    if call.pickled is not None:
+        answer = columns.ask(call.pickled[1], made.getbuffer())
+        table = pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(answer), call.made)])
+    else:
+        made.seek(0)
+        serializers.read_int(made)  # "here begins an Arrow stream"
+        table = pa.ipc.open_stream(made).read_all()
+    if table.num_rows != inputs.num_rows:
+        raise ValueError(f"{inputs.num_rows} rows became {table.num_rows}")
+    return [
+        pa.concat_arrays(column.chunks).cast(field.type)
+        for column, field in zip(table.columns, call.made, strict=True)
+    ]
+
+
+class _Functions:
+    """Stands for the serializer from which PySpark's worker reads pickled functions: they are there
+    already."""
+
+    def __init__(self, call: Call) -> None:
+        self._functions: Iterator[Any] = (
+            function for chain in call.chains for function in chain.functions
+        )
+
+    def _read_with_length(self, _: object) -> Any:
+        return next(self._functions)
+
+
+def _described(call: Call) -> Any:
+    """The JVM's description of the calls for a worker, without the functions themselves. Spark 4.2
+    reads it where it uses it; 4.3 has read it before."""
+    if _INFO is not None:
+        return [_info(chain) for chain in call.chains]
+    message = io.BytesIO()
+    serializers.write_int(len(call.chains), message)
+    for chain in call.chains:
+        _describe(chain, message)
+    message.seek(0)
+    return message
+
+
+def _info(chain: Chain) -> Any:
+    return _INFO(
+        udfs=[None] * len(chain.functions),
+        args=[place for name, place in chain.arguments if name is None],
+        kwargs={name: place for name, place in chain.arguments if name is not None},
+        result_id=0,
+    )
+
+
+def _describe(chain: Chain, message: io.BytesIO) -> None:
+    serializers.write_int(len(chain.arguments), message)
+    for name, place in chain.arguments:
+        serializers.write_int(place, message)
+        message.write(b"\0" if name is None else b"\1")
+        if name is not None:
+            serializers.write_with_length(name.encode(), message)
+    serializers.write_int(len(chain.functions), message)
+    serializers.write_long(0, message)  # a number for PySpark's profiler
+
+
+def _settings(settings: Mapping[str, str]) -> io.BytesIO:
+    message = io.BytesIO()
+    serializers.write_int(len(settings), message)
+    for name, value in settings.items():
+        serializers.write_with_length(name.encode(), message)
+        serializers.write_with_length(value.encode(), message)
+    message.seek(0)
+    return message
+
+
+def _stream(inputs: pa.RecordBatch) -> io.BytesIO:
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, inputs.schema) as rows:
+        for start in range(0, inputs.num_rows, SLICE):
+            rows.write_batch(inputs.slice(start, SLICE))
+    stream.seek(0)
+    return stream
+
+
+# --- Spark's code ---------------------------------------------------------------------------------
+
+
+_NUMBERS = struct.Struct(">ii")
+_NUMBER = struct.Struct(">i")
+_FAILED = -1
+SLICE_BYTES = 8_000_000
+
+
+class ColumnsFailed(Exception):
+    """Spark could not compute a row. ``text`` is the JVM's; ``row`` None where it is no row's
+    fault."""
+
+    def __init__(self, text: str, row: int | None) -> None:
+        super().__init__(text.partition("\n")[0])
+        self.text, self.row = text, row
+
+
+class Ticket(NamedTuple):
+    """Columns that are prepared at the first request: a socket of the driver, and the text to send
+    there (`spark.prepared_later`)."""
+
+    door: str
+    number: int
+
+
+class ColumnClient:
+    """One connection, made when it is first needed; owned by one thread. ``path``: where; empty
+    where only tickets are asked for.
+
+    RetriableError where the JVM has hung up: whether it comes back is for the driver to know.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._numbers: dict[Ticket, int] = {}
+        self._connection: socket.socket | None = None
+        self._answers: BinaryIO | None = None
+
+    def close(self) -> None:
+        for opened in (self._answers, self._connection):
+            if opened is not None:
+                opened.close()
+
+    def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+        """The result of the segment of this number for ``rows``, row by row. Raises ColumnsFailed.
+
+        They go in slices: the JVM holds a request and its answer some times over.
+        """
+        if isinstance(number, Ticket):
+            number = self._redeemed(number)
+        size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
+        answers = []
+        for start in range(0, rows.num_rows, size):
+            try:
+                answers.append(self._computed(number, rows.slice(start, size), made))
+            except ColumnsFailed as failure:
+                row = None if failure.row is None else start + failure.row
+                raise ColumnsFailed(failure.text, row) from None
+        return pa.Table.from_batches(answers, made)
+
+    def _computed(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(self.ask(number, rows.serialize())), made)
+
+    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
+        """The answer to a message of any kind. Raises ColumnsFailed."""
+        data = memoryview(message)
+        try:
+            require_size(data.nbytes, "what is sent to the JVM that computes Columns")
+        except TooLargeError as error:
+            raise ColumnsFailed(f"{error}; a record is too large for them", None) from error
+        try:
+            connection = self._connected()
+            connection.sendall(_NUMBERS.pack(number, data.nbytes))
+            connection.sendall(message)
+            (size,) = _NUMBER.unpack(self._read(_NUMBER.size))
+            if size != _FAILED:
+                return self._read(size)
+            row, size = _NUMBERS.unpack(self._read(_NUMBERS.size))
+            text = self._read(size).decode()
+        except TooLargeError as error:
+            raise RetriableError(
+                f"the JVM that computes Columns is not understood: {error}"
+            ) from error
+        except OSError as error:
+            said = f"the JVM that computes Columns has hung up: {error}"
+            raise RetriableError(said) from error
+        raise ColumnsFailed(text, None if row == _FAILED else row)
+
+    def _redeemed(self, ticket: Ticket) -> int:
+        """The number that the driver gives for it; blocks while that is prepared."""
+        known = self._numbers.get(ticket)
+        if known is not None:
+            return known
+        try:
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
+                door.makefile("rb") as answer,
+            ):
+                door.connect(ticket.door)
+                door.sendall(_NUMBER.pack(ticket.number))
+                number, size = _NUMBERS.unpack(answer.read(_NUMBERS.size))
+                require_size(size, "the driver's answer at the door of Columns")
+                text = answer.read(size).decode()
+        except (OSError, struct.error) as error:
+            raise RetriableError(f"the driver has hung up: {error}") from error
+        if number == _FAILED:
+            raise ColumnsFailed(text, None)
+        self._path = text
+        return self._numbers.setdefault(ticket, number)
+
+    def _connected(self) -> socket.socket:
+        if self._connection is None:
+            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._connection.connect(self._path)
+            self._answers = self._connection.makefile("rb")
+        return self._connection
+
+    def _read(self, size: int) -> bytes:
+        assert self._answers is not None
+        require_size(size, "an answer")
+        found = self._answers.read(size)
+        if len(found) < size:
+            raise ConnectionResetError(f"{len(found)} of {size} bytes came")
+        return found
+
+
+# --- the three ways -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrowProjection:
+    """A projection from slot ``input`` to slot ``output`` whose Columns all have Arrow expressions
+    (None: what is there already)."""
+
+    input: int
+    output: int
+    topics: Mapping[int, str]
+    predicate: ArrowExpression | None = None
+    key: ArrowExpression | None = None
+    value: ArrowExpression | None = None
+    beside: ArrowExpression | None = None
+    """What it says of each record: each value becomes ``struct<WHAT, value>``."""
+    what: str = ""
+
+    @staticmethod
+    def of(found: Projection | Choice, topics: Mapping[int, str]) -> ArrowProjection:
+        """Makes one of a projection that Arrow computes (`physical_plan.computed_by`)."""
+        if isinstance(found, Choice):
+            return ArrowProjection(
+                input=found.input,
+                output=found.output,
+                topics=topics,
+                beside=found.column.arrow,
+                what=found.what,
+            )
+        node = found.node
+        return ArrowProjection(
+            input=found.input,
+            output=found.output,
+            topics=topics,
+            predicate=_in_arrow(node.predicate),
+            key=_in_arrow(node.key),
+            value=_in_arrow(node.value),
+        )
+
+    @property
+    def sure(self) -> bool:
+        """True if Arrow never leaves it to Spark."""
+        given = (self.predicate, self.key, self.value, self.beside)
+        return all(arrow is None or arrow.sure for arrow in given)
+
+    def run(self, records: Records) -> None:
+        batch = records[self.input]
+        if self.predicate is not None:
+            kept = self._made(self.predicate, batch).fill_null(False)
+            if kept.true_count < len(batch):
+                batch = batch.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
+        key = None if self.key is None else self._made(self.key, batch)
+        value = None if self.value is None else self._made(self.value, batch)
+        if self.beside is not None:
+            said = self._made(self.beside, batch)
+            value = pa.StructArray.from_arrays([said, batch.value], [self.what, "value"])
+        records[self.output] = batch.with_columns(key, value)
+
+    def _made(self, arrow: ArrowExpression, batch: EdgeBatch) -> pa.Array:
+        return arrow.run(seen(batch, arrow.reads, self.topics), len(batch))
+
+
+@dataclass(frozen=True)
+class ArrowColumns:
+    """Projections on Arrow alone. ``outputs``: the slots that are read behind them.
+    ``spark``: what has the truth where Arrow is not sure of it; None where it always is."""
+
+    projections: tuple[ArrowProjection, ...]
+    outputs: tuple[int, ...] = ()
+    spark: SparkColumns | None = None
+
+    def run(self, records: Records, computer: ColumnComputer) -> None:
+        """See `PreparedColumns`; raises what ``spark`` raises."""
+        given = set(records)
+        try:
+            for projection in self.projections:
+                projection.run(records)
+        except LeftToSpark:
+            if self.spark is None:
+                raise
+            _forget_others(records, given)
+            self.spark.run(records, computer)
+        else:
+            _forget_others(records, given.union(self.outputs))
+
+
+def _forget_others(records: Records, kept: Collection[int]) -> None:
+    for slot in [slot for slot in records if slot not in kept]:
+        del records[slot]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkColumns:
+    """Projections that Spark's code computes, where they have this ``number``, or get one for a
+    ticket."""
+
+    number: int | Ticket
+    rows: ColumnRows
+    sources: tuple[Source, ...]
+    where: tuple[str, ...]
+    """Lines of the program whose Columns it runs."""
+
+    def run(self, records: Records, computer: ColumnComputer) -> None:
+        """Raises SparkSays naming the record for which a Column cannot be computed."""
+        batch = records[self.rows.given.id]
+        try:
+            table = computer.run(self.number, self.rows.of(batch), self.rows.made_schema())
+        except ColumnsFailed as failure:
+            record = None if failure.row is None else self._record(batch, failure.row)
+            raise SparkSays(failure.text, record, self.where) from failure
+        records.update(self.rows.records(batch, table))
+
+    def _record(self, batch: EdgeBatch, row: int) -> BadRecord:
+        source = next(one for one in self.sources if one.index == int(batch.source[row]))
+        return BadRecord(
+            source.topic, int(batch.partition[row]), int(batch.offset[row]), source.node
+        )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Columns over some of those that a user sees (``reads``: names and types, in order)."""
+
+    reads: pa.Schema
+    stages: tuple[Stage, ...]
+
+
+class CallFailed(Exception):
+    """A function failed with the error chained. ``rows``: those of its batch in which it fails
+    alone, and how; none where it fails in no row alone."""
+
+    def __init__(self, rows: Mapping[int, BaseException]) -> None:
+        super().__init__(len(rows))
+        self.rows = rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionColumns:
+    """One projection from slot ``input`` to slot ``output`` whose Columns call Python functions. A
+    function sees the records that reach its operator and no others, as behind a filter of a
+    DataFrame. It is called for a batch at once; where it fails, halves of the batch tell the
+    records."""
+
+    name: str
+    where: str | None
+    input: int
+    output: int
+    key: pa.DataType
+    value: pa.DataType
+    """The types of the records that it makes."""
+    predicate: Selection | None
+    made: Selection | None
+    """Gives key and value; None where both stay as they are."""
+    skips_null: bool
+    """Records with a null value keep it, and no function is called for them."""
+    sources: Mapping[int, Source]
+
+    def run(self, records: Records, computer: ColumnComputer) -> None:
+        """Raises RecordFailure or SparkSays naming the record for which a function or a Column
+        fails."""
+        batch = records[self.input]
+        if self.predicate is not None and len(batch):
+            (found,) = self._computed(self.predicate, batch, computer)
+            keep = np.flatnonzero(pc.fill_null(found, False).to_numpy(zero_copy_only=False))
+            if len(keep) < len(batch):
+                batch = batch.take(keep)
+        records[self.output] = self._projected(batch, computer)
+
+    def _projected(self, batch: EdgeBatch, computer: ColumnComputer) -> EdgeBatch:
+        if self.made is None:
+            return batch
+        called, index = batch, None
+        if self.skips_null and batch.value.null_count:
+            index = np.flatnonzero(batch.value.is_valid().to_numpy(zero_copy_only=False))
+            called = batch.take(index)
+        key, value = pa.array([], self.key), pa.array([], self.value)
+        if len(called):
+            key, value = self._computed(self.made, called, computer)
+        key, value = readable(key).cast(self.key), readable(value).cast(self.value)
+        if index is None:
+            return batch.with_columns(key, value)
+        return batch.with_columns(value=spread(value, index, len(batch)))
+
+    def _computed(
+        self, selection: Selection, batch: EdgeBatch, computer: ColumnComputer
+    ) -> list[pa.Array]:
+        topics = {index: source.topic for index, source in self.sources.items()}
+        given = seen(batch, selection.reads, topics)
+        try:
+            return computed(selection.stages, given, len(batch), computer)
+        except ColumnsFailed as failure:
+            where = () if self.where is None else (self.where,)
+            record = None if failure.row is None else self._record(batch, failure.row)
+            raise SparkSays(failure.text, record, where) from failure
+        except CallFailed as failure:
+            error = failure.__cause__
+            assert error is not None
+            if not failure.rows:
+                raise RecordFailure(None, self.where, error) from error
+            found = failure.rows.items()
+            raise_all([RecordFailure.of(self, self.sources, batch, *one) for one in found])
+
+    def _record(self, batch: EdgeBatch, row: int) -> BadRecord:
+        source = self.sources[int(batch.source[row])]
+        return BadRecord(source.topic, int(batch.partition[row]), int(batch.offset[row]), self.name)
+
+
+def computed(
+    stages: Sequence[Stage], given: list[pa.Array], count: int, computer: ColumnComputer
+) -> list[pa.Array]:
+    """The result of the stages for ``count`` rows. Raises ColumnsFailed and CallFailed."""
+    for stage in stages:
+        if isinstance(stage, Compute):
+            rows = _batch(given, count)
+            table = computer.run(stage.number, rows, stage.made).combine_chunks()
+            given = [pa.concat_arrays(column.chunks) for column in table.columns]
+        elif isinstance(stage, Call):
+            made = _called(stage, _batch(given[stage.kept :], count), computer)
+            given = [*given[: stage.kept], *made]
+        else:
+            given = [_picked(given, path) for path in stage.paths]
+    return given
+
+
+def _batch(columns: list[pa.Array], count: int) -> pa.RecordBatch:
+    """Without columns a batch would have no rows either."""
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return pa.RecordBatch.from_arrays(columns, [f"_{i}" for i in range(len(columns))])
+
+
+def _picked(given: list[pa.Array], path: tuple[int, ...]) -> pa.Array:
+    column = given[path[0]]
+    return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
+
+
+def _called(call: Call, rows: pa.RecordBatch, computer: ColumnComputer) -> list[pa.Array]:
+    def failure(start: int, end: int) -> BaseException | None:
+        try:
+            results_of(call, rows.slice(start, end - start), computer)
+        except (ColumnsFailed, RetriableError):
+            raise
+        except BaseException as error:
+            require_users(error)
+            return error
+        return None
+
+    try:
+        return results_of(call, rows, computer)
+    except (ColumnsFailed, RetriableError):
+        raise
+    except BaseException as error:
+        require_users(error)
+        raise CallFailed(failing_rows(rows.num_rows, failure)) from error
+
+
+def _in_arrow(given: ColumnExpr | None) -> ArrowExpression | None:
+    return None if given is None else given.arrow
+
+
+def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[pa.Array]:
+    """The fields of the records that a user sees, in columns."""
+    made: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: batch.key,
+        "value": lambda: batch.value,
+        "timestamp": lambda: pa.array(batch.timestamp, pa.int64()),
+        "topic": lambda: pa.array([topics[index] for index in batch.source.tolist()], pa.string()),
+        "partition": lambda: pa.array(batch.partition, pa.int32()),
+        "offset": lambda: pa.array(batch.offset, pa.int64()),
+        "headers": lambda: no_headers(len(batch)) if batch.headers is None else batch.headers,
+        "left": lambda: pc.struct_field(batch.value, "left"),
+        "right": lambda: pc.struct_field(batch.value, "right"),
+    }
+    return [made[field.name]().cast(field.type) for field in reads]

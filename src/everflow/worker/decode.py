@@ -1,0 +1,292 @@
+"""Decodes the records of the log, before all operators.
+
+One decoder per serde is one truth: what a record's bytes say does not depend on who reads them.
+
+`KeyCheck` samples keys of each micro-batch and counts those that do not lie where their topic's
+partitioner puts them. librdkafka's producers (confluent-kafka, and so most in Python) spread keys
+by crc32, Java's and everflow's by murmur2: a join of topics of both finds nothing, and nothing
+fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
+from everflow.errors import EverflowError, RetriableError
+from everflow.handlers import DESERIALIZATION, Handlers, is_outage
+from everflow.kafka.reading.record_columns import LogColumns
+from everflow.operators.user_code import require_users
+from everflow.protocol.messages import BadRecord, BatchFailure
+from everflow.records import EdgeBatch, Int64, KeyPlaces, TopicPartition
+from everflow.serdes import Serde
+from everflow.serdes.arrow_types import UnfitError, column_of
+from everflow.serdes.json_serde import JsonSerde
+from everflow.topology.batches import BatchInput, as_text, concat
+from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
+from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, Source
+from everflow.user_program import class_of, error_text, shown, writable
+from everflow.worker.failures import stack_of
+from everflow.worker.handled_records import Fault, Judge
+from everflow.worker.times import far_times, odd_times, refuse_negative, timely
+
+# --- where keys lie -------------------------------------------------------------------------------
+
+
+MOST_KEYS = 256
+"""Of a topic and micro-batch."""
+FEWEST = 8
+"""Of fewer keys nothing is concluded: they lie where several partitioners put them."""
+ALL_UP_TO = 2_048
+"""So many keys of a topic are checked in the first micro-batches; then those of one in `ONE_OF`."""
+ONE_OF = 16
+
+
+@dataclass(frozen=True)
+class KeyCheck:
+    """Checks where keys lie. ``partitions``: the number of each topic. Each worker counts the keys
+    that it has checked."""
+
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    _checked: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _turns: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, source: Source, raw: EdgeBatch) -> KeyPlaces | None:
+        """Samples the keys of a micro-batch's raw records; None if none is checked."""
+        count = self.partitions.get(source.topic, 1)
+        if source.partitioner is None or count == 1 or not len(raw):
+            return None
+        turn = self._turns[source.topic] = self._turns.get(source.topic, -1) + 1
+        if self._checked.get(source.topic, 0) >= ALL_UP_TO and turn % ONE_OF:
+            return None
+        rows = np.arange(0, len(raw), -(-len(raw) // MOST_KEYS))
+        keys = raw.key.take(pa.array(rows))
+        # librdkafka's crc32 spreads empty keys at random, too.
+        at_random = pc.equal(pc.binary_length(keys), 0) if source.partitioner == CRC32 else None
+        keyed = (
+            keys.is_valid()
+            if at_random is None
+            else pc.and_kleene(keys.is_valid(), pc.invert(at_random))
+        )
+        some = np.flatnonzero(keyed.to_numpy(zero_copy_only=False))
+        if not len(some):
+            return None
+        keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)
+        self._checked[source.topic] = self._checked.get(source.topic, 0) + len(keys)
+        wrong = np.flatnonzero(_said(source, source.partitioner, keys, count) != lie)
+        by = partitioner_name(source.partitioner)
+        if not len(wrong):
+            return KeyPlaces(source.node, source.topic, by, len(keys), 0)
+        sample = f"{shown(keys[int(wrong[0])].as_py())} in {int(lie[wrong[0]])}"
+        fits = [one for one in BY_HASH if (key_partitions(keys, count, one) == lie).all()]
+        fits = fits if len(keys) >= FEWEST else []
+        return KeyPlaces(
+            source.node, source.topic, by, len(keys), len(wrong), sample, fits[0] if fits else ""
+        )
+
+
+def _said(source: Source, by: KeyPartitioner, keys: pa.Array, count: int) -> Int64:
+    """The partition that the partitioner gives each key; -1 where a function of the user fails."""
+    try:
+        return partitions_of(by, source.topic, keys, source.key_serde, count)
+    except Exception:  # a look at keys ends no application
+        return np.full(len(keys), -1, np.int64)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogDecoder:
+    """Records of the log -> the slots of the sources, and the dead letters."""
+
+    sources: tuple[Source, ...]
+    headers: bool
+    handlers: Handlers
+    check: KeyCheck = field(default_factory=KeyCheck)
+
+    @staticmethod
+    def of(
+        plan: PhysicalPlan, handlers: Handlers, partitions: Mapping[str, int] | None = None
+    ) -> LogDecoder:
+        """Makes the decoder of a plan. ``partitions``: the number of each topic; None: no key is
+        checked."""
+        partitions = partitions or {}
+        keyed = {source.topic for source in plan.sources if source.partitioner is not None}
+        counts = {topic: partitions.get(topic, 1) for topic in sorted(keyed)}
+        return LogDecoder(plan.sources, plan.headers, handlers, KeyCheck(counts))
+
+    def run(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
+        """Undecodable records, those whose time nothing holds, and those that are set aside, are
+        live on the dead letter slot alone. Raises RecordTimeError for a negative time, and what
+        `Judge.letters` raises."""
+        index = {source.topic: source.index for source in self.sources}
+        lengths = [len(columns) for columns in read.values()]
+        hop = BatchInput(
+            batches={},
+            rows={},
+            source=np.repeat(np.array([index[tp.topic] for tp in read], np.int32), lengths),
+            partition=np.repeat(np.array([tp.partition for tp in read], np.int32), lengths),
+            offset=_joined([columns.offsets for columns in read.values()]),
+            timestamp=_joined([columns.timestamps for columns in read.values()]),
+        )
+        letters, keys = [], []
+        odd = odd_times(hop.timestamp)
+        for source in self.sources:
+            mine = LogColumns.concat(
+                [found for tp, found in read.items() if tp.topic == source.topic]
+            )
+            raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
+            if (places := self.check.of(source, raw)) is not None:
+                keys.append(places)
+            decoded, bad = decoded_records(source, raw, judge, odd, mine.unread)
+            if odd and source.own_times:
+                refuse_negative(source, decoded)
+            hop.batches[source.slot], hop.rows[source.slot] = decoded, decoded.seq
+            letters.append(bad)
+            hop.bytes += raw.key.nbytes + raw.value.nbytes
+        hop.keys = keys
+        dead = concat(letters)
+        if odd:
+            hop.timestamp = timely(hop, judge.wall_clock_ms)
+            dead = replace(dead, timestamp=hop.timestamp[dead.seq])
+        hop.batches[DEAD_LETTER_SLOT], hop.rows[DEAD_LETTER_SLOT] = dead, dead.seq
+        return hop
+
+
+def decoded_records(
+    source: Source,
+    raw: EdgeBatch,
+    judge: Judge,
+    odd: bool = False,
+    unread: Mapping[int, Exception] | None = None,
+) -> tuple[EdgeBatch, EdgeBatch]:
+    """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
+    whose bytes are as they came. ``odd``: those with a time that nothing holds are among these.
+    ``unread``: by row, why a record could not be read (`LogColumns.unread`); it is left out, too.
+    Raises what `Judge.letters` raises."""
+    faults: dict[int, Fault] = judge.aside(source, raw)
+    if odd:
+        for row, far in far_times(source, raw).items():
+            faults[row] = _fault(source, raw, row, far, str(far), "fatal", far.code)
+    for serde, column, part in (
+        (source.key_serde, raw.key, "key"),
+        (source.value_serde, raw.value, "value"),
+    ):
+        errors: dict[int, BaseException] = {}
+        try:
+            decoded = _decoded(serde, column, errors)
+        except RetriableError as outage:  # of a schema registry: no other source waits for it
+            mine = (TopicPartition(source.topic, int(one)) for one in np.unique(raw.partition))
+            outage.partitions |= frozenset(mine)
+            raise
+        if part == "key":
+            key = decoded
+        for row, error in errors.items():
+            faults[row] = _fault(
+                source, raw, row, error, f"{part} is not a valid {_called(serde)}: {_why(error)}"
+            )
+    for row, reason in (unread or {}).items():
+        why = f"the record cannot be read: {_why(reason)}"
+        faults[row] = _fault(source, raw, row, reason, why)
+    good = raw.with_columns(key, decoded)
+    if not faults:
+        return good, judge.letters(source, raw, {})
+    keep = np.ones(len(raw), dtype=bool)
+    keep[list(faults)] = False
+    return good.take(np.flatnonzero(keep)), judge.letters(source, raw, faults)
+
+
+def _decoded(serde: Serde, raw: pa.Array, errors: dict[int, BaseException]) -> pa.Array:
+    """The column, null where ``errors`` now says why."""
+    if serde.kind == "string":
+        return as_text(raw)
+    if isinstance(serde, JsonSerde):
+        column, bad = serde.decode_marked(raw)
+        errors.update(bad)
+        return column
+    try:
+        return serde.decode_array(raw)
+    except RetriableError:  # an outage (of a schema registry, say) is no fault of a record
+        raise
+    except BaseException as error:  # a serde of the user may raise anything
+        require_users(error)
+        return _decoded_each(serde, raw.to_pylist(), errors)
+
+
+def _decoded_each(
+    serde: Serde, raw: Iterable[bytes | None], errors: dict[int, BaseException]
+) -> pa.Array:
+    rows = []
+    for row, data in enumerate(raw):
+        try:
+            rows.append(column_of([serde.decode(data)], serde.type))  # which need not fit
+        except RetriableError:
+            raise
+        except BaseException as error:
+            require_users(error)
+            if is_outage(error):
+                raise RetriableError(
+                    f"{serde!r} gets no answer that would tell whether a record can be read: "
+                    f"{error_text(error)}"
+                ) from error
+            errors[row] = error
+            rows.append(pa.nulls(1, serde.type))
+    return pa.concat_arrays(rows) if rows else pa.nulls(0, serde.type)
+
+
+def _why(error: BaseException) -> str:
+    ours = isinstance(error, EverflowError | UnfitError)
+    return writable(str(error)) if ours else error_text(error)
+
+
+def _fault(
+    source: Source,
+    raw: EdgeBatch,
+    row: int,
+    error: BaseException,
+    text: str,
+    kind: str = "undecodable",
+    code: str | None = None,
+) -> Fault:
+    record = BadRecord(source.topic, int(raw.partition[row]), int(raw.offset[row]), source.node)
+    failure = BatchFailure(
+        kind=kind,
+        error=text,
+        code=code,
+        record=record,
+        stage=DESERIALIZATION,
+        exception=class_of(error),
+        details=stack_of(error) if error.__traceback__ is not None else "",
+    )
+    return Fault(failure, error)
+
+
+_WITH_SCHEMAS = ("json", "packed", "list", "time_windowed", "session_windowed")
+
+
+def _called(serde: Serde) -> str:
+    """Without its schema: what does not fit names its field."""
+    return serde.kind if serde.kind in _WITH_SCHEMAS else repr(serde)
+
+
+def _joined(columns: Sequence[Int64]) -> Int64:
+    return np.concatenate(columns) if columns else np.empty(0, np.int64)
+
+
+def _raw(found: LogColumns, rows: Int64, hop: BatchInput) -> EdgeBatch:
+    return EdgeBatch(
+        key=found.keys,
+        value=found.values,
+        timestamp=hop.timestamp[rows],
+        seq=rows,
+        source=hop.source[rows],
+        partition=hop.partition[rows],
+        offset=hop.offset[rows],
+        headers=found.headers,
+    )

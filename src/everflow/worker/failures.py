@@ -1,0 +1,403 @@
+"""Says why a micro-batch failed, which record caused it, and at which line of the user's program.
+
+A worker goes by the error's class, never by its text. Two failures no worker can report: its own
+death, and a Column that Spark's code computes. Those are read from Spark's text.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import NoReturn, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.errors import (
+    DamagedEntryError,
+    EverflowError,
+    FatalError,
+    GenerationChanged,
+    LogStartMovedError,
+    RecordRefusedError,
+    RecordTooLargeError,
+    RetriableError,
+    StoreMismatchError,
+    TaskMigratedError,
+    UnknownOutcomeError,
+)
+from everflow.handlers import DESERIALIZATION, PROCESSING, PRODUCTION, chain, is_outage
+from everflow.protocol.messages import BadEntry, BadRecord, BatchFailure, CodeLine
+from everflow.records import EdgeBatch, TopicPartition
+from everflow.serdes import SerdeError
+from everflow.topology.plan import Source
+from everflow.travel.own_code import INSTALLED_FOLDERS
+from everflow.user_program import (
+    COLUMN_IN_FUNCTION,
+    MOST_TEXT,
+    UNDECODED,
+    class_of,
+    error_text,
+    is_everflow,
+    place,
+    writable,
+)
+
+# --- the user's line ------------------------------------------------------------------------------
+
+
+_PYTHON = tuple({path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))})
+_MADE = ("<frozen ", "<string>", "<attrs ", "<__array_function__")
+"""Code that has no file: Python's own, and what dataclasses and the like write."""
+_WRITTEN = re.compile(
+    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE
+)
+_TEXT_WIDTH = 120
+
+
+def innermost_line(error: BaseException) -> CodeLine | None:
+    """The line of the user's program nearest to where ``error`` was raised; where it has none
+    itself, of the error it came from. None for an error that no code of the user had a part in."""
+    for one in _chain(error):
+        frames = [
+            CodeLine(f.f_code.co_filename, line, f.f_code.co_name)
+            for f, line in traceback.walk_tb(one.__traceback__)
+        ]
+        found = _innermost(reversed(frames))
+        if found is not None:
+            return found
+    return None
+
+
+def innermost_line_in(text: str) -> CodeLine | None:
+    """`innermost_line` of a worker's last traceback or, where it crashed, of what Python's
+    faulthandler wrote; None where ``text`` has neither."""
+    _, crashed, dump = text.partition("Current thread 0x")
+    written = (
+        dump.partition("\n\n")[0]
+        if crashed
+        else text.rpartition("Traceback (most recent call last)")[2]
+    )
+    frames = [
+        CodeLine(found["file"], int(found["line"]), found["function"])
+        for found in _WRITTEN.finditer(written)
+    ]
+    return _innermost(frames if crashed else reversed(frames))
+
+
+def line_text(line: CodeLine) -> str:
+    """``file:line in function: text of that line``."""
+    text = linecache.getline(line.file, line.line).strip()
+    cut = text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}..."
+    return place(f"{line.file}:{line.line}") + f" in {line.function}" + (f": {cut}" if cut else "")
+
+
+def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
+    """``frames``: innermost first. A function that lives in an installed package is the user's only
+    if nothing else is."""
+    installed: CodeLine | None = None
+    for frame in frames:
+        if is_everflow(frame.file) or frame.file.startswith(_MADE):
+            continue
+        if not INSTALLED_FOLDERS.isdisjoint(PurePath(frame.file).parts):
+            if installed is None and "pyspark" not in frame.file:
+                installed = frame
+        elif not frame.file.startswith(_PYTHON):
+            return frame
+    return installed
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    found: BaseException | None = error
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+class Located(Protocol):
+    """An operator of a step: its node and the line of the user's program that made it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def where(self) -> str | None: ...
+
+
+class RecordFailure(EverflowError):
+    """A record that the user's code or serde cannot take; the error is chained. ``failure`` says
+    which record (None: it fails with no record alone), where and why. ``others``: further records
+    on which the same function fails, if all are wanted."""
+
+    code = "EF-RECORD"
+    others: tuple[RecordFailure, ...] = ()
+    before_state = False
+    """Whether no operator had read a store before in the batch."""
+    searchable = False
+    """Whether the operator that failed may fail on other records, too, or on another one: on stores
+    that are checked, those are looked for."""
+
+    def __init__(
+        self,
+        record: BadRecord | None,
+        where: str | None,
+        error: BaseException,
+        hint: str = "",
+        stage: str = PROCESSING,
+    ) -> None:
+        self.failure = BatchFailure(
+            kind="other" if record is None else "record",
+            error=error_text(error) + hint,
+            code=None if record is None else self.code,
+            record=record,
+            line=innermost_line(error),
+            where=() if where is None else (where,),
+            stage=stage,
+            exception=class_of(error),
+        )
+        super().__init__(self.failure.error)
+
+    @staticmethod
+    def at(
+        op: Located,
+        sources: Mapping[int, Source],
+        batch: EdgeBatch,
+        row: int,
+        error: BaseException,
+        stage: str = PROCESSING,
+    ) -> RecordFailure:
+        """The failure of the record in ``row``."""
+        topic = sources[int(batch.source[row])].topic
+        record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
+        undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(
+            batch.value.type
+        )
+        hint = (
+            UNDECODED
+            if undecoded
+            else COLUMN_IN_FUNCTION
+            if type(error).__module__.startswith("pyspark.errors")
+            else ""
+        )
+        return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
+
+    @staticmethod
+    def of(
+        op: Located,
+        sources: Mapping[int, Source],
+        batch: EdgeBatch,
+        row: int,
+        error: BaseException,
+        stage: str = PROCESSING,
+    ) -> RecordFailure:
+        """As `at`, with the error as its cause, to be raised later."""
+        failed = RecordFailure.at(op, sources, batch, row, error, stage)
+        failed.__cause__ = error
+        return failed
+
+
+class DescribedFailure(EverflowError):
+    """Ends a micro-batch whose ``failure`` is described already, such as a clock's call that stops
+    the instance. Never shown to users."""
+
+    def __init__(self, failure: BatchFailure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
+
+
+class SparkSays(DescribedFailure):
+    """Spark's code failed inside a step: ``text`` is the JVM's. ``record``: the one for which a
+    Column fails, where it is known."""
+
+    def __init__(self, text: str, record: BadRecord | None, where: tuple[str, ...]) -> None:
+        found = failure_of_text(text[:MOST_DETAILS], where)
+        super().__init__(replace(found, record=record if found.kind == "column" else None))
+
+
+class UndecodableRecord(DescribedFailure):
+    """A record whose bytes its source's serde does not read, and no dead letter topic to send it
+    to."""
+
+    code = "EF-RECORD"
+
+    def __init__(self, letters: EdgeBatch, sources: Sequence[Source]) -> None:
+        """Names the first record in merge order."""
+        row = int(np.argmin(letters.seq))
+        source = next(source for source in sources if source.index == int(letters.source[row]))
+        record = BadRecord(
+            source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node
+        )
+        text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
+        super().__init__(
+            BatchFailure(
+                kind="undecodable",
+                error=text,
+                code=self.code,
+                record=record,
+                stage=DESERIALIZATION,
+            )
+        )
+
+
+def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
+    """Raise the first, with all the others."""
+    failures[0].others = tuple(failures[1:])
+    raise failures[0] from failures[0].__cause__
+
+
+# --- what a worker reports ------------------------------------------------------------------------
+
+
+MOST_DETAILS = 20_000
+
+# The first class that fits decides.
+_KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
+    (GenerationChanged, "generation"),
+    (TaskMigratedError, "migrated"),
+    (LogStartMovedError, "data-loss"),
+    (DamagedEntryError, "damaged"),
+    ((RetriableError, UnknownOutcomeError, StoreMismatchError), "retriable"),
+    (FatalError, "fatal"),
+    ((MemoryError, pa.ArrowMemoryError), "worker"),
+    (Exception, "other"),
+)
+
+
+def serde_outage(error: Exception) -> RetriableError | None:
+    """The error to raise where a serde of the user got no answer from a service that it asks (a
+    schema registry, say), while it read or wrote; None for another cause. No record is at fault,
+    and no entry of a store, so the batch waits for the service, whatever the handlers say."""
+    record = error.failure.record if isinstance(error, RecordFailure) else None
+    written = isinstance(error, RecordFailure) and error.failure.stage == PRODUCTION
+    if not (is_outage(error) and (written or any(isinstance(e, SerdeError) for e in chain(error)))):
+        return None
+    where = [] if record is None else [TopicPartition(record.topic, record.partition)]
+    return RetriableError(
+        f"A serde gets no answer that would tell what is to be written or read: "
+        f"{writable(str(error))}",
+        where,
+    )
+
+
+def stack_of(error: BaseException) -> str:
+    """Stack and message, as Python prints them; the end of it where it is long."""
+    return writable("".join(traceback.format_exception(error)))[-MOST_DETAILS:]
+
+
+def failure_of(error: Exception) -> BatchFailure:
+    """The failure that ``error`` stands for, with the user's line and the stack."""
+    details = stack_of(error)
+    if isinstance(error, RecordFailure | DescribedFailure):
+        return replace(error.failure, details=error.failure.details or details)
+    kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
+    own = isinstance(error, EverflowError)
+    if isinstance(error, RecordTooLargeError | RecordRefusedError) and error.place is not None:
+        return BatchFailure(
+            kind=kind,
+            error=str(error),
+            code=error.code,
+            record=BadRecord(*error.place),
+            details=details,
+            stage=PRODUCTION,
+            exception=class_of(error),
+            also=tuple(map(failure_of, getattr(error, "others", ()))),
+        )
+    return BatchFailure(
+        kind=kind,
+        error=writable(str(error)) if own else error_text(error),
+        code=getattr(error, "code", None) if own else None,
+        line=innermost_line(error),
+        details=details,
+        partitions=tuple(sorted(error.partitions)) if isinstance(error, RetriableError) else (),
+        entry=BadEntry.of(error) if isinstance(error, DamagedEntryError) else None,
+    )
+
+
+# --- Spark's text ---------------------------------------------------------------------------------
+
+
+_WORKER = re.compile(
+    r"Python worker exited unexpectedly|Python worker process terminated|OutOfMemoryError"
+)
+_COLUMN = re.compile(
+    r"\[(?P<condition>[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\] .*?SQLSTATE: (?:22|P0)", re.DOTALL
+)
+"""Spark's own error classes; SQLSTATE 22 is "data exception": what ANSI rules refuse, P0 what the
+user's raise_error says."""
+_SILENCED = re.compile(r' If necessary set "?spark\.sql\.ansi\.enabled.*?bypass this error\.')
+_EXCEPTION = re.compile(r"^(?:[\w$]+\.)+[\w$]*(?:Exception|Error|Throwable): ")
+_STACK = re.compile(r"^\s+at |^\s*\.\.\. \d+ more|^Driver stacktrace:")
+
+
+def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
+    """The failure that a failed job's text tells of. ``columns``: the lines of the program whose
+    Columns it ran."""
+    if _WORKER.search(text):
+        return BatchFailure(
+            kind="worker",
+            error=_death(text) if "Python worker" in text else says(text),
+            line=innermost_line_in(text),
+            details=text,
+        )
+    if _COLUMN.search(text):
+        return BatchFailure(
+            kind="column",
+            error=f"A Column cannot be computed: {says(text)}",
+            where=tuple(columns),
+            details=text,
+        )
+    return BatchFailure(kind="other", error=says(text), line=innermost_line_in(text), details=text)
+
+
+def says(text: str) -> str:
+    """The cause in a sentence: the last line of a Python traceback, the deepest cause with a text
+    of a Java one."""
+    _, found, traceback = text.rpartition("Traceback (most recent call last)")
+    if found:
+        after = [line for line in traceback.splitlines()[1:] if line[:1].strip()]
+        if after:
+            return _tidy(after[0].removeprefix("everflow.errors."))
+    causes = []
+    for block in re.split(r"^Caused by: ", text, flags=re.MULTILINE):
+        lines = [
+            line.strip().removeprefix(": ")
+            for line in block.splitlines()
+            if line.strip() and not _STACK.match(line)
+        ]
+        causes.append(
+            [
+                line
+                for line in lines
+                if not line.startswith(("An error occurred while calling", "py4j."))
+            ]
+        )
+    said = [lines[0] for lines in causes if lines and "EOFException" not in lines[0]]
+    return _tidy(said[-1]) if said else "Spark's job failed and does not say why"
+
+
+def _tidy(line: str) -> str:
+    """Without stage and task numbers, Java class names and what users cannot act on."""
+    line = line.rpartition("executor driver): ")[2] or line
+    line = _EXCEPTION.sub("", line.strip())
+    return _SILENCED.sub("", line).partition(" SQLSTATE: ")[0].strip()
+
+
+def _death(text: str) -> str:
+    """Describes a worker's death, as far as the worker could report it."""
+    _, found, fatal = text.partition("Fatal Python error: ")
+    how = (
+        fatal.partition("\n")[0].strip()
+        if found
+        else "no trace of why: killed (out of memory?), or ended by os._exit"
+    )
+    return f"A Python worker process died ({how})"

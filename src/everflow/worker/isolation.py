@@ -1,0 +1,342 @@
+"""Runs a micro-batch without the records that it fails on (note 041).
+
+Everything up to the sink is computation: it may be run again, in this very worker, without the
+record that failed, before anything of the batch was written. What the failure does not name is
+looked for by prefixes: the record is the last one of the shortest prefix that fails.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.errors import EverflowError, RecordRefusedError, RecordTooLargeError
+from everflow.kafka.reading.record_columns import LogColumns
+from everflow.protocol.messages import COMMITTED, BadRecord, BatchRequest, BatchResult, timed
+from everflow.records import Int64, TopicPartition
+from everflow.serdes import SerdeError
+from everflow.topology.batches import BatchInput, KnownResults
+from everflow.topology.plan import Source
+from everflow.worker.decode import LogDecoder
+from everflow.worker.failures import RecordFailure, SparkSays, failure_of, serde_outage
+from everflow.worker.handled_records import Fault, Judge
+from everflow.worker.letters import largest_entry, refused_cure, times_of_entries
+from everflow.worker.stores import CheckedAccess, damage_in
+from everflow.worker.task_step import StepResult, TaskStep
+
+HALVED_AFTER = 12
+"""So many runs of a batch that found another record each, and it is made half as large: of records
+that all fail, each run would find one."""
+_OF_DATA = (
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    pa.ArrowException,
+    SerdeError,
+    struct.error,
+)
+"""What an operator raises because of what a record holds, or an entry of a store. (No memory, no
+disk, a broker's errors are nobody's record.)"""
+
+_T = TypeVar("_T")
+Run = Callable[[BatchRequest, BatchInput, "Trial | None"], _T]
+"""Computes a batch; the third says that nothing may come of it (`trial_of`)."""
+
+
+class Trial(NamedTuple):
+    """A run of which nothing may come. It fails where an entry for changelog ``topic`` has more
+    than ``most`` bytes (None: sizes do not matter), or one of these ``times``."""
+
+    topic: str = ""
+    most: int | None = None
+    times: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """One decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for
+    each the node that reads it; ``timings`` get how long decoding takes (ms)."""
+
+    decoder: LogDecoder
+    stores: Mapping[str, str] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+    known: KnownResults = field(default_factory=KnownResults)
+    """What functions gave in the runs of the batch so far: none is called twice for a record."""
+
+    def run(
+        self,
+        request: BatchRequest,
+        read: Mapping[TopicPartition, LogColumns],
+        compute: Run[_T],
+    ) -> _T:
+        """Returns ``compute``'s result for the batch, without the records that their handlers leave
+        out; perhaps of its beginning only. Raises what it fails with that is of no record, or of
+        one that stops the instance: then with its record, where that can be found.
+        DamagedEntryError where a store is to blame."""
+        judge = Judge.of(self.decoder.handlers, request)
+        runs = 0
+        while True:
+            search = _Search(self, request, read, judge, compute)
+            try:
+                return compute(request, self.decoded(read, judge), None)
+            except (RecordTooLargeError, RecordRefusedError) as error:
+                # The gate has answered, perhaps: whose fault it is counts for the next attempt.
+                blamed = search.blamed(error)
+                if blamed is None:
+                    raise
+                raise blamed from error
+            except Exception as error:
+                if (away := serde_outage(error)) is not None:
+                    raise away from error
+                faults = named(error)
+                if faults and self._unsure(error):
+                    # Its record may only have the key of an entry that cannot be read, and others
+                    # may fail as it does.
+                    trial = search.failing(None, Trial())
+                    faults = (named(trial) if trial is not None else []) or faults
+                faults = faults or search.unnamed(error)
+                if not faults:
+                    raise
+                for fault in faults:
+                    if judge.in_vain(fault):
+                        culprit = fault.cause or error
+                        raise culprit from culprit.__cause__
+                fresh = [judge.set_aside(fault) for fault in faults]
+                if not any(fresh):
+                    raise  # it fails although its record is left out
+            runs += 1
+            if runs % HALVED_AFTER == 0:
+                request, read = _halved(request, read)
+
+    def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
+        """The records, without those that were left out so far."""
+        with timed(self.timings, "decode"):
+            return replace(self.decoder.run(read, judge), known=self.known)
+
+    def _unsure(self, error: Exception) -> bool:
+        """True if a run on checked stores may tell more than the ``error``."""
+        if not isinstance(error, RecordFailure):
+            return bool(self.stores)
+        return not error.before_state and (bool(self.stores) or error.searchable)
+
+
+@dataclass(frozen=True)
+class _Search(Generic[_T]):
+    """Finds the record for which a batch fails where the error does not name it."""
+
+    batch: Isolated
+    request: BatchRequest
+    read: Mapping[TopicPartition, LogColumns]
+    judge: Judge
+    compute: Run[_T]
+
+    def unnamed(self, error: Exception) -> list[Fault]:
+        """The record for which the batch fails with ``error``; empty if no record is at fault:
+        nothing of the batch fails alone, or it fails without any."""
+        found = self._shortest(Trial()) if of_data(error) else None
+        if found is None:
+            return []
+        place, cause = found
+        if known := named(cause):
+            return known
+        if not of_data(cause):
+            return []
+        failure = RecordFailure(place, None, cause)
+        failure.__cause__ = cause
+        return [Fault(failure.failure, failure)]
+
+    def blamed(
+        self, error: RecordTooLargeError | RecordRefusedError
+    ) -> RecordTooLargeError | RecordRefusedError | None:
+        """``error`` about entries of a store that their changelog does not take, with the records
+        that have made an entry so large or have given it that time; None where those are not
+        known."""
+        store = _store_of(self.request, error.topics)
+        if error.place is not None or store is None:
+            return None
+        if isinstance(error, RecordRefusedError):
+            return self._untimely(error, store) if error.untimely else None
+        if error.limit is None:
+            return None
+        found = self._shortest(Trial(error.topics[0], error.limit))
+        if found is None or not isinstance(found[1], RecordTooLargeError):
+            return None
+        record, shown = self._shown(found[0], store)
+        return RecordTooLargeError(
+            f"{error}\n  Record {shown} has made it so large.",
+            topics=error.topics,
+            limit=error.limit,
+            place=(*record.place, record.node or ""),
+        )
+
+    def _untimely(self, error: RecordRefusedError, store: str) -> RecordRefusedError | None:
+        """Some of the records, where there are many."""
+        trial = Trial(error.topics[0], times=error.times)
+        found: list[RecordRefusedError] = []
+        while len(found) < HALVED_AFTER:
+            one = self._shortest(trial)
+            if one is None or not isinstance(one[1], RecordRefusedError):
+                break
+            record, shown = self._shown(one[0], store)
+            cure = refused_cure(error, trial.topic, min(one[1].times))
+            blamed = RecordRefusedError(
+                f"{error}\n  Record {shown} gives an entry of store {store} that time.\n  {cure}",
+                topics=error.topics,
+                records=error.records,
+                untimely=True,
+                place=(*record.place, record.node or ""),
+            )
+            found.append(blamed)
+            fault = Fault(failure_of(blamed), blamed)
+            if self.judge.in_vain(fault) or not self.judge.set_aside(fault):
+                break
+        if not found:
+            return None
+        found[0].others = tuple(found[1:])
+        return found[0]
+
+    def _shown(self, record: BadRecord, store: str) -> tuple[BadRecord, str]:
+        """The record with the node that writes the store, and its place in words."""
+        node = self.batch.stores.get(store, record.node)
+        return replace(record, node=node), f"{record.topic}-{record.partition}@{record.offset}"
+
+    def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
+        """The last record of the shortest beginning that fails, and what that fails with; None
+        where all succeeds, or no records at all fail."""
+        order = _in_time(self.read)
+        good, bad = 0, len(order)
+        if self.failing([], trial) is not None or (cause := self.failing(order, trial)) is None:
+            return None
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            found = self.failing(order[:middle], trial)
+            if found is None:
+                good = middle
+            else:
+                bad, cause = middle, found
+        at, row = order[good]
+        tp, columns = list(self.read.items())[at]
+        node = next(one.node for one in self.batch.decoder.sources if one.topic == tp.topic)
+        return BadRecord(tp.topic, tp.partition, int(columns.offsets[row]), node), cause
+
+    def failing(self, taken: Sequence[tuple[int, int]] | None, trial: Trial) -> Exception | None:
+        """The error of a trial of these records (None: all); None if it succeeds.
+        DamagedEntryError."""
+        taken = _in_time(self.read) if taken is None else taken
+        asked, part = _prefix(self.request, self.read, taken)
+        try:
+            self.compute(asked, self.batch.decoded(part, self.judge), trial)
+        except Exception as found:
+            if (damage := damage_in(found)) is not None:
+                raise damage from damage.__cause__
+            return found
+        return None
+
+
+def named(error: Exception) -> list[Fault]:
+    if isinstance(error, RecordFailure) and error.failure.record is not None:
+        return [Fault(one.failure, one) for one in (error, *error.others)]
+    if isinstance(error, SparkSays) and error.failure.record is not None:
+        return [Fault(error.failure, error)]
+    return []
+
+
+def of_data(error: Exception) -> bool:
+    """True if a record may be the cause of an error that names none."""
+    if isinstance(error, RecordFailure | SparkSays):
+        return True
+    if isinstance(error, EverflowError) and not isinstance(error, SerdeError):
+        return False
+    return isinstance(error, _OF_DATA)
+
+
+def trial_of(step: TaskStep, trial: Trial) -> TaskStep:
+    """The same operators, of which nothing comes, and that look at what they read of stores."""
+    return replace(
+        step,
+        sink=partial(_weighed, trial),
+        stores=CheckedAccess.of(step.stores, step.stateful),
+    )
+
+
+def stores_of(step: TaskStep) -> dict[str, str]:
+    """The stores that it reads, each with the node that reads it: its owner, if that is one of its
+    operators."""
+    ops = step.stateful
+    readers = {spec.name: op.name for op in ops for spec in (*op.reads, *op.looks_up)}
+    return readers | {spec.name: op.name for op in ops for spec in op.stores}
+
+
+def _weighed(
+    trial: Trial, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> BatchResult:
+    """A sink of which nothing comes."""
+    if trial.times:
+        met = trial.times.intersection(times_of_entries(request, result, trial.topic).tolist())
+        if met:
+            records = frozenset((None, None, time) for time in met)
+            raise RecordRefusedError("its time", topics=(trial.topic,), records=records)
+    if trial.most is not None:
+        size = largest_entry(request, result, trial.topic)
+        if size > trial.most:
+            raise RecordTooLargeError(f"{size} bytes", topics=(trial.topic,), limit=trial.most)
+    return BatchResult(outcome=COMMITTED)
+
+
+def _store_of(request: BatchRequest, topics: tuple[str, ...]) -> str | None:
+    """The store whose changelog is the only one of ``topics``."""
+    stores = (one for task in request.tasks for one in task.stores.items())
+    return next((name for name, place in stores if topics == (place.changelog,)), None)
+
+
+def _in_time(read: Mapping[TopicPartition, LogColumns]) -> list[tuple[int, int]]:
+    """(partition's place, row) of all records, each partition's in its order, by time."""
+    times, places, rows = [], [], []
+    for at, columns in enumerate(read.values()):
+        if len(columns):
+            times.append(np.maximum.accumulate(columns.timestamps))
+            places.append(np.full(len(columns), at, np.int64))
+            rows.append(np.arange(len(columns), dtype=np.int64))
+    if not times:
+        return []
+    place, row = np.concatenate(places), np.concatenate(rows)
+    order = np.lexsort((row, place, np.concatenate(times)))
+    return list(zip(place[order].tolist(), row[order].tolist(), strict=True))
+
+
+def _prefix(
+    request: BatchRequest,
+    read: Mapping[TopicPartition, LogColumns],
+    taken: Sequence[tuple[int, int]],
+) -> tuple[BatchRequest, dict[TopicPartition, LogColumns]]:
+    """The batch of these records alone, as if there were no others."""
+    counts: Int64 = np.bincount([at for at, _ in taken], minlength=len(read)).astype(np.int64)
+    part = {}
+    ends = {tp: wanted.start for tp, wanted in request.ranges.items()}
+    for (tp, columns), count in zip(read.items(), counts.tolist(), strict=True):
+        end = int(columns.offsets[count]) if count < len(columns) else request.ranges[tp].end
+        ends[tp] = end
+        part[tp] = columns.before(end)
+    # Not all records are there: no idle source moves on behind them.
+    return replace(request.ending(ends), log_ends=ends, waits=None, idle={}), part
+
+
+def _halved(
+    request: BatchRequest, read: Mapping[TopicPartition, LogColumns]
+) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
+    """The first half of each partition; at least a record of each."""
+    ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
+    for tp, columns in read.items():
+        half = len(columns) // 2
+        if half:
+            ends[tp] = int(columns.offsets[half])
+    return request.ending(ends), {tp: columns.before(ends[tp]) for tp, columns in read.items()}

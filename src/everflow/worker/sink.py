@@ -1,0 +1,605 @@
+"""The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
+
+Order, and why: outputs, changelog and dead letters are written; the driver's gate is asked; offsets
+go into the transaction; it commits; only then do the changelog's rows enter the local stores.
+Before the commit nothing local has changed, so an abort leaves nothing to undo; after it the
+changelog holds everything, so a crash is mended by replaying its tail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.errors import (
+    EverflowError,
+    GenerationChanged,
+    RecordRefusedError,
+    RecordTooLargeError,
+)
+from everflow.memory import Taken
+from everflow.protocol.messages import (
+    ABORTED,
+    COMMITTED,
+    EXACTLY_ONCE_V2,
+    RENEWED,
+    BatchFigures,
+    BatchRequest,
+    BatchResult,
+    GateAnswer,
+    Puts,
+    Sent,
+    TaskContext,
+    format_metadata,
+    timed,
+)
+from everflow.records import (
+    Bytes,
+    Int64,
+    StoreChanges,
+    TaskId,
+    TopicPartition,
+    as_bytes,
+    listed_headers,
+)
+from everflow.state.changelog import fold
+from everflow.state.left_out import KeptEntry, as_written
+from everflow.state.store import left_out_topic
+from everflow.state.store_meta import NO_INPUTS, Owner
+from everflow.topology.plan import Source
+from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
+from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
+from everflow.worker.letters import (
+    LetterRefusedError,
+    Letters,
+    LetterTooLargeError,
+    Writes,
+    named,
+    refused,
+    take_letters,
+)
+from everflow.worker.task_step import SinkOutput, StepResult
+from everflow.worker.times import ages_written
+
+# --- metrics of a batch ---------------------------------------------------------------------------
+
+
+def figures_of(result: StepResult) -> BatchFigures:
+    """The metrics of a committed batch."""
+    written = ages_written((output.node, output.batch) for output in result.outputs)
+    return BatchFigures(
+        [*result.ages, *written],
+        [sent for output in result.outputs for sent in _sent(output)],
+        _puts(result.changes),
+        result.letters,
+        result.keys,
+    )
+
+
+def _sent(output: SinkOutput) -> list[Sent]:
+    """Records and bytes of an output, by topic."""
+    count = len(output.batch)
+    size = _length(output.keys) + _length(output.values)
+    if isinstance(output.topics, str):
+        return [Sent(output.node, output.topics, count, size)] if count else []
+    # Each has its share of the bytes: they are not read twice for a metric.
+    return [
+        Sent(output.node, topic, records, size * records // count)
+        for topic, records in Counter(output.topics).items()
+    ]
+
+
+def _length(column: pa.Array) -> int:
+    return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+
+
+def _puts(changes: Mapping[TaskId, Sequence[StoreChanges]]) -> list[Puts]:
+    found: Counter[tuple[TaskId, str]] = Counter()
+    for task, listed in changes.items():
+        for change in listed:
+            found[task, change.store] += len(change)
+    return [Puts(str(task), store, count) for (task, store), count in found.items()]
+
+
+# --- the transaction ------------------------------------------------------------------------------
+
+
+FLUSH_TIMEOUT_S = 60.0
+ENDED_LATE_S = 10.0
+"""How much later than its time-out the broker ends a transaction."""
+OFFSETS_TIMEOUT_S = 10.0
+COMMIT_TIMEOUT_S = 30.0
+ABORT_TIMEOUT_S = 10.0
+
+
+class SinkWriter(Writes, Protocol):
+    """The part of a `RecordWriter` that the sink needs."""
+
+    @property
+    def held_ms(self) -> float: ...
+    @property
+    def renewals(self) -> int: ...
+    def begin(self) -> None: ...
+    def partition_count(self, topic: str) -> int: ...
+    def send(self) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+    def positions(self) -> Mapping[TopicPartition, int]: ...
+    def send_offsets(
+        self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float
+    ) -> None: ...
+    def commit(self, timeout_s: float) -> None: ...
+    def abort(self, timeout_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class SinkPorts(Protocol):
+    """Effects of the sink, in a worker (`ports.WorkerPorts`, picklable) or in a
+    simulation."""
+
+    @property
+    def watched(self) -> bool:
+        """True if a test may wait for `reached`."""
+
+    def reached(self, point: str) -> None:
+        """The batch is at this crash point (`crash_points.NAMES`); where it is to die there, this
+        does not return."""
+
+    def writer(self, request: BatchRequest) -> SinkWriter:
+        """The process's writer for the batch; connects it on first use."""
+
+    def ask(
+        self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
+    ) -> GateAnswer:
+        """The driver's answer: may the batch commit these?"""
+
+    def apply(
+        self,
+        path: str,
+        changes: StoreChanges,
+        position: int | None,
+        expected: Owner,
+        batch: str,
+        inputs: Mapping[str, int],
+    ) -> None:
+        """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
+
+    def entry(self, path: str, key: bytes) -> bytes | None:
+        """The entry of a key in the store of this folder, in its stored form."""
+
+    def memory(self) -> Taken | None:
+        """The most memory that this process has held of the batch so far; None: not known. Asked
+        before and behind the work that maps files of stores."""
+
+    def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
+        """``max.message.bytes`` of a topic; None where the broker does not say."""
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """Writes and commits a micro-batch. ``dead_letter_topic`` None: nothing that is left out goes
+    there. ``layouts`` is written beside every offset (note 013)."""
+
+    dead_letter_topic: str | None
+    ports: SinkPorts
+    layouts: str = ""
+
+    def __call__(
+        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    ) -> BatchResult:
+        """See `Sink`. Raises UndecodableRecord for one that is to stop the application,
+        TaskMigratedError, UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever
+        is raised, no store has changed."""
+        touched = _touched_tasks(request, result, sources)
+        if not touched:
+            # A warm-up or keep-alive batch: the producer is there when the first record comes.
+            self.ports.writer(request)
+            return _of_nothing(request, result)
+        corrections = left_out_entries(
+            request,
+            result,
+            sources,
+            lambda task, store, key: self.ports.entry(task.stores[store].path, key),
+        )
+        left_out = take_letters(result, sources)
+        letters = Letters.of(
+            self.dead_letter_topic, result.dead_letters, sources, request.wall_clock_ms
+        )
+        while True:
+            try:
+                done = self._transacted(request, result, sources, touched, letters, corrections)
+                return replace(done, left_out=left_out) if done.committed else done
+            except (LetterTooLargeError, LetterRefusedError) as error:
+                assert letters is not None
+                letters.refused(error)
+
+    def _transacted(
+        self,
+        request: BatchRequest,
+        result: StepResult,
+        sources: tuple[Source, ...],
+        touched: set[TaskId],
+        letters: Letters | None,
+        corrections: Sequence[LeftOutEntries],
+    ) -> BatchResult:
+        """One transaction. Raises as `__call__`, and LetterTooLargeError."""
+        self.ports.reached(BEFORE_TRANSACTION)
+        writer = self.ports.writer(request)
+        writer.begin()
+        try:
+            with timed(result.timings, "write"):
+                counts = self._write(writer, request, result, letters, corrections)
+                writer.send()
+                if request.guarantee != EXACTLY_ONCE_V2:
+                    # The driver commits the offsets when it is asked.
+                    writer.flush(FLUSH_TIMEOUT_S)
+                elif letters is not None:
+                    # The gate answers a batch once: what letters are refused is known before.
+                    writer.flush(_delivery_s(request))
+            answer = self._commit(writer, request, result, sources, touched)
+        except GenerationChanged as error:
+            # The group moved on between the gate's answer and the offsets: refused as a whole,
+            # nothing was committed. The tasks that stay run the batch again at once (I4), with
+            # nothing to recover.
+            self._abort(writer)
+            return BatchResult(outcome=ABORTED, reason=f"generation: {error}")
+        except (RecordTooLargeError, RecordRefusedError) as error:
+            self._abort(writer)
+            if isinstance(error, RecordRefusedError):
+                raise refused(error, result, sources, letters) from error
+            limit = partial(self.ports.topic_limit, request)
+            raise named(error, request, result, sources, limit, letters) from error
+        except Exception:
+            self._abort(writer)
+            raise
+        if not answer.ok:
+            self._abort(writer)
+            return BatchResult(outcome=ABORTED, reason=answer.reason)
+        self.ports.reached(POINT_COMMITTED)
+        self.ports.memory()
+        with timed(result.timings, "apply"):
+            positions = _apply(self.ports, request, result, touched, writer.positions(), sources)
+        return BatchResult(
+            outcome=COMMITTED,
+            consumed=result.consumed,
+            stream_times=result.stream_times,
+            positions=positions,
+            counts={**counts, RENEWED: writer.renewals},
+            dropped=result.dropped,
+            deferred_offsets=answer.deferred,
+            timings=result.timings,
+            held_ms=writer.held_ms,
+            figures=figures_of(result),
+            printed=result.printed,
+            remarks=result.remarks,
+            silent=request.silent,
+            memory=self.ports.memory(),
+        )
+
+    def _write(
+        self,
+        writer: SinkWriter,
+        request: BatchRequest,
+        result: StepResult,
+        letters: Letters | None,
+        corrections: Sequence[LeftOutEntries],
+    ) -> dict[str, int]:
+        first = _FirstRecord(writer, self.ports)
+        out = 0
+        for output in result.outputs:
+            out += _write_output(first, output, writer.partition_count)
+        changelog = 0
+        stores = {task.task: task.stores for task in request.tasks}
+        for task, listed in result.changes.items():
+            for changes in listed:
+                topic = stores[task][changes.store].changelog
+                if topic is None or TopicPartition(topic, task.partition) in request.ranges:
+                    continue  # without a changelog, or it is in the topic that was read
+                first.write(
+                    topic,
+                    as_bytes(changes.keys),
+                    as_bytes(changes.values),
+                    changes.timestamps,
+                    task.partition,
+                )
+                changelog += len(changes)
+        for one in corrections:
+            times = np.array([entry.time for entry in one.entries], np.int64)
+            packed = as_bytes([entry.packed() for entry in one.entries])
+            first.write(one.topic, as_bytes(one.keys), packed, times, one.partition)
+        if letters is not None:
+            letters.write(first)
+        return {
+            "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
+            "out": out,
+            "changelog": changelog,
+            "dead_letters": 0 if letters is None else len(letters.letters),
+            "bytes": result.input_bytes,
+        }
+
+    def _commit(
+        self,
+        writer: SinkWriter,
+        request: BatchRequest,
+        result: StepResult,
+        sources: tuple[Source, ...],
+        touched: set[TaskId],
+    ) -> GateAnswer:
+        offsets = _offsets(request, result, sources, touched, self.layouts)
+        with timed(result.timings, "gate"):
+            answer = self.ports.ask(request, offsets)
+        if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
+            assert answer.group_metadata is not None
+            # The records are on their way meanwhile: both belong to the transaction, and nothing
+            # counts before its end.
+            with timed(result.timings, "offsets"):
+                writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
+            with timed(result.timings, "delivery"):
+                writer.flush(_delivery_s(request))
+            self.ports.reached(OFFSETS_SENT)
+            with timed(result.timings, "commit"):
+                writer.commit(COMMIT_TIMEOUT_S)
+        return answer
+
+    def _abort(self, writer: SinkWriter) -> None:
+        """Give the transaction up; a writer that cannot even do that is fenced by the driver
+        (D6)."""
+        try:
+            writer.abort(ABORT_TIMEOUT_S)
+        except EverflowError:
+            writer.close()
+
+
+def _of_nothing(request: BatchRequest, result: StepResult) -> BatchResult:
+    """The result of a batch without records: its consumed offsets hold all the same."""
+    return BatchResult(
+        outcome=COMMITTED,
+        consumed=result.consumed,
+        counts={"in": 0, "out": 0},
+        silent=request.silent,
+    )
+
+
+def _delivery_s(request: BatchRequest) -> float:
+    """The time-out for the delivery of a transaction's records: no longer than the broker lets it
+    be open, since the thread's other tasks wait, too."""
+    open_ms = request.transaction_timeout_ms
+    if open_ms is None:
+        return FLUSH_TIMEOUT_S
+    return min(FLUSH_TIMEOUT_S, open_ms / 1000 + ENDED_LATE_S)
+
+
+class LeftOutEntries(NamedTuple):
+    """Records of one partition of a topic of what was left out."""
+
+    topic: str
+    partition: int
+    keys: list[bytes]
+    entries: list[KeptEntry]
+
+
+def _left_out_keys(
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> dict[TopicPartition, dict[bytes, None]]:
+    """The keys of records that were left out of inputs that are changelogs, too."""
+    reused = request.reused()
+    found = {tp: dict.fromkeys(keys) for tp, keys in result.skipped.items() if tp in reused}
+    if result.dead_letters is None or not reused:
+        return found
+    read = {source.index: source for source in sources}
+    letters = result.dead_letters
+    places = zip(letters.source.tolist(), letters.partition.tolist(), strict=True)
+    for (source, partition), key in zip(places, letters.key.to_pylist(), strict=True):
+        tp = TopicPartition(read[source].topic, partition)
+        if tp in reused and key is not None:
+            found.setdefault(tp, {})[as_written([key], read[source].key_serde)[0] or b""] = None
+    return found
+
+
+def left_out_entries(
+    request: BatchRequest,
+    result: StepResult,
+    sources: tuple[Source, ...],
+    entry: Callable[[TaskContext, str, bytes], bytes | None],
+) -> list[LeftOutEntries]:
+    """What tables have behind the batch for the keys of records that it leaves out of topics that
+    are their changelogs, too: those bytes must never become state (note 065). ``entry``: of a task
+    and store before the batch, in its stored form."""
+    if result.dead_letters is None and not result.skipped:
+        return []
+    found, reused = [], request.reused()
+    for tp, keys in _left_out_keys(request, result, sources).items():
+        task, store = reused[tp]
+        context = next(one for one in request.tasks if one.task == task)
+        changes = [one for one in result.changes.get(task, []) if one.store == store]
+        written = fold(_joined(store, changes))
+        stored = [written[key] if key in written else entry(context, store, key) for key in keys]
+        offset, now_ms = result.consumed[tp] - 1, request.wall_clock_ms
+        entries = [KeptEntry.of(offset, one, now_ms) for one in stored]
+        topic = left_out_topic(request.application_id, store)
+        found.append(LeftOutEntries(topic, tp.partition, list(keys), entries))
+    return found
+
+
+class _FirstRecord:
+    """Passes writes on; the crash point ``first-record`` lies after the first record has reached
+    the broker."""
+
+    def __init__(self, writer: SinkWriter, ports: SinkPorts) -> None:
+        self._writer, self._ports = writer, ports
+        self._done = not ports.watched
+
+    def write(
+        self,
+        topic: str,
+        keys: Bytes,
+        values: Bytes,
+        timestamps: Int64,
+        partition: int | Int64 | None = None,
+        headers: Sequence[Any] | None = None,
+    ) -> None:
+        if not self._done and len(timestamps):
+            head = None if headers is None else headers[:1]
+            one = partition[:1] if isinstance(partition, np.ndarray) else partition
+            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], one, head)
+            self._writer.flush(FLUSH_TIMEOUT_S)
+            self._done = True
+            self._ports.reached(FIRST_RECORD)
+            rest = None if headers is None else headers[1:]
+            others = partition[1:] if isinstance(partition, np.ndarray) else partition
+            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], others, rest)
+            return
+        self._writer.write(topic, keys, values, timestamps, partition, headers)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def _write_output(
+    writer: _FirstRecord, output: SinkOutput, partition_count: Callable[[str], int]
+) -> int:
+    """Writes an output, and returns the number of its records."""
+    count = 0
+    for topic, rows in _by_topic(output):
+        partition: Int64 | None = None
+        if output.partitions is not None:
+            rows, partition = output.partitions.of(topic, rows, partition_count(topic))
+        keys, values, batch = output.keys, output.values, output.batch
+        if rows is not None:
+            index = pa.array(rows)
+            keys, values, batch = keys.take(index), values.take(index), batch.take(rows)
+        count += len(keys)
+        has_headers = (
+            batch.headers is not None
+            and pc.any(pc.greater(pc.list_value_length(batch.headers), 0)).as_py()
+        )
+        writer.write(
+            topic,
+            keys,
+            values,
+            batch.timestamp,
+            partition,
+            listed_headers(batch.headers, len(batch)) if has_headers else None,
+        )
+    return count
+
+
+def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:
+    """The records of each topic (None: all), in the order of the topics' first records."""
+    if isinstance(output.topics, str):
+        yield output.topics, None
+        return
+    for topic in dict.fromkeys(output.topics):
+        yield (
+            topic,
+            np.array([row for row, name in enumerate(output.topics) if name == topic], np.int64),
+        )
+
+
+# --- offsets and stores ---------------------------------------------------------------------------
+
+
+def _touched_tasks(
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> set[TaskId]:
+    """Tasks whose input moved, whose stores changed, or that a clock has called."""
+    subtopology = {source.topic: source.subtopology for source in sources}
+    before = {task.task: task.stream_times for task in request.tasks}
+    touched = set(result.changes) | {
+        task
+        for task, times in result.stream_times.items()
+        if any(before.get(task, {}).get(name, -1) != ms for name, ms in times.items())
+    }
+    for tp, wanted in request.ranges.items():
+        if result.consumed[tp] > wanted.start:
+            touched.add(TaskId(subtopology[tp.topic], tp.partition))
+    return touched
+
+
+def _offsets(
+    request: BatchRequest,
+    result: StepResult,
+    sources: tuple[Source, ...],
+    touched: set[TaskId],
+    layouts: str,
+) -> list[tuple[str, int, int, str]]:
+    """All input partitions of every touched task, moved or not, each with batch id, stream times
+    and layouts (D5)."""
+    subtopology = {source.topic: source.subtopology for source in sources}
+    times: dict[TaskId, Mapping[str, int]] = {
+        task.task: {**task.stream_times, **result.stream_times.get(task.task, {})}
+        for task in request.tasks
+    }
+    offsets = []
+    for tp in request.ranges:
+        task = TaskId(subtopology[tp.topic], tp.partition)
+        if task in touched:
+            metadata = format_metadata(request.batch_id, times.get(task, {}), layouts)
+            offsets.append((tp.topic, tp.partition, result.consumed[tp], metadata))
+    return offsets
+
+
+def _committed_inputs(
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> dict[TaskId, dict[str, int]]:
+    """The committed offsets of each task's inputs. None at least once: there the group may take
+    them later."""
+    if request.guarantee != EXACTLY_ONCE_V2:
+        return {}
+    subtopology = {source.topic: source.subtopology for source in sources}
+    found: dict[TaskId, dict[str, int]] = {}
+    for tp in request.ranges:
+        task = TaskId(subtopology[tp.topic], tp.partition)
+        found.setdefault(task, {})[str(tp)] = result.consumed[tp]
+    return found
+
+
+def _apply(
+    ports: SinkPorts,
+    request: BatchRequest,
+    result: StepResult,
+    touched: set[TaskId],
+    sent: Mapping[TopicPartition, int],
+    sources: tuple[Source, ...],
+) -> dict[TaskId, dict[str, int]]:
+    """Fold the committed changes into the stores; every store of a touched task gets the batch id
+    and what was committed of the task's inputs."""
+    positions: dict[TaskId, dict[str, int]] = {}
+    inputs = _committed_inputs(request, result, sources)
+    for task in request.tasks:
+        if task.task not in touched:
+            continue
+        for name, place in task.stores.items():
+            changes = _joined(
+                name, [c for c in result.changes.get(task.task, []) if c.store == name]
+            )
+            position = None
+            if place.changelog is not None:
+                changelog = TopicPartition(place.changelog, task.task.partition)
+                reused = changelog in request.ranges  # the topic that was read is its changelog
+                position = (result.consumed if reused else sent).get(changelog)
+            expected = Owner(task.incarnation, task.last_batch)
+            batch = request.batch_id
+            ports.apply(
+                place.path, changes, position, expected, batch, inputs.get(task.task, NO_INPUTS)
+            )
+            if position is not None:
+                positions.setdefault(task.task, {})[name] = position
+    return positions
+
+
+def _joined(store: str, listed: list[StoreChanges]) -> StoreChanges:
+    if len(listed) == 1:
+        return listed[0]
+    keys = [key for changes in listed for key in changes.keys]
+    values = [value for changes in listed for value in changes.values]
+    times = [changes.timestamps for changes in listed]
+    return StoreChanges(
+        store, keys, values, np.concatenate(times) if times else np.empty(0, np.int64)
+    )

@@ -1,0 +1,693 @@
+"""Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures.
+
+The search for failing records finds all records of a task in one run (note 041). Where a batch is
+cut changes no result, so the operator gets the records in parts, on stores that show what the parts
+before have changed. A part that fails ends before its record, which is left out, and the next one
+begins behind it. So no operator has to undo anything.
+
+A record is left out for what it does in a batch in which those before it are left out. It may fail
+on what another failing record has left in a store: then it is judged in the next run.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.errors import RetriableError
+from everflow.handlers import PROCESSING, ErrorHandlerContext, Handlers, Response, is_outage
+from everflow.operators.aggregates.aggregate import (
+    AggregateSpec,
+    PythonAggregateSpec,
+    TableAggregateSpec,
+)
+from everflow.operators.joins.stream_table import StreamTableJoin
+from everflow.operators.joins.table_table import TableTableJoin
+from everflow.operators.processors.process import ProcessSpec
+from everflow.operators.table import TableSpec, with_old
+from everflow.operators.user_code import UserFunctionError
+from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
+from everflow.records import ClockCall, EdgeBatch, Int32, Int64, TaskId, TasksResult, TopicPartition
+from everflow.serdes import SerdeError
+from everflow.state.store import StoreView
+from everflow.topology.batches import empty_like, in_order
+from everflow.topology.graph import Inputs, ProcessorOperator, SharingProcessor, Surroundings
+from everflow.topology.plan import AskOp, Source, StatefulOp
+from everflow.user_program import class_of, error_text
+from everflow.worker.failures import (
+    DescribedFailure,
+    RecordFailure,
+    innermost_line,
+    raise_all,
+    serde_outage,
+    stack_of,
+)
+from everflow.worker.stores import CheckedAccess, PartStores, TaskStores, damage_in
+from everflow.worker.times import Moved, advanced, times_of
+
+# --- the search for failing records ---------------------------------------------------------------
+
+
+_PARTS = 64
+"""A part is so much of all records at most: of one that fails, the records before are taken
+twice."""
+MOST_FAILING = 1_000
+"""Records that are looked for at once: each is a run of the operator."""
+Run = Callable[[Sequence[EdgeBatch]], None]
+"""Has the operator process these records of its sides, behind those of the calls before that
+returned. UserFunctionError: then it has kept nothing of them."""
+
+
+@dataclass
+class _Places:
+    """The records of a task in their order, by the places (``seq``) at which the operator gets
+    them; ``records``: of each the number of its input record, which may have become several."""
+
+    sides: Sequence[EdgeBatch]
+    seqs: Int64
+    records: Int64
+    _of: dict[tuple[int, int, int], int]
+
+    @staticmethod
+    def of(sides: Sequence[EdgeBatch]) -> _Places:
+        seqs, first = np.unique(np.concatenate([one.seq for one in sides]), return_index=True)
+        columns = [
+            np.concatenate([getattr(one, name) for one in sides])[first].tolist()
+            for name in ("source", "partition", "offset")
+        ]
+        of: dict[tuple[int, int, int], int] = {}
+        records = [of.setdefault(place, len(of)) for place in zip(*columns, strict=True)]
+        return _Places(sides, seqs, np.array(records, np.int64), of)
+
+    def named(self, error: UserFunctionError) -> int:
+        """The number of its record; -1: it is none of them."""
+        return self._of.get((error.source, error.partition, error.offset), -1)
+
+    def taken(self, places: Int64) -> list[EdgeBatch]:
+        """The records of some places, which are in order, on each side."""
+        seqs = self.seqs[places]
+        found = []
+        for one in self.sides:
+            begin = int(np.searchsorted(one.seq, seqs[0]))
+            end = int(np.searchsorted(one.seq, seqs[-1], "right"))
+            rows = begin + np.flatnonzero(np.isin(one.seq[begin:end], seqs))
+            found.append(one.take(rows))
+        return found
+
+
+def failing_records(
+    sides: Sequence[EdgeBatch], run: Run, first: UserFunctionError | None, most: int = MOST_FAILING
+) -> list[UserFunctionError]:
+    """The records of one task on which an operator fails, in order, each as if the failing ones
+    before it were not there; ``most`` of them. ``first``: its error for all records. Of n
+    records with k that fail each is given to the operator twice at most, in O(k log n) parts; of
+    one that takes several records at once (`UserFunctionError.together`) log n times."""
+    places = _Places.of(sides)
+    left = np.arange(len(places.seqs), dtype=np.int64)
+    largest = max(1, len(left) // _PARTS)
+    found: list[UserFunctionError] = []
+    begin, size, fails_before = 0, len(left), 0
+    known = first
+    while begin < len(left) and len(found) < most:
+        end = min(begin + size, len(left))
+        try:
+            if known is not None:
+                raise known
+            run(places.taken(left[begin:end]))
+        except UserFunctionError as error:
+            known = None
+            if error.together and end - begin > 1:
+                fails_before, size = end, (end - begin) // 2
+                continue
+            mine = np.flatnonzero(places.records[left] == places.named(error))
+            if not len(mine) or mine[0] >= end:
+                break  # it fails in what is no record's, or in one that is left out
+            if mine[0] < begin:
+                found.append(error)
+                break  # what has become of it before is there for the others
+            if mine[0] > begin:
+                size = int(mine[0]) - begin
+                continue
+            found.append(error)
+            left, size, fails_before = np.delete(left, mine), 1, 0
+        else:
+            size, begin = min(2 * (end - begin), largest), end
+            if begin < fails_before:
+                size = max(1, (fails_before - begin) // 2)
+    return found
+
+
+# --- failures that do not depend on each other ----------------------------------------------------
+
+
+_BY_KEY = (
+    AggregateSpec,
+    PythonAggregateSpec,
+    StreamTableJoin,
+    TableAggregateSpec,
+    TableSpec,
+    TableTableJoin,
+)
+"""Operators in which a record changes what comes of records with its key, and of no others, if no
+record is too late."""
+_Place = tuple[int, int, int]
+"""Source, partition, offset."""
+
+
+class _Given(NamedTuple):
+    """Records without their values, whose memory is free again."""
+
+    key: pa.Array
+    source: Int32
+    partition: Int32
+    offset: Int64
+
+    def places(self) -> Iterator[_Place]:
+        columns = (self.source, self.partition, self.offset)
+        return zip(*(column.tolist() for column in columns), strict=True)
+
+
+class RanOperator(NamedTuple):
+    """An operator that has run in this run of the batch: its records, and whether one was late."""
+
+    op: StatefulOp
+    sides: Sequence[_Given]
+    late: bool
+
+    @staticmethod
+    def of(op: StatefulOp, sides: Sequence[EdgeBatch], done: TasksResult) -> RanOperator:
+        given = [_Given(one.key, one.source, one.partition, one.offset) for one in sides]
+        return RanOperator(op, given, "late" in done.dropped)
+
+    @property
+    def writes(self) -> bool:
+        """True if a record may change the results of the records behind it."""
+        return remembers(self.op) and any(len(side.offset) for side in self.sides)
+
+    @property
+    def links(self) -> bool:
+        """True if its result for a record may depend on other records of the batch."""
+        updates = any(len(side.offset) for side in self.sides[1:])
+        return self.writes or (updates and bool(self.op.reads))
+
+    def linked(self) -> Iterator[tuple[str, _Place]]:
+        """Its records; those with the same text may change what comes of each other."""
+        by_key = type(self.op.operator) in _BY_KEY and not self.late
+        for side in self.sides:
+            texts = map(str, side.key.to_pylist()) if by_key else repeat("", len(side.offset))
+            yield from zip(texts, side.places(), strict=True)
+
+
+def remembers(op: StatefulOp) -> bool:
+    """True if it keeps something of a record: in a store, or in a processor's fields."""
+    return bool(op.stores) or isinstance(op.operator, ProcessorOperator)
+
+
+def sees_one_record(op: StatefulOp) -> bool:
+    """True if it makes a value of each record alone, as a function does."""
+    return op.operator.asked is not None
+
+
+def independent(
+    failures: Sequence[RecordFailure],
+    ran: Sequence[RanOperator],
+    sources: Sequence[Source],
+    function: bool,
+) -> tuple[RecordFailure, ...]:
+    """The ``failures``, which are in order, that would also happen without the others: always the
+    first. ``ran``: the operators before; ``function``: the failing operator sees one record
+    alone."""
+    indexes = {source.topic: source.index for source in sources}
+    places = [_place(indexes, failure) for failure in failures]
+    wanted = set(places)
+    kept = {
+        place
+        for one in ran
+        if one.writes
+        for side in one.sides
+        for place in side.places()
+        if place in wanted
+    }
+    if not kept:
+        return tuple(failures)
+    linking = [one for one in ran if one.links]
+    group = _groups(linking)
+    found: list[RecordFailure] = []
+    changed = set[_Place]()
+    for failure, place in zip(failures, places, strict=True):
+        mine, alone = group.get(place, (place, True))
+        # What comes of the others of its group may go on to any other one, in a second operator.
+        if not changed or (function and len(linking) == 1 and mine not in changed):
+            found.append(failure)
+        if place in kept and not alone:
+            changed.add(mine)
+    return tuple(found)
+
+
+def _groups(linking: Sequence[RanOperator]) -> dict[_Place, tuple[_Place, bool]]:
+    """Maps each record to one of its group, and to True if it is alone there."""
+    above: dict[_Place, _Place] = {}
+
+    def top(place: _Place) -> _Place:
+        while (higher := above[place]) != place:
+            above[place] = above[higher]
+            place = above[place]
+        return place
+
+    for one in linking:
+        first: dict[str, _Place] = {}
+        for text, place in one.linked():
+            above.setdefault(place, place)
+            above[top(place)] = top(first.setdefault(text, place))
+    sizes: dict[_Place, int] = {}
+    for place in above:
+        sizes[top(place)] = sizes.get(top(place), 0) + 1
+    return {place: (top(place), sizes[top(place)] == 1) for place in above}
+
+
+def _place(indexes: Mapping[str, int], failure: RecordFailure) -> _Place:
+    record = failure.failure.record
+    assert record is not None
+    return indexes[record.topic], record.partition, record.offset
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+PUNCTUATION = "punctuation"
+"""Why a node dropped what is no record: a clock's call that failed."""
+LookThrough = Callable[[tuple[str, ...], EdgeBatch], EdgeBatch]
+_Tasks = Mapping[int, TaskId]
+_Views = Mapping[int, Mapping[str, StoreView]]
+
+
+class UncheckedCallError(Exception):
+    """A clock's call failed on unchecked stores: a damaged entry may be to blame.
+    Never shown to users."""
+
+
+@dataclass(frozen=True)
+class ClockJudge:
+    """Says what becomes of a clock's call that fails, in one run of a step (note 023). It has no
+    record (KIP-1033): it is judged where it runs.
+
+    ``checked``: an entry that cannot be read says so by itself; ``lines``: a text for each
+    call that was left out.
+    """
+
+    handlers: Handlers
+    request: BatchRequest
+    sources: Mapping[int, Source]
+    checked: bool
+    lines: list[str] = field(default_factory=list)
+
+    def judge(self, error: UserFunctionError, group: Sequence[StatefulOp]) -> None:
+        """Returns where the call is to be left out. DescribedFailure where it stops the instance,
+        RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
+        call, cause = error.call, error.__cause__ or error
+        assert call is not None
+        if not self.checked:
+            raise UncheckedCallError from error
+        if (damage := damage_in(cause)) is not None:
+            raise damage from damage.__cause__
+        op = next((one for one in group if one.name == error.node), group[0])
+        if (away := serde_outage(RecordFailure(None, op.where, cause))) is not None:
+            raise away from cause
+        task = TaskId(op.subtopology, call.partition)
+        where = "" if op.name == call.node else f", in node {op.name}"
+        text = (
+            f"{error_text(cause)}\n  in the clock's call of {error.function} at {call.time_ms} ms, "
+            f"node {call.node}, task {task}{where}"
+        )
+        context = ErrorHandlerContext(
+            stage=PROCESSING,
+            topic=None,
+            partition=-1,
+            offset=-1,
+            timestamp=call.time_ms,
+            headers=(),
+            source_raw_key=None,
+            source_raw_value=None,
+            processor_node_id=op.name,
+            task_id=str(task),
+            attempt=self.request.attempt,
+        )
+        response = self.handlers.answer(context, cause)
+        if response is Response.FAIL:
+            raise DescribedFailure(
+                BatchFailure(
+                    kind="fatal",
+                    error=text,
+                    code=error.code,
+                    line=innermost_line(cause),
+                    where=() if op.where is None else (op.where,),
+                    details=stack_of(cause),
+                    exception=class_of(cause),
+                    judged=True,
+                )
+            ) from cause
+        if response is Response.RETRY:
+            raise RetriableError(f"{text} (its handler says RETRY)", self._inputs(task)) from cause
+        first, _, rest = text.rpartition("\n  ")
+        self.lines.append(f"{first.partition(chr(10))[0]:.300} {rest}")
+
+    def _inputs(self, task: TaskId) -> list[TopicPartition]:
+        topics = {one.topic for one in self.sources.values() if one.subtopology == task.subtopology}
+        return [
+            tp
+            for tp in self.request.ranges
+            if tp.partition == task.partition and tp.topic in topics
+        ]
+
+
+def run_stateful(
+    group: Sequence[StatefulOp],
+    sides: Sequence[Sequence[EdgeBatch]],
+    stores: TaskStores,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+    idle: Moved,
+    judge: ClockJudge,
+    every_failure: bool = False,
+    through: LookThrough | None = None,
+) -> list[TasksResult]:
+    """Run an operator, or processors that share stores, on the tasks that have records, or that a
+    clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
+    each side of each. `stores` shows their changes to those behind them. ``judge`` says whether
+    they run without a clock's call that fails. RecordFailure, and what the judge raises;
+    ``every_failure``: with the others on which the operator fails, on stores that are checked:
+    those run when a record is about to be blamed (note 041)."""
+    moved = [times_of(op, idle) for op in group]
+    tasks = _tasks(group, sides, moved, request)
+    run = _GroupRun(group, sources, request, judge, through)
+    try:
+        if not tasks:
+            done = [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
+        else:
+            done = run(sides, tasks, moved, stores)
+        for result in done:
+            _remember(tasks, result, stores)
+        return [
+            advanced(op, result, mine, times, stores)
+            for op, result, mine, times in zip(group, done, sides, moved, strict=True)
+        ]
+    except UserFunctionError as error:
+        op = run.failed_in(error)
+        if error.source not in sources:  # `close`, behind all records
+            cause = error.__cause__ or error
+            raise RecordFailure(None, op.where, cause) from cause
+        searchable = (every_failure or error.together) and run.may_be_cut
+        if searchable and damage_in(error) is None and isinstance(stores.access, CheckedAccess):
+            most = MOST_FAILING if every_failure else 1
+            found = run.all_failures(sides, tasks, stores, error, most)
+            raise_all([_of_record(run.failed_in(one), sources, one) for one in found])
+        failures = [_of_record(run.failed_in(one), sources, one) for one in (error, *error.others)]
+        failures[0].searchable = searchable
+        raise_all(failures)
+
+
+@dataclass(frozen=True)
+class _GroupRun:
+    """An operator, or processors that share stores, in one run of a step."""
+
+    group: Sequence[StatefulOp]
+    sources: Mapping[int, Source]
+    request: BatchRequest
+    judge: ClockJudge
+    through: LookThrough | None = None
+    """See `Inputs`."""
+
+    def __call__(
+        self,
+        sides: Sequence[Sequence[EdgeBatch]],
+        tasks: _Tasks,
+        moved: Sequence[Mapping[int, int]],
+        stores: TaskStores,
+    ) -> list[TasksResult]:
+        """The results of each operator for these records. UserFunctionError."""
+        if not isinstance(self.group[0].operator, ProcessorOperator):
+            now_ms = self.request.wall_clock_ms
+            return [_run(self.group[0], sides[0], tasks, stores, now_ms, self.through)]
+        return _judged(
+            lambda skipped: _run_processors(
+                self.group, sides, tasks, moved, stores, self.sources, self.request, skipped
+            ),
+            self.group,
+            self.judge,
+        )
+
+    def failed_in(self, error: UserFunctionError) -> StatefulOp:
+        """The operator that ``error`` is of."""
+        return next((one for one in self.group if one.name == error.node), self.group[0])
+
+    @property
+    def may_be_cut(self) -> bool:
+        """True if these operators can be given their records in parts, each on the stores of the
+        part before. Joins with tables cannot. They call no function, and `written_bytes` names
+        all records that they cannot write."""
+        (op, *_) = self.group
+        return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
+
+    def all_failures(
+        self,
+        sides: Sequence[Sequence[EdgeBatch]],
+        tasks: _Tasks,
+        stores: TaskStores,
+        error: UserFunctionError,
+        most: int,
+    ) -> list[UserFunctionError]:
+        """All records on which it fails, of each task ``most``: at least the one of ``error``, with
+        which it fails for all records."""
+        counts = [len(mine) for mine in sides]
+        found: list[tuple[int, UserFunctionError]] = []
+        for partition, task in tasks.items():
+            flat = [_of_task(one, partition) for mine in sides for one in mine]
+            if not any(map(len, flat)):
+                continue
+            parts = PartStores(stores)
+
+            def run(part: Sequence[EdgeBatch], task: TaskId = task, of: PartStores = parts) -> None:
+                some = iter(part)
+                given = [[next(some) for _ in range(count)] for count in counts]
+                try:
+                    done = self(given, {task.partition: task}, [{} for _ in counts], of)
+                except UserFunctionError as failure:
+                    if (damage := damage_in(failure)) is not None:
+                        raise damage from damage.__cause__
+                    raise
+                for op, mine, result in zip(self.group, given, done, strict=True):
+                    of.remember_part(task, op.name, result)
+                    if isinstance(op.operator, ProcessSpec):
+                        for read, updates in zip(op.operator.tables, mine[1:], strict=True):
+                            of.remember_updates(task, read, updates)
+
+            first = error if error.partition == partition else None
+            for one in failing_records(flat, run, first, most):
+                found.append((_seq_of(flat, one), one))
+        found.sort(key=lambda one: one[0])
+        return [one for _, one in found] or [error]
+
+
+def _of_task(batch: EdgeBatch, partition: int) -> EdgeBatch:
+    mine = batch.partition == partition
+    return batch if mine.all() else batch.take(np.flatnonzero(mine))
+
+
+def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
+    """The first place at which the record of ``error`` comes."""
+    return min(
+        int(one.seq[row])
+        for one in sides
+        for row in np.flatnonzero((one.source == error.source) & (one.offset == error.offset))[:1]
+    )
+
+
+def _of_record(
+    op: StatefulOp | AskOp, sources: Mapping[int, Source], error: UserFunctionError
+) -> RecordFailure:
+    cause = error.__cause__ or error
+    record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
+    failure = RecordFailure(record, op.where, cause)
+    failure.__cause__ = cause
+    return failure
+
+
+def _judged(
+    run: Callable[[frozenset[ClockCall]], list[TasksResult]],
+    group: Sequence[StatefulOp],
+    judge: ClockJudge,
+) -> list[TasksResult]:
+    """The results of ``run`` without the calls that fail and are to be left out. ``run`` writes
+    nothing, so it is run again without the call, of which nothing stays."""
+    skipped: list[ClockCall] = []
+    while True:
+        try:
+            done = run(frozenset(skipped))
+        except UserFunctionError as error:
+            if error.call is None or error.call in skipped:
+                raise
+            judge.judge(error, group)
+            skipped.append(error.call)
+            continue
+        for call in skipped:
+            number = next(n for n, op in enumerate(group) if op.name == call.node)
+            dropped = done[number].dropped
+            dropped[PUNCTUATION] = dropped.get(PUNCTUATION, 0) + 1
+        return done
+
+
+def clock_name(node: str, method: str) -> str:
+    """Under which a method's last call by the wall clock is kept beside the nodes' stream times."""
+    return f"{node}/{method}"
+
+
+def _remember(tasks: _Tasks, done: TasksResult, stores: TaskStores) -> None:
+    for partition, listed in done.changes.items():
+        for changes in listed:
+            stores.remember(tasks[partition], changes)
+
+
+def _tasks(
+    group: Sequence[StatefulOp],
+    sides: Sequence[Sequence[EdgeBatch]],
+    moved: Sequence[Mapping[int, int]],
+    request: BatchRequest,
+) -> _Tasks:
+    subtopology = group[0].subtopology
+    found = np.unique(np.concatenate([one.partition for mine in sides for one in mine]))
+    partitions = set(found.tolist())
+    if isinstance(group[0].operator, ProcessorOperator):
+        partitions = partitions.union(*moved)
+    tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}
+    if any(op.operator.wall_clock_interval_ms is not None for op in group):
+        mine = (one.task for one in request.tasks if one.task.subtopology == subtopology)
+        tasks |= {task.partition: task for task in mine}
+    return tasks
+
+
+def _views(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> _Views:
+    whole = stores.whole(op.looks_up)
+    return {
+        partition: {**stores.views(task, op.stores), **stores.before(task, op.reads), **whole}
+        for partition, task in tasks.items()
+    }
+
+
+def _times(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, int]:
+    return {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
+
+
+def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, Mapping[str, int]]:
+    if isinstance(stores, PartStores):
+        return {}  # the wall clock calls behind all records
+    return {
+        partition: {
+            name: stores.stream_time(task, clock_name(op.name, name)) for name in op.operator.marks
+        }
+        for partition, task in tasks.items()
+    }
+
+
+def _run(
+    op: StatefulOp,
+    sides: Sequence[EdgeBatch],
+    tasks: _Tasks,
+    stores: TaskStores,
+    now_ms: int,
+    through: LookThrough | None,
+) -> TasksResult:
+    inputs = Inputs(
+        sides,
+        _views(op, tasks, stores),
+        _times(op, tasks, stores),
+        _clocks(op, tasks, stores),
+        now_ms,
+        through,
+    )
+    try:
+        return op.operator.run(inputs)
+    except (SerdeError, struct.error) as error:
+        # Records are decoded by now, and what cannot be written fails as its record's: these bytes
+        # are a store's, of a layout that only the operator knows.
+        read = (*op.stores, *op.reads)
+        if read and isinstance(stores.access, CheckedAccess) and not is_outage(error):
+            owners = [stores.tasks[task] for task in tasks.values()]
+            raise stores.access.unread(owners, read, error) from error
+        raise
+
+
+def _run_processors(
+    group: Sequence[StatefulOp],
+    sides: Sequence[Sequence[EdgeBatch]],
+    tasks: _Tasks,
+    moved: Sequence[Mapping[int, int]],
+    stores: TaskStores,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+    skipped: frozenset[ClockCall],
+) -> list[TasksResult]:
+    """Runs processors with their stores, clocks and surroundings."""
+    sharing = []
+    for op, mine, idle in zip(group, sides, moved, strict=True):
+        assert isinstance(op.operator, ProcessorOperator)
+        sharing.append(
+            SharingProcessor(
+                name=op.name,
+                operator=op.operator,
+                batch=mine[0],
+                updates=tuple(mine[1:]),
+                stores=_views(op, tasks, stores),
+                stream_times=_times(op, tasks, stores),
+                clocks=_clocks(op, tasks, stores),
+                links=op.links,
+                idle=idle,
+            )
+        )
+    topics = {index: source.topic for index, source in sources.items()}
+    around = Surroundings(
+        request.application_id, group[0].subtopology, topics, request.wall_clock_ms, skipped
+    )
+    return sharing[0].operator.run_together(sharing, around)
+
+
+def ask(
+    op: AskOp, rows: EdgeBatch, sources: Mapping[int, Source], request: BatchRequest
+) -> EdgeBatch:
+    """What a table's transformer makes of rows that are looked up. RecordFailure."""
+    none: Mapping[int, Any] = {int(partition): {} for partition in np.unique(rows.partition)}
+    one = SharingProcessor(
+        name=op.name,
+        operator=op.operator,
+        batch=replace(rows, seq=np.arange(len(rows), dtype=np.int64)),
+        updates=(),
+        stores=none,
+        stream_times=dict.fromkeys(none, -1),
+        clocks=none,
+    )
+    topics = {index: source.topic for index, source in sources.items()}
+    around = Surroundings(
+        request.application_id, op.subtopology, topics, request.wall_clock_ms, frozenset()
+    )
+    try:
+        (done,) = op.operator.run_together([one], around)
+    except UserFunctionError as error:
+        if error.source not in sources:  # `close`, behind all records
+            raise RecordFailure(None, op.where, error.__cause__ or error) from error.__cause__
+        failure = _of_record(op, sources, error)
+        raise failure from failure.__cause__
+    return replace(in_order(done.output), seq=rows.seq)
+
+
+def with_old_values(op: StatefulOp, done: EdgeBatch, stores: TaskStores) -> EdgeBatch:
+    """The results in order, with what the entries of each were before (`with_old`)."""
+    tasks = {int(one): TaskId(op.subtopology, int(one)) for one in np.unique(done.partition)}
+    views = {
+        partition: stores.before(task, (*op.stores, *op.reads)) for partition, task in tasks.items()
+    }
+    return in_order(with_old(op, done, views))

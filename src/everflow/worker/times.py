@@ -1,0 +1,571 @@
+"""The times of a micro-batch's records and of its tasks.
+
+A source's extractor says a record's time before the inputs are merged (note 032). What it says of
+records that this batch does not consume has no effect: they are read again, and partition times and
+dropped records are those of what is consumed. A time is not before 1970, and at most what Spark
+holds: microseconds in 64 bits. Tasks whose sources are idle move on when the driver asks for it
+(note 025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.errors import RecordTimeError
+from everflow.operators.user_code import require_users
+from everflow.protocol.messages import Ages, BatchRequest
+from everflow.records import LAST_SEQ, EdgeBatch, Int64, TaskId, TasksResult, TopicPartition
+from everflow.serdes.windowed import python_keys
+from everflow.topology.batches import BatchInput, appended
+from everflow.topology.graph import (
+    Inputs,
+    ProcessorOperator,
+    RecordContext,
+    TimeFunction,
+    UsePartitionTimeOnInvalidTimestamp,
+    WallclockTimestampExtractor,
+)
+from everflow.topology.plan import Source, StatefulOp, TimeOp
+from everflow.user_program import shown
+from everflow.worker.failures import RecordFailure, raise_all
+from everflow.worker.stores import TaskStores
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+MOST_MS = (2**63 - 1) // 1000
+_MOVE_ON = (
+    "delete the record (kafka-delete-records), or move the group's offset past it while the "
+    "application is stopped."
+)
+
+
+def odd_times(times: Int64) -> bool:
+    """True if the time of some record is negative or beyond `MOST_MS`."""
+    # One look at each record: a negative time is a high one without its sign.
+    return bool((times.view(np.uint64) > MOST_MS).any())
+
+
+def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
+    """Why records of a source are left to their handler, by row: their time lies beyond
+    `MOST_MS`."""
+    return {
+        row: far_time(
+            f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
+            int(raw.timestamp[row]),
+        )
+        for row in np.flatnonzero(raw.timestamp > MOST_MS).tolist()
+    }
+
+
+def timely(hop: BatchInput, otherwise_ms: int) -> Int64:
+    """The times of a hop's rows. A record beyond `MOST_MS` has that of the one before it in its
+    partition, else of the next one, else ``otherwise_ms``: it is left out, and its dead letter
+    keeps its place."""
+    far = hop.timestamp > MOST_MS
+    times: Int64 = hop.timestamp.copy()
+    logs = zip(hop.source[far].tolist(), hop.partition[far].tolist(), strict=True)
+    for source, partition in {*logs}:
+        rows = np.flatnonzero((hop.source == source) & (hop.partition == partition))
+        good = ~far[rows]
+        if not good.any():
+            times[rows] = otherwise_ms
+            continue
+        before = np.maximum.accumulate(np.where(good, np.arange(len(rows)), -1))
+        times[rows] = times[rows[np.where(before < 0, int(np.argmax(good)), before)]]
+    return times
+
+
+def refuse_negative(source: Source, decoded: EdgeBatch) -> None:
+    """RecordTimeError for the first record with a negative time (FailOnInvalidTimestamp)."""
+    rows = np.flatnonzero(decoded.timestamp < 0)
+    if len(rows):
+        row = int(rows[0])
+        place = f"{source.topic}-{int(decoded.partition[row])}@{int(decoded.offset[row])}"
+        raise RecordTimeError(
+            f"A record's time is negative, {int(decoded.timestamp[row])} ms (record {place}): its "
+            f"producer gave it none, or one before 1970\n"
+            f"  Leave such records out with timestamp=LogAndSkipOnInvalidTimestamp() of the "
+            f"source, take the time from elsewhere, as in timestamp=F.col('value.at') or "
+            f"UsePartitionTimeOnInvalidTimestamp(), or set default.timestamp.extractor for all "
+            f"sources. Or correct the producer; {_MOVE_ON}"
+        )
+
+
+def no_time(time_ms: int) -> RecordTimeError:
+    """The error of a partition's first record, that has no time of its own."""
+    return RecordTimeError(
+        f"A record's time is negative, {time_ms} ms, and UsePartitionTimeOnInvalidTimestamp knows "
+        f"none of an earlier record of its partition; give the source a function that knows one: "
+        f"timestamp=lambda key, value, record, partition_time: ..."
+    )
+
+
+def far_time(
+    place: str | None, time_ms: int | None = None, *, extracted: bool = False
+) -> RecordTimeError:
+    """The error of a record, ``in-0@7``, where it is known. ``extracted``: the user's timestamp=
+    said the time."""
+    time = "beyond the year 294247" if time_ms is None else f"{time_ms} ms, beyond the year 294247"
+    where = "" if place is None else f" (record {place})"
+    cure = (
+        "timestamp= of its source gave micro- or nanoseconds; divide them, a time is in ms."
+        if extracted
+        else "Its producer wrote micro- or nanoseconds where Kafka expects milliseconds. Correct "
+        f"the producer; {_MOVE_ON}"
+    )
+    return RecordTimeError(f"A record's time is {time}, which Spark cannot hold{where}\n  {cure}")
+
+
+# --- extractors -----------------------------------------------------------------------------------
+
+
+SKIPPED = "negative-timestamp"
+MOST_NAMED = 500
+"""Records that are left to their handler at once."""
+_NOT_YET = -1
+"""A partition time before the first record."""
+_UNTOLD = (
+    "; a record without one gets its time in Kafka (record.timestamp, F.col('timestamp')), or a "
+    "negative one, with which it is dropped and counted"
+)
+
+PartitionTimes = Mapping[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Extracted:
+    """The times of one source's records; negative for those that are dropped."""
+
+    op: TimeOp
+    topic: str
+    partition: np.ndarray
+    offset: Int64
+    times: Int64
+    keys: pa.Array
+
+    def dropped(self, consumed: Mapping[TopicPartition, int]) -> list[int]:
+        """The rows of those that are consumed and dropped."""
+        rows = np.flatnonzero(self.times < 0)
+        places = zip(self.partition[rows].tolist(), self.offset[rows].tolist(), strict=True)
+        return [
+            row
+            for row, (partition, offset) in zip(rows.tolist(), places, strict=True)
+            if offset < consumed[TopicPartition(self.topic, partition)]
+        ]
+
+
+@dataclass(frozen=True)
+class ExtractedTimes:
+    """The times that a batch's extractors gave."""
+
+    sources: tuple[_Extracted, ...]
+
+    def stream_times(
+        self, consumed: Mapping[TopicPartition, int], request: BatchRequest
+    ) -> dict[TaskId, dict[str, int]]:
+        """The partition times after the records that are consumed, by task and name."""
+        found: dict[TaskId, dict[str, int]] = {}
+        for one in self.sources:
+            if one.op.kept is None:
+                continue
+            before = _partition_times(one.op, request)
+            for partition in np.unique(one.partition).tolist():
+                mine = one.partition == partition
+                mine &= one.offset < consumed[TopicPartition(one.topic, partition)]
+                if mine.any():
+                    time = max(before.get(partition, _NOT_YET), int(one.times[mine].max()))
+                    task = TaskId(one.op.subtopology, partition)
+                    found.setdefault(task, {})[one.op.kept] = time
+        return found
+
+    def dropped(self, consumed: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+        """The number of consumed records without a time, by node and reason."""
+        found: dict[str, dict[str, int]] = {}
+        for one in self.sources:
+            count = len(one.dropped(consumed))
+            if count:
+                reasons = found.setdefault(one.op.name, {SKIPPED: 0})
+                reasons[SKIPPED] += count
+        return found
+
+    def left_out(
+        self,
+        consumed: Mapping[TopicPartition, int],
+        request: BatchRequest,
+        sources: Mapping[int, Source],
+    ) -> dict[TopicPartition, list[bytes]]:
+        """The keys, as they are written, of the dropped records of topics that are changelogs, too
+        (`BatchRequest.reused`)."""
+        found: dict[TopicPartition, list[bytes]] = {}
+        for one in self.sources:
+            rows = one.dropped(consumed)
+            if rows and any(tp.topic == one.topic for tp in request.reused()):
+                written = sources[one.op.source].key_serde.encode_array(one.keys.take(rows))
+                partitions = one.partition[rows].tolist()
+                for partition, key in zip(partitions, written.to_pylist(), strict=True):
+                    if key is not None:
+                        found.setdefault(TopicPartition(one.topic, partition), []).append(key)
+        return found
+
+
+def extract_times(
+    ops: Sequence[TimeOp],
+    hop: BatchInput,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+    every_failure: bool = False,
+) -> ExtractedTimes:
+    """Give the records of the ``ops``' slots their times; those that get a negative one leave.
+    Changes ``hop``.
+
+    Raises RecordFailure for a record of which an extractor says no time, or one beyond `MOST_MS`;
+    ``every_failure``: for all of them.
+    """
+    if ops:
+        hop.timestamp = hop.timestamp.copy()
+    found = []
+    for op in ops:
+        slot = sources[op.source].slot  # another one than the input where a Column says the time
+        batch, rows = hop.batches.pop(op.input), hop.rows.pop(slot)
+        hop.batches.pop(slot, None)
+        times = _times(op, batch, sources, request, every_failure)
+        _require_near(op, batch, times, sources)
+        topic = sources[op.source].topic
+        found.append(
+            _Extracted(
+                op=op,
+                topic=topic,
+                partition=batch.partition,
+                offset=batch.offset,
+                times=times,
+                keys=batch.key,
+            )
+        )
+        if op.extractor is None:
+            batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
+        hop.timestamp[rows] = times
+        batch = replace(batch, timestamp=times)
+        if (times < 0).any():
+            keep = np.flatnonzero(times >= 0)
+            batch, rows = batch.take(keep), rows[keep]
+        hop.batches[op.output], hop.rows[op.output] = batch, rows
+    return ExtractedTimes(tuple(found))
+
+
+def _times(
+    op: TimeOp,
+    batch: EdgeBatch,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+    every_failure: bool,
+) -> Int64:
+    match op.extractor:
+        case None:
+            return _said_by_column(op, batch, sources)
+        case TimeFunction() as function:
+            before = _partition_times(op, request)
+            return _said_by_function(op, function, batch, sources, before, every_failure)
+        case UsePartitionTimeOnInvalidTimestamp():
+            return _filled_in(op, batch, sources, _partition_times(op, request))
+        case WallclockTimestampExtractor():
+            return np.full(len(batch), request.wall_clock_ms, np.int64)
+        case _:
+            return batch.timestamp
+
+
+def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> Int64:
+    said = pc.struct_field(batch.value, [0])
+    if said.null_count:
+        cause = ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
+        rows = np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[:MOST_NAMED]
+        raise_all([RecordFailure.of(op, sources, batch, row, cause) for row in rows.tolist()])
+    times: Int64 = said.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return times
+
+
+def _said_by_function(
+    op: TimeOp,
+    function: TimeFunction,
+    batch: EdgeBatch,
+    sources: Mapping[int, Source],
+    before: PartitionTimes,
+    every_failure: bool,
+) -> Int64:
+    """Record by record, as a partition's time depends on what was said of those before; nothing is
+    said of one that fails, so those behind it see what they would see without it."""
+    keys, values = python_keys(batch.key), batch.value.to_pylist()
+    records = _contexts(batch, sources[op.source].topic) if function.takes > 2 else None
+    partition_times = dict(before)
+    partitions = batch.partition.tolist()
+    times = np.empty(len(batch), np.int64)
+    failures: list[RecordFailure] = []
+    for row, partition in enumerate(partitions):
+        try:
+            highest = partition_times.get(partition, _NOT_YET)
+            given: tuple[Any, ...]
+            if function.takes == 1:
+                given = (values[row],)
+            elif records is None:
+                given = keys[row], values[row]
+            else:
+                given = (keys[row], values[row], records(row), highest)[: function.takes]
+            time = _whole(function.fn(*given))
+            times[row] = time
+            if time > highest:
+                partition_times[partition] = time
+        except BaseException as error:
+            require_users(error)
+            failures.append(RecordFailure.of(op, sources, batch, row, error))
+            if not every_failure:
+                break
+    if failures:
+        raise_all(failures)
+    return times
+
+
+def _whole(said: Any) -> int:
+    """TypeError for what is no number of ms, ValueError for one beyond 64 bits."""
+    if isinstance(said, (int, np.integer)) and not isinstance(said, bool):
+        if not -(2**63) <= said < 2**63:
+            raise ValueError(f"timestamp= gave {said}; divide it, a time is in ms")
+        return int(said)
+    if said is None:
+        raise TypeError(f"timestamp= gave no time{_UNTOLD}")
+    cure = ": int(time.timestamp() * 1000)" if hasattr(said, "timestamp") else ""
+    raise TypeError(
+        f"timestamp= gave {shown(said)} ({type(said).__name__}); a time is a whole number of ms "
+        f"since 1970{cure}"
+    )
+
+
+def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
+    """Makes the context of the record in a row, for a function."""
+    partitions, offsets = batch.partition.tolist(), batch.offset.tolist()
+    times = batch.timestamp.tolist()
+    headers = [None] * len(batch) if batch.headers is None else batch.headers.to_pylist()
+
+    def context(row: int) -> RecordContext:
+        pairs = tuple((one["key"], one["value"]) for one in headers[row] or ())
+        return RecordContext(topic, partitions[row], offsets[row], times[row], pairs)
+
+    return context
+
+
+def _filled_in(
+    op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source], before: PartitionTimes
+) -> Int64:
+    """The records' own times, and for negative ones the highest of the partition so far."""
+    if not (batch.timestamp < 0).any():
+        return batch.timestamp
+    times: Int64 = batch.timestamp.copy()
+    for partition in np.unique(batch.partition).tolist():
+        rows = np.flatnonzero(batch.partition == partition)
+        known = np.maximum(times[rows], before.get(partition, _NOT_YET))
+        highest = np.maximum.accumulate(known)
+        times[rows] = np.where(times[rows] < 0, highest, times[rows])
+    unknown = np.flatnonzero(times < 0)
+    if len(unknown):
+        rows = unknown[:MOST_NAMED].tolist()
+        causes = {row: no_time(int(batch.timestamp[row])) for row in rows}
+        raise_all([RecordFailure.of(op, sources, batch, *one) for one in causes.items()])
+    return times
+
+
+def _require_near(
+    op: TimeOp, batch: EdgeBatch, times: Int64, sources: Mapping[int, Source]
+) -> None:
+    """RecordFailure for the records whose times lie beyond `MOST_MS`."""
+    failures = []
+    for row in np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist():
+        cause = far_time(None, int(times[row]), extracted=True)
+        failures.append(RecordFailure.of(op, sources, batch, row, cause))
+    if failures:
+        raise_all(failures)
+
+
+def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
+    """Partition times before the batch, by partition."""
+    kept = op.kept
+    if kept is None:
+        return {}
+    return {
+        task.task.partition: task.stream_times[kept]
+        for task in request.tasks
+        if kept in task.stream_times and task.task.subtopology == op.subtopology
+    }
+
+
+# --- idle sources ---------------------------------------------------------------------------------
+
+
+Moved = Mapping[TaskId, Mapping[str, int]]
+"""Of each task, to what the times of its silent sources are moved, by the names under which those
+are kept."""
+
+
+def moved(
+    request: BatchRequest, sources: Sequence[Source], consumed: Mapping[TopicPartition, int]
+) -> Moved:
+    """The moves that the request asks for, of tasks that have read all there was: a record that is
+    left for the next batch may be older."""
+    behind = {
+        TaskId(source.subtopology, tp.partition)
+        for source in sources
+        for tp, end in request.log_ends.items()
+        if tp.topic == source.topic and consumed[tp] < end
+    }
+    return {task: names for task, names in request.idle.items() if task not in behind}
+
+
+def source_times(
+    hop: BatchInput,
+    sources: Sequence[Source],
+    request: BatchRequest,
+    consumed: Mapping[TopicPartition, int],
+) -> dict[TaskId, dict[str, int]]:
+    """The times of sources whose silence counts: the highest of a record that is consumed, or what
+    they are moved to."""
+    found: dict[TaskId, dict[str, int]] = {}
+    before = {task.task: task.stream_times for task in request.tasks}
+    for source in sources:
+        if source.idle is None:
+            continue
+        rows = np.flatnonzero(hop.source == source.index)
+        for partition in np.unique(hop.partition[rows]).tolist():
+            mine = rows[hop.partition[rows] == partition]
+            mine = mine[hop.offset[mine] < consumed[TopicPartition(source.topic, partition)]]
+            task, name = TaskId(source.subtopology, partition), source.idle.kept
+            if len(mine):
+                time = max(before[task].get(name, -1), int(hop.timestamp[mine].max()))
+                found.setdefault(task, {})[name] = time
+    for task, names in moved(request, sources, consumed).items():
+        found.setdefault(task, {}).update(names)
+    return found
+
+
+def times_of(op: StatefulOp, moved_tasks: Moved) -> dict[int, int]:
+    """The new stream time of an operator, by partition."""
+    found = {}
+    for task, names in moved_tasks.items():
+        mine = [names[name] for name in op.idle if name in names]
+        if task.subtopology == op.subtopology and mine:
+            found[task.partition] = max(mine)
+    return found
+
+
+def advanced(
+    op: StatefulOp,
+    done: TasksResult,
+    sides: Sequence[EdgeBatch],
+    times: Mapping[int, int],
+    stores: TaskStores,
+) -> TasksResult:
+    """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
+    batch's records. One that has had no record has no stream time, and nothing that could end."""
+    if isinstance(op.operator, ProcessorOperator):
+        return done
+    tasks = {partition: TaskId(op.subtopology, partition) for partition in times}
+    before = {
+        partition: done.stream_times.get(partition, stores.stream_time(task, op.name))
+        for partition, task in tasks.items()
+    }
+    before = {partition: time for partition, time in before.items() if 0 <= time < times[partition]}
+    if not before:
+        return done
+    views = {
+        partition: {
+            **stores.views(tasks[partition], op.stores),
+            **stores.before(tasks[partition], op.reads),
+            **stores.whole(op.looks_up),
+        }
+        for partition in before
+    }
+    ticks = _ticks(sides[0], {partition: times[partition] for partition in before})
+    more = op.operator.advance(ticks, Inputs(sides, views, before))
+    done.stream_times.update({partition: times[partition] for partition in before})
+    if more is None:
+        return done
+    for partition, listed in more.changes.items():
+        done.changes.setdefault(partition, []).extend(listed)
+        for changes in listed:
+            stores.remember(tasks[partition], changes)
+    for reason, count in more.dropped.items():
+        done.dropped[reason] = done.dropped.get(reason, 0) + count
+    done.output = _both(done.output, more.output)
+    return done
+
+
+def _ticks(like: EdgeBatch, times: Mapping[int, int]) -> EdgeBatch:
+    """A row for each task, behind all records."""
+    count = len(times)
+    stamps: Int64 = np.array(list(times.values()), np.int64)
+    return EdgeBatch(
+        key=pa.nulls(count, like.key.type),
+        value=pa.nulls(count, like.value.type),
+        timestamp=stamps,
+        seq=np.full(count, LAST_SEQ),
+        source=np.zeros(count, np.int32),
+        partition=np.array(list(times), np.int32),
+        offset=np.full(count, -1, np.int64),
+        headers=None,
+    )
+
+
+def _both(one: EdgeBatch, other: EdgeBatch) -> EdgeBatch:
+    if not len(other):
+        return one
+    return appended([one, other]) if len(one) else other
+
+
+# --- ages for the metrics -------------------------------------------------------------------------
+
+
+def ages_read(
+    hop: BatchInput,
+    sources: Mapping[int, Source],
+    consumed: Mapping[TopicPartition, int],
+    stream_times: Mapping[TaskId, int],
+) -> list[Ages]:
+    """Ages of the input records that are ``consumed``. ``stream_times``: of the tasks before the
+    batch."""
+    if not len(hop.source):
+        return []
+    changes = (np.diff(hop.source) != 0) | (np.diff(hop.partition) != 0)
+    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    ends = np.append(starts[1:], len(hop.source))
+    found = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        source, partition = sources[int(hop.source[start])], int(hop.partition[start])
+        read = consumed[TopicPartition(source.topic, partition)]
+        end = start + int(np.searchsorted(hop.offset[start:end], read))
+        task = TaskId(source.subtopology, partition)
+        newest = stream_times.get(task, -1)
+        found.append(_of(hop.timestamp[start:end], str(task), source.node, newest))
+    return [ages for ages in found if ages is not None]
+
+
+def ages_written(batches: Iterable[tuple[str, EdgeBatch]]) -> list[Ages]:
+    """Ages of the records of each sink."""
+    found = [_of(batch.timestamp, "", node) for node, batch in batches]
+    return [ages for ages in found if ages is not None]
+
+
+def _of(times: Int64, task: str, node: str, newest: int | None = None) -> Ages | None:
+    """The ages of these times; None if all are negative, which are no times."""
+    if not len(times):
+        return None
+    if (least := int(times.min())) < 0:
+        return _of(times[times >= 0], task, node, newest)
+    total, most = float(times.sum(dtype=np.float64)), int(times.max())
+    found = Ages(task, node, len(times), total, least, most)
+    if newest is None or (least >= newest and bool((np.diff(times) >= 0).all())):
+        return found
+    late = np.maximum(np.maximum.accumulate(times), newest) - times
+    return found._replace(late_total=float(late.sum(dtype=np.float64)), late_most=int(late.max()))

@@ -1,0 +1,373 @@
+"""Loading stores in chunks from a log, suspending, going on, and what listeners see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from everflow.clock import ManualClock
+from everflow.errors import LogStartMovedError, StoreMismatchError
+from everflow.instance.restore.listeners import RestoreProgress
+from everflow.instance.restore.restoration import (
+    PreparedStore,
+    RestoreJob,
+    prepare_store,
+    restore,
+    restore_all,
+)
+from everflow.instance.restore.restore_plan import ChangelogState
+from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
+from everflow.state.changelog import pack_value
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store_meta import Owner
+from everflow.state.task_directory import StateDirectory
+from unit.builders import store_spec
+
+TASK = TaskId(0, 0)
+CHANGELOG = TopicPartition("app-counts-changelog", 0)
+SPEC = store_spec("counts")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    timestamps: Int64
+    next_position: int
+
+    @property
+    def records(self) -> int:
+        return len(self.keys)
+
+
+@dataclass
+class Log:
+    """A changelog as a list of (key, value); a gap (None) is a transaction marker or a compacted
+    record."""
+
+    records: list[tuple[bytes | None, bytes | None] | None]
+    clock: ManualClock
+    chunk: int = 2
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def read(
+        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+    ) -> Iterator[Chunk]:
+        self.reads.append((start, end))
+        found = [(at, self.records[at]) for at in range(start, end) if self.records[at] is not None]
+        for first in range(0, len(found), self.chunk):
+            part = found[first : first + self.chunk]
+            self.clock.advance(500)
+            yield Chunk(
+                [record[0] for _, record in part if record],
+                [record[1] for _, record in part if record],
+                np.array([at for at, _ in part], dtype=np.int64),
+                part[-1][0] + 1,
+            )
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.seen: list[RestoreProgress] = []
+
+    def restore_start(self, progress: RestoreProgress) -> None:
+        self._note("start", progress)
+
+    def batch_restored(self, progress: RestoreProgress, records: int) -> None:
+        self._note(f"batch {records}", progress)
+
+    def restore_end(self, progress: RestoreProgress) -> None:
+        self._note("end", progress)
+
+    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
+        self._note(f"suspended: {reason}", progress)
+
+    def _note(self, event: str, progress: RestoreProgress) -> None:
+        self.events.append(event)
+        self.seen.append(progress)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_000_000)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[StateDirectory]:
+    held = StateDirectory.open(tmp_path, "app")
+    yield held
+    held.close()
+
+
+def prepared(
+    directory: StateDirectory, log: ChangelogState, incarnation: str = "i1", now_ms: int = 1_000_000
+) -> PreparedStore:
+    return prepare_store(directory, TASK, SPEC, log, incarnation=incarnation, now_ms=now_ms)
+
+
+def job_of(made: PreparedStore, incarnation: str = "i1") -> RestoreJob:
+    assert made.plan is not None
+    return RestoreJob(
+        task=TASK,
+        store_name="counts",
+        store=made.store,
+        changelog=CHANGELOG,
+        plan=made.plan,
+        incarnation=incarnation,
+    )
+
+
+def content(store: LmdbStore) -> dict[bytes, bytes]:
+    with store.snapshot() as view:
+        return dict(view.range(None, None))
+
+
+def state(end: int, topic_id: str = "t1") -> ChangelogState:
+    return ChangelogState(start=0, end=end, cluster_id="c1", topic_id=topic_id)
+
+
+RECORDS: list[tuple[bytes | None, bytes | None] | None] = [
+    (b"b", b"1"), (b"a", b"2"), None, (b"a", b"3"), (b"c", b"4"), (b"b", None), (None, b"x"), None,
+]  # fmt: skip
+FOLDED = {b"a": pack_value(3, b"3"), b"c": pack_value(4, b"4")}
+
+
+def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    heard = Heard()
+    made = prepared(directory, state(8))
+    result = restore(job_of(made), Log(RECORDS, clock), clock=clock, listener=heard)
+    assert result.done
+    assert content(made.store) == FOLDED
+    assert made.store.position == 8
+    assert heard.events == ["start", "batch 2", "batch 2", "batch 2", "end"]
+    assert [progress.position for progress in heard.seen] == [0, 2, 5, 7, 8]
+    middle = heard.seen[2]
+    assert (middle.records, middle.elapsed_s, middle.rate) == (4, 1.0, 4.0)
+    assert middle.fraction == 5 / 8
+    assert middle.remaining_s == pytest.approx(0.6)
+    assert heard.seen[0].remaining_s is None
+    assert made.store.meta().updated_ms == clock.now_ms()
+
+
+def test_a_suspended_restore_goes_on_from_its_position(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    heard, answers = Heard(), iter([False, True])
+    made = prepared(directory, state(8))
+    result = restore(
+        job_of(made),
+        Log(RECORDS, clock),
+        clock=clock,
+        listener=heard,
+        stopped=lambda: next(answers),
+    )
+    assert not result.done
+    assert heard.events[-1] == "suspended: stopped"
+    log = Log(RECORDS, clock)
+    again = prepared(directory, state(8), "i2")
+    assert restore(job_of(again, "i2"), log, clock=clock).done
+    assert log.reads == [(2, 8)]
+    assert content(again.store) == FOLDED
+
+
+def test_a_first_restore_that_was_cut_off_goes_on_a_day_short_of_forgotten_deletes(
+    tmp_path: Path,
+) -> None:
+    """By today's wall clock: nothing that is read from a log after it was begun misses a delete
+    within its retention (D9)."""
+    began_ms, hour_ms = 1_800_000_000_000, 3_600_000
+    clock = ManualClock(began_ms)
+    with_directory = StateDirectory.open(tmp_path, "app")
+    answers = iter([False, True])
+    made = prepared(with_directory, state(8), now_ms=began_ms)
+    assert not restore(
+        job_of(made), Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers)
+    ).done
+    again = prepared(with_directory, state(8), "i2", now_ms=began_ms + 23 * hour_ms)
+    assert again.plan is not None
+    assert (again.plan.rebuild, again.plan.start) == (False, 2)
+    late = prepared(with_directory, state(8), "i3", now_ms=began_ms + 23 * hour_ms + 1)
+    assert late.plan is not None
+    assert late.plan.rebuild
+    restore(job_of(late, "i3"), Log(RECORDS, clock), clock=clock)
+    assert content(late.store) == FOLDED
+    with_directory.close()
+
+
+def test_a_reader_s_failure_passes_through_and_the_listener_knows(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    class Broken(Log):
+        def read(
+            self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+        ) -> Iterator[Chunk]:
+            yield next(super().read(tp, start, end))
+            raise OSError("broker away")
+
+    heard = Heard()
+    made = prepared(directory, state(8))
+    with pytest.raises(OSError, match="broker away"):
+        restore(job_of(made), Broken(RECORDS, clock), clock=clock, listener=heard)
+    assert heard.events == ["start", "batch 2", "suspended: OSError: broker away"]
+    assert made.store.position == 2
+
+
+def test_a_restore_ends_when_another_owner_claims_the_store(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    made = prepared(directory, state(8))
+    made.store.claim("someone else")
+    with pytest.raises(StoreMismatchError):
+        restore(job_of(made), Log(RECORDS, clock), clock=clock)
+    assert content(made.store) == {}
+
+
+def test_an_empty_log_still_sets_the_position(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    made = prepared(directory, state(0))
+    log = Log([], clock)
+    assert restore(job_of(made), log, clock=clock).fraction == 1.0
+    assert (made.store.position, log.reads) == (0, [])
+
+
+def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    made = prepared(directory, state(8))
+    restore(job_of(made), Log(RECORDS, clock), clock=clock)
+    again = prepared(directory, state(1, topic_id="t2"), "i2")
+    assert again.plan is not None
+    assert again.plan.rebuild
+    assert again.store.path != made.store.path
+    assert not made.store.path.exists()
+    told = restore(job_of(again, "i2"), Log([(b"z", b"9")], clock), clock=clock)
+    assert told.rebuild
+    assert "deleted and created again" in told.reason
+    assert content(again.store) == {b"z": pack_value(0, b"9")}
+
+
+def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    made = prepared(directory, state(8))
+    made.store.close()
+    (made.store.path / "data.mdb").write_bytes(b"\xff" * 8192)
+    again = prepared(directory, state(8), "i2")
+    assert again.plan is not None
+    assert again.plan.rebuild
+    assert "cannot be read" in again.plan.reason
+    assert restore(job_of(again, "i2"), Log(RECORDS, clock), clock=clock).done
+    assert content(again.store) == FOLDED
+
+
+def test_the_claim_refuses_what_an_earlier_owner_applies_later(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    made = prepared(directory, state(8))
+    restore(job_of(made), Log(RECORDS, clock), clock=clock)
+    prepared(directory, state(8), "i2")
+    late = StoreChanges("counts", [b"a"], [b"old"], np.array([1]))
+    with pytest.raises(StoreMismatchError):
+        made.store.apply(late, position=9, expected=Owner("i1", ""), batch="i1.1.0")
+    assert content(made.store) == FOLDED
+
+
+def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    with_directory = StateDirectory.open(tmp_path, "app")
+    jobs = []
+    for partition, end in ((0, 8), (1, 3)):
+        made = prepare_store(
+            with_directory, TaskId(0, partition), SPEC, state(end), incarnation="i1", now_ms=0
+        )
+        assert made.plan is not None
+        jobs.append(
+            RestoreJob(
+                task=TaskId(0, partition),
+                store_name="counts",
+                store=made.store,
+                changelog=CHANGELOG,
+                plan=made.plan,
+            )
+        )
+    answers = iter([False, True])
+    results = restore_all(jobs, Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers))
+    assert [(result.task.partition, result.done) for result in results] == [(1, True), (0, False)]
+    with_directory.close()
+
+
+def test_a_window_store_restores_only_what_its_retention_keeps(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    with_directory = StateDirectory.open(tmp_path, "app")
+    spec = store_spec("daily", "window", retention_ms=120_000, window_size_ms=60_000)
+    starts = [minute * 60_000 for minute in range(50)]
+    records: list[tuple[bytes | None, bytes | None] | None] = [
+        (b"k" + start.to_bytes(8, "big") + bytes(4), b"1") for start in starts
+    ]
+    made = prepare_store(with_directory, TASK, spec, state(50), incarnation="i1", now_ms=0)
+    assert made.plan is not None
+    restore(
+        RestoreJob(
+            task=TASK, store_name="daily", store=made.store, changelog=CHANGELOG, plan=made.plan
+        ),
+        Log(records, clock, chunk=7),
+        clock=clock,
+    )
+    assert [int.from_bytes(key[1:9], "big") for key in content(made.store)] == starts[-2:]
+    with_directory.close()
+
+
+def test_a_log_whose_begin_is_deleted_under_a_restore_is_read_from_where_it_begins_now(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    """KAFKA-20876: where the log's begin goes while it is read, the same offset would be asked for
+    for ever. What was loaded up to there is not gone on with: deletes may be missing in it."""
+
+    class Deleted(Log):
+        def read(
+            self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+        ) -> Iterator[Chunk]:
+            chunks = super().read(tp, start, end, every=every)
+            yield next(chunks)
+            raise LogStartMovedError("offset 2 is outside the log", tp)
+
+    made = prepared(directory, state(8))
+    with pytest.raises(LogStartMovedError):
+        restore(job_of(made), Deleted(RECORDS, clock, chunk=2), clock=clock)
+    loaded = content(made.store)
+    assert loaded, "some of it was loaded"
+    moved = replace(state(8), start=4)
+    again = prepared(directory, moved)
+    assert again.plan is not None
+    assert again.plan.rebuild
+    assert (again.plan.start, again.plan.end) == (4, 8)
+    assert content(again.store) == {}
+    done = restore(job_of(again), Log(RECORDS, clock, chunk=2), clock=clock)
+    assert done.done
+    assert content(again.store) == {b"c": pack_value(4, b"4")}
+
+
+def test_starts_that_die_on_the_way_wipe_nothing(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
+    """KAFKA-20753: a store that is marked as open by a crash is wiped, and so is the next one. Here
+    a start only claims the store: what is in it, with its position, stays true."""
+    made = prepared(directory, state(8))
+    restore(job_of(made), Log(RECORDS, clock, chunk=2), clock=clock)
+    path = made.store.path
+    for life in ("i2", "i3"):  # each claims it and is gone before it has read anything
+        again = prepared(directory, state(8), life)
+        assert again.plan is not None
+        assert not again.plan.rebuild
+        assert (again.plan.start, again.store.path) == (8, path)
+    assert content(again.store) == FOLDED

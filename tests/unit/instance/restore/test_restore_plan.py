@@ -1,0 +1,89 @@
+"""Where a restore starts and when a store must not be trusted (D5, scenarios 13 and 14)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
+from everflow.state.store_meta import StoreMeta
+
+NOW_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+LOG = ChangelogState(
+    start=10, end=100, cluster_id="c1", topic_id="t1", delete_retention_ms=24 * HOUR_MS
+)
+META = StoreMeta(
+    kind="key_value", position=60, topic_id="t1", cluster_id="c1", updated_ms=NOW_MS - HOUR_MS
+)
+
+
+def plan(meta: StoreMeta | None, log: ChangelogState = LOG, **changes: object) -> RestorePlan:
+    return restore_plan(meta, log, **{"now_ms": NOW_MS, "kind": "key_value", **changes})  # type: ignore[arg-type]
+
+
+def test_only_the_tail_is_replayed() -> None:
+    assert plan(META) == RestorePlan(60, 100, False, "40 offsets behind")
+
+
+def test_a_store_at_the_end_has_nothing_to_read() -> None:
+    found = plan(replace(META, position=100))
+    assert (found.start, found.end, found.rebuild, found.records_max) == (100, 100, False, 0)
+
+
+@pytest.mark.parametrize("meta", [None, StoreMeta(kind="key_value")])
+def test_a_new_store_reads_the_whole_log(meta: StoreMeta | None) -> None:
+    assert plan(meta) == RestorePlan(10, 100, False, "new store")
+
+
+@pytest.mark.parametrize(
+    ("meta", "log", "reason"),
+    [
+        (replace(META, cluster_id="c0"), LOG, "cluster c0"),
+        (replace(META, topic_id="t0"), LOG, "deleted and created again"),
+        (replace(META, topic_id=None), LOG, "deleted and created again"),
+        (replace(META, position=9), LOG, "outside"),
+        (replace(META, position=101), LOG, "outside"),
+        (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS - 1), LOG, "delete.retention.ms"),
+        (replace(META, updated_ms=-1), LOG, "an unknown time"),
+        (replace(META, updated_ms=NOW_MS + HOUR_MS + 1), LOG, "ahead of this host's clock"),
+        (META, replace(LOG, limit=59), "ahead of offset 59"),
+        (replace(META, kind="window"), LOG, "topology wants key_value"),
+        (replace(META, retention_ms=5), LOG, "retention"),
+    ],
+)
+def test_what_cannot_be_trusted_is_rebuilt_and_says_why(
+    meta: StoreMeta, log: ChangelogState, reason: str
+) -> None:
+    found = plan(meta, log)
+    assert found.rebuild
+    assert found.start == 10
+    assert reason in found.reason
+
+
+def test_the_folder_s_doubt_wins() -> None:
+    assert plan(META, distrusted="power cut") == RestorePlan(10, 100, True, "power cut")
+
+
+@pytest.mark.parametrize(
+    ("meta", "log"),
+    [
+        (replace(META, updated_ms=NOW_MS + HOUR_MS), LOG),  # clocks of hosts differ
+        (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS), LOG),  # within retention less the margin
+        (
+            replace(META, position=100, updated_ms=-1),
+            LOG,
+        ),  # nothing was written since, so no delete was missed
+        (META, replace(LOG, cluster_id=None, topic_id=None)),  # brokers that know no ids
+        (replace(META, position=10), LOG),
+        (META, replace(LOG, limit=60)),
+    ],
+)
+def test_what_can_be_trusted_is_not_rebuilt(meta: StoreMeta, log: ChangelogState) -> None:
+    assert not plan(meta, log).rebuild
+
+
+def test_a_reused_source_topic_is_replayed_to_the_committed_offset_only() -> None:
+    assert plan(META, replace(LOG, limit=70)).end == 70
+    assert plan(None, replace(LOG, limit=3)) == RestorePlan(10, 10, False, "new store")

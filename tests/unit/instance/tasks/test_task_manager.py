@@ -1,0 +1,547 @@
+"""The task manager: recover what was assigned, release only when the revoked tasks are given up,
+never keep a lost one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow.clock import ManualClock
+from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
+from everflow.instance.commit_gate import GateBook
+from everflow.instance.restore.listeners import SuspendReason
+from everflow.instance.tasks.task import (
+    ActiveTask,
+    StandbyTask,
+    TaskRole,
+    TaskState,
+    TaskStore,
+    TaskTimeouts,
+    fitted,
+)
+from everflow.instance.tasks.task_manager import TaskManager, TaskServices
+from everflow.records import MemberMetadata, TaskId, TopicPartition
+from everflow.retry import StoppedError
+
+A, B, C, D = (TaskId(0, p) for p in range(4))
+
+
+def _store(task: TaskId) -> TaskStore:
+    return TaskStore(f"s{task}", Path(f"s{task}"), TopicPartition("log", task.partition))
+
+
+class FakeThread:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.tasks: dict[TaskId, ActiveTask] = {}
+        self.drops: list[tuple[list[TaskId], Callable[[Sequence[ActiveTask]], None]]] = []
+
+    def add(self, tasks: Sequence[ActiveTask]) -> None:
+        self.tasks.update({task.id: task for task in tasks})
+
+    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
+        self.drops.append((list(tasks), done))
+
+    def finish_batch(self) -> None:
+        drops, self.drops = self.drops, []
+        for tasks, done in drops:
+            done([self.tasks.pop(task) for task in tasks if task in self.tasks])
+
+
+class FakeUpdater:
+    def __init__(self) -> None:
+        self.tasks: dict[TaskId, StandbyTask] = {}
+        self.drops: list[
+            tuple[list[TaskId], SuspendReason, Callable[[Sequence[StandbyTask]], None]]
+        ] = []
+
+    def add(self, tasks: Sequence[StandbyTask]) -> None:
+        for task in tasks:
+            assert task.id not in self.tasks
+            task.to(TaskState.RUNNING)
+            self.tasks[task.id] = task
+
+    def drop(
+        self,
+        tasks: Collection[TaskId],
+        reason: SuspendReason,
+        done: Callable[[Sequence[StandbyTask]], None],
+    ) -> None:
+        self.drops.append((list(tasks), reason, done))
+
+    def set_role(self, task: TaskId, role: TaskRole) -> None:
+        self.tasks[task].role = role
+
+    def finish_round(self) -> None:
+        drops, self.drops = self.drops, []
+        for tasks, _, done in drops:
+            given = [self.tasks.pop(task) for task in tasks if task in self.tasks]
+            for task in given:
+                task.to(TaskState.SUSPENDED)
+            done(given)
+
+
+class World:
+    def __init__(self, threads: int = 2) -> None:
+        self.book = GateBook()
+        self.threads = [FakeThread(n) for n in range(threads)]
+        self.updater = FakeUpdater()
+        self.posted: list[Callable[[], None]] = []
+        self.works: list[Callable[[], None]] = []
+        self.recovered: list[TaskId] = []
+        self.rested: list[TaskId] = []
+        self.closed: list[str] = []
+        self.released = 0
+        self.failures: list[EverflowError] = []
+        self.error: EverflowError | None = None
+        self.clock = ManualClock()
+        self.inputs: dict[TaskId, tuple[TopicPartition, ...]] = {}
+        self.begun: dict[TaskId, ActiveTask] = {}
+        services = TaskServices(
+            create=lambda task: ActiveTask(
+                id=task,
+                inputs=self.inputs.get(task, (TopicPartition("in", task.partition),)),
+                stores=(_store(task),),
+            ),
+            fits=lambda task: fitted(task, self.inputs.get(task.id, task.inputs), self.begun),
+            recover=lambda tasks, stop: self.recover(tasks, stop),
+            submit=lambda work, quick: self.works.append(work),
+            post=self.posted.append,
+            before_release=lambda tasks: None,
+            release=self.release,
+            failed=self.failures.append,
+            changed=lambda running: None,
+            rest=lambda task, stores: self.rested.append(task),
+            close=lambda stores: self.closed.extend(store.name for store in stores),
+            clock=self.clock,
+        )
+        self.manager = TaskManager(
+            gate=self.book,
+            threads=self.threads,
+            updater=self.updater,
+            services=services,
+            timeouts=TaskTimeouts(10_000),
+        )
+
+    def recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
+        if stop.is_set():
+            raise StoppedError("stopped")
+        if self.error is not None:
+            raise self.error
+        self.recovered += [task.id for task in tasks]
+
+    def release(self) -> None:
+        self.released += 1
+
+    def assign(self, *tasks: TaskId) -> None:
+        self.book.own(tasks)
+        self.manager.assigned(tasks)
+
+    def settle(self) -> None:
+        while self.works or self.posted:
+            self.settle_once()
+
+    def settle_once(self) -> None:
+        works, self.works[:] = list(self.works), []
+        for work in works:
+            work()
+        posted, self.posted[:] = list(self.posted), []
+        for event in posted:
+            event()
+
+    def finish(self) -> None:
+        """Everything that was asked for ends, and what follows from it."""
+        for _ in range(4):
+            for thread in self.threads:
+                thread.finish_batch()
+            self.updater.finish_round()
+            self.settle()
+
+    def held(self) -> set[TaskId]:
+        return {task for thread in self.threads for task in thread.tasks}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_assigned_tasks_are_recovered_then_dealt_to_the_threads(world: World) -> None:
+    world.assign(A, B, C, D)
+    assert not world.manager.all_running()
+    assert world.held() == set()
+    assert world.manager.idle_stores().keys() == {A, B, C, D}, (
+        "queries may read what is being restored"
+    )
+    world.settle()
+    assert world.manager.all_running()
+    assert world.manager.idle_stores() == {}
+    assert [len(thread.tasks) for thread in world.threads] == [2, 2]
+    assert all(
+        task.state is TaskState.RUNNING
+        for thread in world.threads
+        for task in thread.tasks.values()
+    )
+
+
+def test_threads_come_and_go_without_a_restore_and_what_can_stay_does(world: World) -> None:
+    world.assign(A, B, C, D)
+    world.settle()
+    before = [set(thread.tasks) for thread in world.threads]
+    world.threads.append(FakeThread(2))
+    world.manager.deal_without(frozenset())
+    assert sum(len(tasks) for thread in world.threads for tasks, _ in thread.drops) == 1, (
+        "one task moves, the others stay"
+    )
+    world.finish()
+    assert world.manager.all_running()
+    assert sorted(len(thread.tasks) for thread in world.threads) == [1, 1, 2]
+    assert all(set(thread.tasks) <= had for thread, had in zip(world.threads, before, strict=False))
+    world.manager.deal_without(frozenset({2}))
+    world.manager.assigned([])  # whatever happens meanwhile
+    assert [len(thread.drops) for thread in world.threads] == [0, 0, 1]
+    world.finish()
+    assert [len(thread.tasks) for thread in world.threads] == [2, 2, 0]
+    assert world.manager.all_running()
+    assert (sorted(world.recovered), world.rested) == ([A, B, C, D], [])
+
+
+def test_revoked_tasks_are_released_only_after_their_batches_have_ended(world: World) -> None:
+    world.assign(A, B, C, D)
+    world.settle()
+    world.manager.revoked([A, B])
+    world.settle()
+    assert world.released == 0
+    assert {A, B} <= world.book.owned()  # the batch in flight may still commit
+    for _ in range(3):
+        for thread in world.threads:
+            thread.finish_batch()
+        world.settle()
+    assert world.released == 1
+    assert world.book.owned() == {C, D}
+    assert world.held() == {C, D}
+    assert sorted(world.recovered) == [A, B, C, D]  # those that stay were not recovered again (I4)
+
+
+def test_a_lost_task_that_comes_back_is_recovered_again(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    world.book.disown_all()
+    world.manager.lost([A, B])
+    world.assign(A)
+    for _ in range(3):
+        for thread in world.threads:
+            thread.finish_batch()
+        world.settle()
+    assert world.held() == {A}
+    assert world.recovered.count(A) == 2
+    assert world.released == 0
+
+
+@pytest.mark.parametrize("goes", [TaskManager.revoked, TaskManager.lost])
+def test_the_recovery_of_a_task_that_goes_is_given_up(
+    world: World, goes: Callable[..., None]
+) -> None:
+    world.assign(A, C)
+    goes(world.manager, [A])
+    world.settle()
+    assert (world.recovered, world.held()) == ([C], {C})
+
+
+def test_a_recovery_that_fails_stops_the_instance(world: World) -> None:
+    world.error = FatalError("disk gone")
+    world.assign(A)
+    world.settle()
+    assert world.failures == [world.error]
+    assert world.held() == set()
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def test_standbys_and_warm_ups_go_to_the_updater_and_change_role_there(world: World) -> None:
+    world.manager.roles([A], [B])
+    assert {task.id: task.role for task in world.updater.tasks.values()} == {
+        A: TaskRole.STANDBY,
+        B: TaskRole.WARMUP,
+    }
+    opened = dict(world.updater.tasks)
+    world.manager.roles([A, B], [])
+    assert world.updater.tasks == opened, "a change of role opens nothing again"
+    assert world.manager.following == {A: TaskRole.STANDBY, B: TaskRole.STANDBY}
+    world.manager.roles([B], [])
+    world.finish()
+    assert set(world.updater.tasks) == {B}
+    assert world.closed == ["s0_0"]
+    assert world.rested == [A], "its copy is reported on"
+
+
+def test_promotion_keeps_the_stores_open_and_recovers_the_tail(world: World) -> None:
+    world.manager.roles([A], [])
+    world.assign(A)
+    assert world.recovered == [], "the updater still writes into the stores"
+    assert [reason for _, reason, _ in world.updater.drops] == [SuspendReason.PROMOTED]
+    world.manager.roles([], [])
+    world.finish()
+    assert world.held() == {A}
+    assert world.updater.tasks == {}
+    assert world.closed == []
+    assert world.threads[0].tasks.get(A) or world.threads[1].tasks.get(A)
+
+
+def test_demotion_waits_for_the_last_batch_and_keeps_the_stores_open(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    world.manager.revoked([A])
+    world.manager.roles([A], [])  # at the earliest
+    assert world.updater.tasks == {}
+    world.finish()
+    assert world.released == 1
+    assert set(world.updater.tasks) == {A}
+    assert world.held() == {B}
+    assert world.closed == []
+
+
+def test_a_revoked_task_without_a_role_is_closed_by_the_next_rebalance(world: World) -> None:
+    world.assign(A)
+    world.settle()
+    world.manager.revoked([A])
+    world.finish()
+    assert world.closed == []
+    world.manager.roles([], [])
+    assert world.closed == ["s0_0"]
+    assert world.rested == [A]
+
+
+def test_a_task_is_in_use_from_its_first_role_until_the_group_has_settled_without_one(
+    world: World,
+) -> None:
+    """What is not in use may be removed by the cleaner."""
+    steps: list[tuple[str, Callable[[], object]]] = [
+        ("recovering", lambda: world.assign(A)),
+        ("running", world.settle),
+        ("on its way from its thread", lambda: world.manager.revoked([A])),
+        ("suspended", world.finish),
+        ("a standby", lambda: world.manager.roles([A], [])),
+        ("let go of by the updater", lambda: world.manager.roles([], [])),
+        ("assigned again", lambda: world.assign(A)),
+        ("recovered again", world.finish),
+        ("lost", lambda: world.manager.lost([A])),
+        ("suspended again", world.finish),
+    ]
+    for name, step in steps:
+        step()
+        assert world.manager.in_use() == {A}, name
+    world.manager.roles([], [])
+    assert world.manager.in_use() == set()
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("assigned"), st.frozensets(st.sampled_from([A, B, C, D]), min_size=1)),
+        st.tuples(st.just("revoked"), st.frozensets(st.sampled_from([A, B, C, D]), min_size=1)),
+        st.tuples(st.just("lost"), st.just(frozenset())),
+        st.tuples(st.just("standby"), st.frozensets(st.sampled_from([A, B, C, D]))),
+        st.tuples(st.just("warm-up"), st.frozensets(st.sampled_from([A, B, C, D]))),
+        st.tuples(st.sampled_from(["batch", "round", "recovery", "events"]), st.just(frozenset())),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150)
+@given(EVENTS)
+def test_whatever_comes_a_task_is_in_one_place_and_everything_is_released(
+    events: list[tuple[str, frozenset[TaskId]]],
+) -> None:
+    world = World()
+    group: set[TaskId] = set()
+    for kind, tasks in events:
+        _happen(world, group, kind, tasks)
+        _check(world, events)
+    world.finish()
+    manager = world.manager
+    assert world.held() == manager.owned == group, events
+    assert set(world.updater.tasks) == set(manager.copies) - group, events
+    assert {task: t.role for task, t in world.updater.tasks.items()} == {
+        task: role for task, role in manager.copies.items() if task not in group
+    }, events
+    assert world.book.owned() == group, (events, "the group waits for a release")
+    assert world.failures == []
+
+
+def _happen(world: World, group: set[TaskId], kind: str, tasks: frozenset[TaskId]) -> None:
+    if kind == "assigned":
+        group |= tasks
+        world.assign(*tasks)
+    elif kind == "revoked":
+        gone = tasks & group
+        group -= gone
+        world.book.revoke(gone, MemberMetadata(1, "m", None))
+        if gone:
+            world.manager.revoked(gone)
+    elif kind == "lost":
+        world.book.disown_all()
+        world.manager.lost(frozenset(group))
+        group.clear()
+    elif kind in ("standby", "warm-up"):
+        world.manager.roles(
+            tasks - group if kind == "standby" else (), tasks - group if kind == "warm-up" else ()
+        )
+    elif kind == "batch":
+        for thread in world.threads:
+            thread.finish_batch()
+    elif kind == "round":
+        world.updater.finish_round()
+    elif kind == "recovery":
+        works, world.works[:] = list(world.works), []
+        for work in works:
+            work()
+    else:
+        posted, world.posted[:] = list(world.posted), []
+        for event in posted:
+            event()
+
+
+def _check(world: World, events: object) -> None:
+    manager = world.manager
+    active = [task for thread in world.threads for task in thread.tasks]
+    assert len(active) == len(set(active)), (events, "active on two threads")
+    assert not set(active) & set(world.updater.tasks), (
+        events,
+        "active, and followed by the updater",
+    )
+    places = [
+        *manager.running,
+        *manager.recovering,
+        *manager.leaving,
+        *manager.following,
+        *manager.letting_go,
+    ]
+    assert len(places) == len(set(places)), (events, places)
+    assert not set(places) & set(manager.suspended), (events, "suspended, but somewhere")
+
+
+# --- brokers that do not do their part (note 051) -------------------------------------------------
+
+
+def test_a_task_that_cannot_be_recovered_holds_up_no_other(world: World) -> None:
+    """Those that the brokers' silence concerns are tried by themselves, and the others run."""
+    attempts: list[list[TaskId]] = []
+
+    def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
+        attempts.append([task.id for task in tasks])
+        if any(task.id == B for task in tasks):
+            world.clock.advance(3_000)
+            raise RetriableError(
+                "the leader of in-1 does not answer", [TopicPartition("in", B.partition)]
+            )
+
+    world.recover = recover  # type: ignore[method-assign]
+    world.assign(A, B, C, D)
+    world.settle_once()
+    assert [B, D] in attempts
+    world.settle_once()
+    assert world.held() == {A, C, D}
+    assert world.failures == []
+    while not world.failures:
+        world.settle_once()
+    assert sum(B in tried and tried != [B] for tried in attempts) == 1
+    (late,) = world.failures
+    assert isinstance(late, TaskTimeoutError)
+    assert late.task == B
+    assert "the leader of in-1 does not answer" in str(late)
+    assert world.held() == {A, C, D}
+
+
+def test_where_nobody_knows_whom_it_concerns_each_is_tried_by_itself(world: World) -> None:
+    bad = {A, B}
+
+    def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
+        if any(task.id in bad for task in tasks):
+            raise RetriableError("no answer in time")
+
+    world.recover = recover  # type: ignore[method-assign]
+    world.assign(A, B, C, D)
+    for _ in range(3):
+        world.settle_once()
+    assert world.held() == {C, D}
+    bad.clear()
+    world.settle()
+    assert world.held() == {A, B, C, D}
+    assert world.manager.timeouts.stalled() == {}
+
+
+def test_what_a_thread_gives_back_is_recovered_by_itself(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    thread = next(thread for thread in world.threads if B in thread.tasks)
+    task = thread.tasks.pop(B)
+    task.to(TaskState.RESTORING)
+    world.manager.given_back([task], RetriableError("no answer in time"))
+    assert not world.manager.all_running()
+    assert world.held() == {A}
+    world.settle()
+    assert world.held() == {A, B}
+    assert world.manager.all_running()
+    assert world.recovered.count(B) == 2
+
+
+def test_what_a_thread_gives_back_while_it_is_asked_for_it_is_given_up(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    thread = next(thread for thread in world.threads if B in thread.tasks)
+    world.manager.revoked([B])
+    task = thread.tasks.pop(B)
+    task.to(TaskState.RESTORING)
+    world.manager.given_back([task], RetriableError("no answer in time"))
+    world.finish()
+    assert world.released == 1
+    assert world.held() == {A}
+    assert world.book.owned() == {A}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_task_gets_a_topic_that_came_when_it_changes_its_thread(
+    world: World, begun: bool
+) -> None:
+    """Note 037: as it is where it is known where the topic begins, and recovered elsewhere."""
+    world.assign(A, B)
+    world.settle()
+    task = next(thread.tasks[A] for thread in world.threads if A in thread.tasks)
+    came, before = TopicPartition("new", A.partition), task.inputs
+    task.positions = {before[0]: 5}
+    world.inputs[A] = (*before, came)
+    if begun:
+        stand_in = ActiveTask(
+            id=A, inputs=(came,), positions={came: 7}, stream_times={"n": 3}, epoch=task.epoch
+        )
+        world.begun[A] = stand_in
+    number = next(thread.number for thread in world.threads if A in thread.tasks)
+    world.manager.deal_without(frozenset({number}))
+    world.finish()
+    (now,) = [thread for thread in world.threads if A in thread.tasks]
+    assert now.number != number
+    assert now.tasks[A].inputs == (*before, came)
+    assert world.recovered.count(A) == (1 if begun else 2)
+    if begun:
+        assert now.tasks[A].positions == {before[0]: 5, came: 7}
+        assert now.tasks[A].stream_times == {"n": 3}
+    assert world.manager.all_running()
+
+
+def test_a_topic_that_came_while_a_task_was_recovered_is_not_forgotten(world: World) -> None:
+    world.assign(A)
+    came = TopicPartition("new", A.partition)
+    world.inputs[A] = (TopicPartition("in", A.partition), came)
+    world.settle()
+    assert next(thread.tasks[A].inputs for thread in world.threads if thread.tasks) == (
+        TopicPartition("in", A.partition),
+        came,
+    )
+    assert world.recovered.count(A) == 2

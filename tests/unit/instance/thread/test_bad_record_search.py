@@ -1,0 +1,331 @@
+"""What a stream thread makes of a batch that fails: fewer records, or all but one (notes 041,
+042)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from everflow.errors import FatalError, WorkerDiedError
+from everflow.instance.tasks.task import ActiveTask, TaskState
+from everflow.instance.thread.batching import BatchSize
+from everflow.instance.thread.retry_policy import FIRST_WITH_FUNCTIONS, first_size
+from everflow.instance.thread.stream_thread import StreamThread
+from everflow.memory import MIB, WORKER_BYTES, Taken, WorkerMemory
+from everflow.protocol.messages import (
+    COMMITTED,
+    BadRecord,
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+)
+from everflow.records import CommittedOffset, TopicPartition
+from unit.instance.thread.stream_thread_world import IN, TASK, World
+
+PAYMENTS = TopicPartition("payments", 0)
+
+
+def failed(kind: str, error: str = "it failed", **more: Any) -> BatchFailedError:
+    return BatchFailedError(BatchFailure(kind=kind, error=error, **more))
+
+
+def world(
+    made: World | None = None,
+    *,
+    limit: int = 100_000,
+    goes_on: bool = True,
+    functions: bool = False,
+    memory: WorkerMemory | None = None,
+) -> World:
+    """A thread whose records that fail need not stop it."""
+    made = made or World()
+    before = made.thread
+    settings = dataclasses.replace(
+        before.settings,
+        limits=dataclasses.replace(before.settings.limits, max_records=limit),
+        may_continue=lambda stage, node: goes_on,
+        functions=functions,
+        task_timeout_ms=300_000,
+    )
+    made.thread = StreamThread(
+        number=0,
+        settings=settings,
+        services=before.services
+        if memory is None
+        else dataclasses.replace(before.services, worker_memory=lambda: memory),
+        clock=made.clock,
+        new_incarnation=before.new_incarnation,
+    )
+    return made
+
+
+def left_out(request: BatchRequest) -> set[int]:
+    return {failure.record.offset for failure in request.aside if failure.record is not None}
+
+
+class MergedWorld(World):
+    """Of two inputs: a payment comes with each so many orders, and the merge stops where the range
+    of one of them ends."""
+
+    def __init__(self, orders_each: int) -> None:
+        super().__init__()
+        self.each, self.paid = orders_each, 0
+
+    def give_task(self) -> ActiveTask:
+        task = ActiveTask(
+            id=TASK,
+            inputs=(IN, PAYMENTS),
+            stores=(),
+            state=TaskState.RUNNING,
+            epoch=self.book.epoch(TASK),
+        )
+        task.positions.update({IN: 0, PAYMENTS: 0})
+        self.thread.add([task])
+        return task
+
+    def commit(self, request: BatchRequest) -> BatchResult:
+        orders, payments = request.ranges[IN], request.ranges[PAYMENTS]
+        reached = min(orders.end, self.each * payments.end)
+        at = {IN: max(orders.start, reached), PAYMENTS: max(payments.start, reached // self.each)}
+        read = at[IN] - orders.start + at[PAYMENTS] - payments.start
+        self.committed_offset, self.paid = at[IN], at[PAYMENTS]
+        return BatchResult(outcome=COMMITTED, consumed=at, counts={"in": read})
+
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        at = {IN: self.committed_offset, PAYMENTS: self.paid}
+        return {tp: CommittedOffset(offset, "") for tp, offset in at.items()}
+
+
+def until_all_read(made: World, turns: int) -> None:
+    for _ in range(turns):
+        if made.committed_offset == made.end:
+            return
+        made.turn()
+    raise AssertionError(f"at {made.committed_offset} of {made.end} after {turns} turns")
+
+
+class Poison:
+    """A job that fails on some offsets, in the way of ``kind``."""
+
+    def __init__(self, made: World, kind: str, bad: set[int], named: bool) -> None:
+        self.made, self.kind, self.bad, self.named = made, kind, bad, named
+        self.runs = 0
+        self.committed: list[int] = []
+        self.dead: list[int] = []
+
+    def __call__(self, request: BatchRequest) -> BatchResult:
+        self.runs += 1
+        wanted = request.ranges[IN]
+        aside = left_out(request)
+        for offset in range(wanted.start, wanted.end):
+            if offset in self.bad and offset not in aside:
+                record = BadRecord("in", 0, offset, "node") if self.named else None
+                raise failed(self.kind, record=record)
+        offsets = set(range(wanted.start, wanted.end))
+        self.dead += sorted(offsets & aside)
+        self.committed += sorted(offsets - aside)
+        return self.made.commit(request)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("record", True), ("column", True), ("worker", False), ("hang", False)],
+)
+def test_a_record_that_another_process_failed_on_is_left_to_its_handler(
+    kind: str, named: bool
+) -> None:
+    made = world()
+    made.behave = poison = Poison(made, kind, {37, 700}, named)
+    made.give_task()
+    made.end = 1_000
+    until_all_read(made, 400)
+    assert poison.dead == [37, 700]
+    assert poison.committed == [n for n in range(1_000) if n not in (37, 700)]
+    assert poison.runs < (6 if kind == "record" else 120)
+    assert made.thread.trouble is None
+
+
+def test_where_no_handler_goes_on_the_instance_stops_with_the_record() -> None:
+    made = world(goes_on=False)
+    made.behave = Poison(made, "worker", {3}, named=False)
+    made.give_task()
+    made.end = 10
+    with pytest.raises(WorkerDiedError, match="on in-0@3"):
+        until_all_read(made, 100)
+
+
+def test_a_record_that_fails_though_it_is_left_out_stops_the_instance() -> None:
+    made = world()
+
+    def always(request: BatchRequest) -> BatchResult:
+        raise failed("record", record=BadRecord("in", 0, 4, "node"))
+
+    made.behave = always
+    made.give_task()
+    made.end = 10
+    with pytest.raises(FatalError, match="in-0@4"):
+        until_all_read(made, 10)
+
+
+def test_what_a_handler_has_said_fail_of_is_not_asked_about_again() -> None:
+    made = world()
+    runs: list[int] = []
+
+    def fails(request: BatchRequest) -> BatchResult:
+        runs.append(1)
+        raise failed("record", record=BadRecord("in", 0, 4, "node"), judged=True)
+
+    made.behave = fails
+    made.give_task()
+    made.end = 10
+    with pytest.raises(FatalError, match="in-0@4"):
+        until_all_read(made, 10)
+    assert len(runs) == 1
+
+
+class Slow:
+    """A job that takes ``each_ms`` a record and fails beyond ``limit_ms``."""
+
+    def __init__(self, made: World, each_ms: float, limit_ms: float, kind: str) -> None:
+        self.made, self.each_ms, self.limit_ms, self.kind = made, each_ms, limit_ms, kind
+        self.sizes: list[int] = []
+
+    def __call__(self, request: BatchRequest) -> BatchResult:
+        wanted = request.ranges[IN]
+        count = wanted.end - wanted.start
+        self.sizes.append(count)
+        spent = count * self.each_ms
+        self.made.clock.advance(min(spent, self.limit_ms))
+        if spent > self.limit_ms:
+            raise failed(self.kind, "the transaction has timed out")
+        done = self.made.commit(request)
+        return dataclasses.replace(done, outcome=COMMITTED, timings={"operators": spent})
+
+
+@pytest.mark.parametrize("kind", ["migrated", "retriable", "worker"])
+def test_a_batch_that_meets_a_time_out_gets_smaller_until_it_ends(kind: str) -> None:
+    made = world()
+    made.behave = slow = Slow(made, 3.0, 10_000, kind)
+    made.give_task()
+    made.end = 100_000
+    until_all_read(made, 1_000)
+    assert slow.sizes[:2] == [100_000, 100_000], "once may be bad luck"
+    assert max(slow.sizes[2:]) <= 50_000
+    assert len([size for size in slow.sizes if size > 3_333]) <= 12
+
+
+def test_a_failure_that_came_at_once_is_no_matter_of_size() -> None:
+    made = world()
+    failures = iter([True] * 4)
+
+    def away(request: BatchRequest) -> BatchResult:
+        if next(failures, False):
+            raise failed("retriable", "no broker answers")
+        return made.commit(request)
+
+    made.behave = away
+    made.give_task()
+    made.end = 100_000
+    until_all_read(made, 100)
+    assert {request.ranges[IN] for request in made.requests} == {(0, 100_000)}
+
+
+def test_a_plan_with_functions_begins_small_and_keeps_to_what_a_record_costs() -> None:
+    made = world(functions=True)
+    made.behave = slow = Slow(made, 3.0, 300_000, "hang")
+    made.give_task()
+    made.end = 20_000
+    until_all_read(made, 200)
+    assert slow.sizes[0] == FIRST_WITH_FUNCTIONS
+    assert max(slow.sizes[2:]) <= 400, "what costs 3 ms a record has a second for a batch"
+
+
+def test_a_call_of_a_second_each_leaves_the_batch_in_bounds() -> None:
+    size = first_size(functions=True)
+    limits = world().thread.settings.limits
+    slow = size.after(limits, 1_000, 1_000, 1_000_000.0, None, 1_000_000.0)
+    assert slow.records(limits) == 1
+    fixed = size.after(limits, 1_000, 1_000, 1_000_000.0, None, 5.0)
+    assert fixed.records(limits) == 1_000, "what no record costs is no reason for smaller batches"
+
+
+def test_after_a_hang_batches_are_as_large_as_what_a_record_seemed_to_cost() -> None:
+    made = world()
+    assert made.thread.retries.size == BatchSize()
+    made.behave = slow = Slow(made, 10.0, 300_000, "hang")
+    made.give_task()
+    made.end = 100_000
+    until_all_read(made, 5_000)
+    assert slow.sizes[0] == 100_000
+    assert slow.sizes[1] == 333
+    assert TopicPartition("in", 0) == IN
+
+
+@pytest.mark.parametrize("orders_each", [3, 1_000])
+def test_a_merge_that_was_made_small_grows_back(orders_each: int) -> None:
+    """A range of one record each: it reads one of them, and did not count as full. An instance read
+    two records a second for ever."""
+    made = world(MergedWorld(orders_each))
+    deaths = iter([True] * 5)
+
+    def dies_at_first(request: BatchRequest) -> BatchResult:
+        if next(deaths, False):
+            raise failed("worker")
+        return made.commit(request)
+
+    made.behave = dies_at_first
+    made.give_task()
+    made.end = 1_000
+    for _ in range(6):
+        made.turn()
+    assert {r.end - r.start for r in made.requests[-1].ranges.values()} == {1}
+    made.end = 30_000
+    until_all_read(made, 60)
+
+
+def test_a_batch_has_as_many_bytes_as_there_is_memory_for_what_is_made_of_them() -> None:
+    """The reader ends there (note 045), and so do the records of the next plan."""
+    made = world(memory=WorkerMemory(WORKER_BYTES + 800 * MIB))
+    made.end, record_bytes, times = 1_000_000, 10_000, 20
+
+    def commit(request: BatchRequest) -> BatchResult:
+        result = made.commit(request)
+        raw = result.counts["in"] * record_bytes
+        return dataclasses.replace(
+            result,
+            counts={**result.counts, "bytes": raw},
+            memory=Taken(WORKER_BYTES, WORKER_BYTES + raw, WORKER_BYTES + times * raw),
+        )
+
+    made.behave = commit
+    made.give_task()
+    for _ in range(12):
+        made.turn()
+        made.clock.advance(1_000)
+    asked = [request.most_bytes for request in made.requests[:4]]
+    read = [r.ranges[IN].end - r.ranges[IN].start for r in made.requests[:4]]
+    assert asked[0] == 75 * MIB
+    assert asked[1:] == [30 * MIB] * 3
+    assert all(0.9 * 30 * MIB < records * record_bytes <= 30 * MIB for records in read[1:])
+
+
+def test_after_a_worker_that_died_the_same_range_is_read_with_half_the_bytes() -> None:
+    made = world(memory=WorkerMemory(WORKER_BYTES + 800 * MIB))
+    made.end = 1_000
+
+    def die(request: BatchRequest) -> BatchResult:
+        made.behave = made.commit
+        raise failed("worker")
+
+    made.behave = die
+    made.give_task()
+    until_all_read(made, 10)
+    first, second = made.requests
+    assert second.ranges == first.ranges
+    assert second.most_bytes * 2 == first.most_bytes

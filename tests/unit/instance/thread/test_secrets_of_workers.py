@@ -1,0 +1,98 @@
+"""What Spark is given of a stream thread's work has no secret in it: py4j's logger, the event log
+and Spark's page may show all of that."""
+
+from __future__ import annotations
+
+import base64
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.config import StreamsConfig
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.instance.assembly import ClusterPorts, Dependencies, job_opener
+from everflow.instance.thread.batching import PlannedBatch
+from everflow.instance.thread.stream_thread import batch_request
+from everflow.protocol.messages import as_line
+from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
+from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
+from everflow.worker.ports import BatchUnwantedError, clients_of
+
+SECRET = "hunter2-of-this-test"
+EDGE = EdgeType(pa.string(), pa.string())
+
+
+def planned() -> PhysicalPlan:
+    graph = GraphBuilder()
+    graph.add(SourceNode("in", (), EDGE, "app.py:1", ("in",), serdes.string(), serdes.string()))
+    graph.add(FunctionNode("ASK", ("in",), EDGE, "app.py:2", "PEEK", "peek", lambda k, v: None))
+    topology: Topology = graph.build()
+    return plan(topology, cut(topology).index_of, "app")
+
+
+@pytest.fixture
+def dependencies() -> Dependencies:
+    config = StreamsConfig(
+        {
+            "application.id": "app",
+            "bootstrap.servers": "b:1",
+            "processing.guarantee": "exactly_once_v2",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "u",
+            "sasl.password": SECRET,
+        }
+    )
+    nothing = cast(Any, None)
+    return Dependencies(
+        config=config,
+        clock=nothing,
+        admin=nothing,
+        blueprint=cast(
+            Any, SimpleNamespace(plan=planned(), layouts="", partitions={}, inputs={0: ()})
+        ),
+        directory=cast(Any, SimpleNamespace(process_id="p", transactional_ids=["app-p-0"])),
+        changelogs=nothing,
+    )
+
+
+def ports_of(dependencies: Dependencies) -> ClusterPorts:
+    ports = ClusterPorts.__new__(ClusterPorts)
+    ports._dependencies, ports._gate_path = dependencies, "/nobody/gate.sock"
+    return ports
+
+
+def request_of(dependencies: Dependencies) -> Any:
+    settings = ports_of(dependencies).thread_settings(0)
+    empty = PlannedBatch(ranges={}, log_ends={})
+    return batch_request(settings, "i.0.0", 0, empty, {}, (), [], (), 1, {})
+
+
+def test_what_is_packed_for_workers_has_no_secret(dependencies: Dependencies) -> None:
+    assert SECRET in dependencies.main_reader.values()
+    job: Any = job_opener(None, dependencies)(0)
+    assert SECRET.encode() not in job._work.data
+    assert SECRET not in repr(job._work.copy())
+
+
+def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(
+    dependencies: Dependencies,
+) -> None:
+    request = request_of(dependencies)
+    assert SECRET not in repr(request)
+    sent = base64.b64decode(as_line(request))
+    assert SECRET.encode() not in sent
+    assert base64.b64encode(SECRET.encode())[:20] not in sent
+    assert request.transaction_timeout_ms == dependencies.config.transaction_timeout_ms
+
+
+def test_a_worker_without_a_driver_asks_in_vain_and_writes_nothing(
+    dependencies: Dependencies,
+) -> None:
+    with pytest.raises(BatchUnwantedError, match="driver gone"):
+        clients_of(request_of(dependencies))

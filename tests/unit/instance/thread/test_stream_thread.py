@@ -1,0 +1,403 @@
+"""The loop of a stream thread with a fake job: what is run when, what an abort means, how tasks
+come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from everflow.config import BatchLimits
+from everflow.errors import RetriableError
+from everflow.instance.tasks.task import ActiveTask, TaskState
+from everflow.instance.thread.batching import BatchSize
+from everflow.protocol.messages import (
+    ABORTED,
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+)
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.topology.idle_sources import IdleSource
+from unit.instance.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None:
+    task = world.give_task()
+    world.end = 250
+    world.turn()
+    while world.turn():
+        pass
+    ranges = [(*r.ranges[IN], r.log_ends[IN]) for r in world.requests]
+    assert ranges == [(0, 100, 250), (100, 200, 250), (200, 250, 250)]
+    assert task.positions == {IN: 250}
+    assert task.stream_times == {"A": 250}
+    assert len({r.batch_id for r in world.requests}) == 3
+    assert world.requests[-1].tasks[0].last_batch == world.requests[-2].batch_id
+
+
+def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
+    """A quarter as long as the last batch took and `most_rest_ms` at the most; not behind a full
+    batch, and not before a command."""
+    limits = replace(world.thread.settings.limits, most_rest_ms=40)
+    world.thread.settings = replace(world.thread.settings, limits=limits)
+    world.thread.retries.limits = limits
+    world.give_task()
+    world.turn()
+    took_ms = 20.0
+
+    def commit(request: BatchRequest) -> BatchResult:
+        world.clock.advance(took_ms)
+        return world.commit(request)
+
+    world.behave = commit
+    for took_ms, rest_ms in ((20.0, 5.0), (500.0, 40.0)):
+        world.end += 5
+        assert world.turn()
+        ended_ms = world.clock.monotonic_ms()
+        world.end += 5
+        while not world.turn():
+            pass
+        assert world.clock.monotonic_ms() - ended_ms == rest_ms + took_ms
+        world.clock.advance(1_000)
+    world.end += 200  # full batches
+    assert world.turn()
+    assert world.turn()
+
+
+def test_a_commit_of_many_tasks_is_rarer() -> None:
+    """What a commit costs grows with the tasks that it touches, not with their records."""
+    limits = BatchLimits(100_000, 64 << 20, 500, most_rest_ms=150)
+
+    def rest_ms(tasks: int, subtopologies: int = 1, took_ms: float = 40.0, read: int = 50) -> float:
+        names = [TaskId(number % subtopologies, number) for number in range(tasks)]
+        return BatchSize().rest_ms(limits, read, took_ms, names)
+
+    assert [rest_ms(tasks) for tasks in (1, 4, 6, 8, 100)] == [10.0, 15.0, 50.625, 120.0, 120.0]
+    assert [rest_ms(24, deep) for deep in (1, 2, 4)] == [120.0, 80.0, 60.0], "a re-key rests again"
+    assert rest_ms(100, took_ms=400.0) == 150, "commit.interval.ms holds"
+    assert rest_ms(100, read=100_000) == 0, "there is more to read"
+
+
+def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World) -> None:
+    """What comes meanwhile is in the next batch, instead of waiting behind one that waits."""
+    limits = replace(world.thread.settings.limits, most_rest_ms=40)
+    world.thread.settings = replace(world.thread.settings, limits=limits)
+    world.thread.retries.limits = limits
+    world.give_task()
+    world.turn()
+    ends_after_ms = 200.0
+    held: list[float] = []
+    committed_ms = world.clock.monotonic_ms()
+
+    def commit(request: BatchRequest) -> BatchResult:
+        nonlocal committed_ms
+        world.clock.advance(10.0)
+        held.append(max(0.0, committed_ms + ends_after_ms - world.clock.monotonic_ms()))
+        world.clock.advance(held[-1])
+        committed_ms = world.clock.monotonic_ms()
+        return replace(world.commit(request), held_ms=held[-1])
+
+    world.behave = commit
+    for _ in range(40):
+        world.end += 5
+        while not world.turn():
+            pass
+    assert held[1] > 100
+    assert max(held[-20:]) < 100 < held[1], held
+    ends_after_ms = 0.0
+    for _ in range(60):
+        world.end += 5
+        while not world.turn():
+            pass
+    before_ms = world.clock.monotonic_ms()
+    world.end += 5
+    while not world.turn():
+        pass
+    assert world.clock.monotonic_ms() - before_ms < 10 + 40 + 1, "it is forgotten again"
+
+
+def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world: World) -> None:
+    """What its recovery saw of the input's end is there to read; the poller's figure counts as soon
+    as there is one."""
+    task = world.give_task()
+    task.ends = {IN: 40}
+    world.end = 60
+    assert world.thread.run_once()
+    assert world.turn()
+    assert [(*r.ranges[IN], r.log_ends[IN]) for r in world.requests] == [(0, 40, 40), (40, 60, 60)]
+
+
+def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(
+    world: World,
+) -> None:
+    world.give_task()
+    world.turn()
+    for _ in range(10):
+        assert not world.turn()
+    assert world.requests == []
+    world.clock.advance(30_000)
+    assert world.turn()
+    assert (world.requests[0].ranges, world.requests[0].log_ends) == ({}, {})
+
+
+def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(world: World) -> None:
+    """KIP-834: also where the last batch before it is still to be run again, and where tasks come
+    meanwhile."""
+    task = world.give_task()
+    world.end = 250
+    world.turn()
+    assert world.turn()
+    world.paused = True
+    for _ in range(5):
+        assert not world.turn()
+    assert task.positions == {IN: 100}
+    world.clock.advance(30_000)
+    assert world.turn(), "an empty batch keeps the workers"
+    assert (world.requests[-1].ranges, world.requests[-1].log_ends) == ({}, {})
+    assert not world.turn()
+    world.paused = False
+    while world.turn():
+        pass
+    assert [r.ranges.get(IN) for r in world.requests] == [(0, 100), None, (100, 200), (200, 250)]
+
+
+def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: World) -> None:
+    def refuse(request: BatchRequest) -> BatchResult:
+        return BatchResult(outcome=ABORTED, reason="not a member")
+
+    world.fed(refuse)
+    world.turns(3)
+    world.paused, tried = True, len(world.requests)
+    world.clock.advance(3_600_000)
+    for _ in range(5):
+        assert not world.turn()
+    assert len(world.requests) == tried
+    world.paused = False
+    world.turn()  # refused once more: the hour of the pause is not taken for an hour of failures
+    world.behave = world.commit
+    assert world.turn()
+    assert {(*r.ranges[IN], r.log_ends[IN]) for r in world.requests} == {(0, 10, 10)}
+    assert [r.attempt for r in world.requests] == list(range(len(world.requests)))
+
+
+def test_without_tasks_the_workers_are_kept_alive_too(world: World) -> None:
+    """A standby's instance may wait for hours; then a task must not wait for workers."""
+    for _ in range(3):
+        assert not world.turn()
+    assert len(world.requests) <= 1
+    world.requests.clear()
+    world.clock.advance(30_000)
+    world.turn()
+    assert [(request.ranges, request.tasks) for request in world.requests] == [({}, [])]
+    world.thread.wake.set()
+    world.turn()
+    assert len(world.requests) == 1
+
+
+def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(
+    world: World,
+) -> None:
+    """The stores lag behind the changelogs from a batch's commit to its apply, and after a failure
+    until the recovery."""
+    seen: list[int | None] = []
+
+    def watch(request: BatchRequest) -> BatchResult:
+        seen.append(world.thread.settled_ms)
+        world.clock.advance(100)
+        seen.append(world.thread.settled_ms)
+        return world.commit(request)
+
+    def fail(request: BatchRequest) -> BatchResult:
+        world.clock.advance(100)
+        raise BatchFailedError(BatchFailure(kind="worker", error="died"))
+
+    world.give_task()
+    world.turn()  # takes the task
+    world.behave, world.end = watch, 10
+    began_ms = world.clock.now_ms()
+    assert world.turn()
+    assert seen == [began_ms, began_ms]
+    world.behave, world.end, failed_ms = fail, 20, world.clock.now_ms()
+    assert not world.turn()
+    assert world.thread.settled_ms == failed_ms, "when the batch began"
+    world.behave = watch
+    assert world.turn(), "the same range again"
+    assert world.thread.settled_ms == failed_ms
+    applied_ms = world.clock.now_ms()
+    assert not world.turn()
+    assert world.thread.settled_ms == applied_ms
+
+
+def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World) -> None:
+    def refuse(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        return BatchResult(outcome=ABORTED, reason="not-a-member: generation -1")
+
+    world.fed(refuse)
+    world.turns(3)
+    assert [(r.attempt, r.ranges[IN]) for r in world.requests] == [(0, (0, 10)), (1, (0, 10))]
+    assert "committed" not in world.done
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_a_batch_that_a_rebalance_refused_is_tried_once_more_before_its_task_is_given_up(
+    world: World, refusals: int
+) -> None:
+    """Its records would wait for the whole hand-over otherwise, after they have waited for this
+    batch already."""
+    given: list[Sequence[ActiveTask]] = []
+    answers = ["generation: specified group generation id is not valid"] * refusals
+
+    def refuse(request: BatchRequest) -> BatchResult:
+        if not given and not world.thread._commands._waiting.qsize():
+            world.thread.drop([TASK], given.append)
+        return (
+            BatchResult(outcome=ABORTED, reason=answers.pop()) if answers else world.commit(request)
+        )
+
+    task = world.fed(refuse)
+    world.turns(4)
+    assert [r.attempt for r in world.requests] == [0, 1]
+    assert given == [[task]]
+    assert task.positions == {IN: 10 if refusals == 1 else 0}
+
+
+def test_a_task_whose_ownership_broke_runs_no_batch(world: World) -> None:
+    world.give_task()
+    world.book.disown_all()
+    world.book.own([TASK])
+    world.end = 10
+    for _ in range(3):
+        assert not world.turn()
+    assert world.requests == []
+
+
+def test_tasks_are_given_up_between_batches_only(world: World) -> None:
+    given: list[Sequence[ActiveTask]] = []
+
+    def drop_during_batch(request: BatchRequest) -> BatchResult:
+        world.thread.drop([TASK], given.append)
+        assert given == []
+        return world.commit(request)
+
+    task = world.fed(drop_during_batch)
+    world.turn()
+    world.turn()
+    assert task.positions == {IN: 10}
+    world.turn()
+    assert given == [[task]]
+    assert world.thread.tasks == {}
+
+
+def test_a_task_is_held_from_the_moment_it_is_given_until_it_is_given_up(world: World) -> None:
+    """Queries find it as soon as the instance calls itself RUNNING, which may be before the
+    thread's next turn."""
+    held: list[list[ActiveTask]] = []
+    task = world.give_task()
+    held.append(world.thread.all_tasks())
+    world.thread.run_once()
+    held.append(world.thread.all_tasks())
+    world.thread.drop([TASK], lambda tasks: held.append(world.thread.all_tasks()))
+    held.append(world.thread.all_tasks())
+    world.thread.run_once()
+    assert held == [[task], [task], [task], []]
+
+
+def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
+    """I4: preparing one takes most of a second, in which the tasks that stay would stand still."""
+    world.give_task()
+    world.end = 10
+    world.turn()
+    world.turn()
+    world.book.own([OTHER_TASK])
+    other = ActiveTask(
+        id=OTHER_TASK,
+        inputs=(OTHER,),
+        stores=(),
+        state=TaskState.RUNNING,
+        epoch=world.book.epoch(OTHER_TASK),
+    )
+    other.positions[OTHER] = 0
+    world.thread.add([other])
+    world.turn()
+    world.turn()
+    world.thread.drop([TASK], lambda tasks: None)
+    world.end = 20
+    world.turn()
+    world.turn()
+    # Of the tasks that have something to read: IN was at its end.
+    assert [set(request.ranges) for request in world.requests] == [{IN}, {OTHER}, {OTHER}]
+    assert [[task.task for task in request.tasks] for request in world.requests] == [
+        [TASK],
+        [OTHER_TASK],
+        [OTHER_TASK],
+    ]
+    assert len({request.batch_id for request in world.requests}) == 3
+    assert world.opened == [0]
+    assert world.done == []
+
+
+def idle_world() -> World:
+    """Its source moves time after 5 s, and its worker does what it is asked to."""
+    world = World(idle={0: {"in": IdleSource("in/idle", 5_000)}})
+
+    def commit(request: BatchRequest) -> BatchResult:
+        times = {"in/idle": 100 * world.end, **request.idle.get(TASK, {})}
+        return replace(world.commit(request), stream_times={TASK: times})
+
+    world.fed(commit, 3)
+    world.turn()
+    assert world.turn()
+    assert not world.turn()  # from here on it is silent, and a second goes by
+    return world
+
+
+def test_a_silent_source_makes_a_batch_that_moves_its_time() -> None:
+    world = idle_world()
+    world.clock.advance(3_999)
+    assert not world.turn()  # it waits for no longer than it has to
+    assert world.turn()
+    assert world.requests[-1].idle == {TASK: {"in/idle": 5_300}}
+    assert world.requests[-1].ranges == {IN: OffsetRange(3, 3)}
+    assert world.thread.tasks[TASK].stream_times["in/idle"] == 5_300
+    world.clock.advance(5_000)
+    assert world.turn()
+    assert world.requests[-1].idle == {TASK: {"in/idle": 10_300}}
+
+
+def test_an_attempt_again_moves_time_to_the_same() -> None:
+    world = idle_world()
+    works, world.behave = world.behave, lambda request: BatchResult(outcome=ABORTED, reason="no")
+    world.clock.advance(4_000)
+    assert not world.turn()
+    world.behave = works
+    world.clock.advance(9_000)
+    assert world.turn()
+    assert world.requests[-1].idle == world.requests[-2].idle == {TASK: {"in/idle": 5_300}}
+
+
+def test_silence_is_no_silence_while_nobody_knows_the_ends_or_all_is_paused() -> None:
+    world = idle_world()
+    world.clock.advance(6_000)
+    world.paused = True
+    assert not world.turn()
+    world.paused = False
+    ends = world.ends._read
+
+    def refused(partitions: object) -> dict[TopicPartition, int]:
+        raise RetriableError("no answer")
+
+    world.ends._read = refused
+    world.ends.poll_once()
+    world.clock.advance(1)
+    assert not world.turn()
+    world.ends._read = ends
+    assert world.turn()

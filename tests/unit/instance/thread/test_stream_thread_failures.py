@@ -1,0 +1,516 @@
+"""What a stream thread does about a batch that failed: D6's order, what is tried again and how, and
+what ends it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from everflow import metrics as names
+from everflow.errors import (
+    BatchTimeoutError,
+    ColumnError,
+    FatalError,
+    RecordError,
+    RepeatedFailureError,
+    RetriableError,
+    StateDiskError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
+from everflow.instance.tasks.task import ActiveTask, TaskState
+from everflow.instance.thread.stream_thread import SHOWN_AFTER_MS, Hung
+from everflow.protocol.messages import (
+    ABORTED,
+    COMMITTED,
+    BadRecord,
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+    CodeLine,
+)
+from everflow.records import CommittedOffset, TopicPartition
+from unit.instance.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
+
+
+def failed(kind: str, error: str, **more: Any) -> BatchFailedError:
+    return BatchFailedError(BatchFailure(kind=kind, error=error, **more))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(
+    world: World,
+) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        raise failed("worker", "worker died")
+
+    task = world.fed(fail)
+    world.turns(3)
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+    first, second = world.requests[:2]
+    assert first.ranges == second.ranges
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert second.tasks[0].incarnation != first.tasks[0].incarnation
+    assert task.positions == {IN: 10}
+
+
+def test_a_recovery_that_hangs_shows_as_a_stall_until_it_has_gone_through(world: World) -> None:
+    stalls: list[bool] = []
+
+    def fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        raise failed("worker", "no leader for the changelog")
+
+    def hang(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+        stalls.append(world.thread.stalled)
+        world.clock.advance(SHOWN_AFTER_MS + 1)
+        stalls.append(world.thread.stalled)
+        return {IN: CommittedOffset(world.committed_offset, "")}
+
+    world.behave, world.committed = fail, hang  # type: ignore[method-assign]
+    world.give_task()
+    world.end = 10
+    while not stalls:
+        world.turn()
+    assert stalls == [False, True]
+    assert not world.thread.stalled
+
+
+def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
+    def commit_then_die(request: BatchRequest) -> BatchResult:
+        world.commit(request)
+        world.behave = world.commit
+        raise failed("worker", "died after the commit")
+
+    task = world.fed(commit_then_die)
+    world.turns(3)
+    assert [r.ranges[IN] for r in world.requests] == [(0, 10)]
+    assert task.positions == {IN: 10}
+
+
+def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
+    """Its new owner's transactions are open for as long as it works: waiting for their end would
+    stop the tasks that stay."""
+
+    def lose_and_fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        world.book.disown_all()
+        raise failed("migrated", "refused: another owns it")
+
+    task = world.fed(lose_and_fail)
+    while not world.requests:
+        world.turn()
+    assert world.done == ["kill [99]", "fence app-p-0"], (
+        "fenced, and nothing of it read or replayed"
+    )
+    given: list[ActiveTask] = []
+    world.thread.drop([TASK], given.extend)
+    world.turn()
+    assert given == [task]
+    assert task.state is TaskState.RESTORING, "whoever takes it recovers it"
+
+
+def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        raise failed("worker", "worker died")
+
+    def lose_it(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+        world.book.disown_all()
+        raise RetriableError("a transaction is open")
+
+    world.behave, world.committed = fail, lose_it  # type: ignore[method-assign]
+    task = world.give_task()
+    world.end = 10
+    while not world.requests:
+        assert not world.turn()
+    assert task.state is TaskState.RESTORING
+    assert world.clock.monotonic_ms() < 5_000, "it did not wait for task.timeout.ms"
+    given: list[ActiveTask] = []
+    world.thread.drop([TASK], given.extend)
+    del world.committed
+    world.turn()
+    assert given == [task]
+    world.book.own([TASK])
+    fresh = world.give_task()
+    while world.turn():
+        pass
+    assert fresh.positions == {IN: 10}
+
+
+def test_a_bad_record_is_fatal_with_topic_partition_and_offset(world: World) -> None:
+    def bad(request: BatchRequest) -> BatchResult:
+        raise BatchFailedError(
+            BatchFailure(
+                kind="undecodable", error="cannot decode", record=BadRecord("in", 0, 7, "SOURCE")
+            )
+        )
+
+    world.fed(bad)
+    world.ends.watch(0, [IN], world.thread.wake)
+    world.ends.poll_once()
+    with pytest.raises(RecordError, match="in-0@7") as raised:
+        world.thread.run_once()
+    assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("in", 0, 7)
+    assert "fence app-p-0" in world.done
+
+
+def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None:
+    """The JVM was killed: retrying until ``task.timeout.ms`` would only delay the restart."""
+
+    def fail(request: BatchRequest) -> BatchResult:
+        raise failed("spark-gone", "Connection refused")
+
+    world.fed(fail)
+    world.turn()
+    with pytest.raises(FatalError, match="start"):
+        world.turn()
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+
+
+def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_line(
+    world: World,
+) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        raise failed(
+            "fatal",
+            "too big for out",
+            code="EF-RECORD-TOO-LARGE",
+            details="Traceback (most recent call last):\n  File x",
+        )
+
+    world.fed(fail)
+    world.turn()
+    with pytest.raises(FatalError, match=r"\Atoo big for out\Z") as raised:
+        world.turn()
+    assert raised.value.code == "EF-RECORD-TOO-LARGE"
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+
+
+def test_a_full_disk_behind_each_commit_ends_the_thread_although_its_records_are_through(
+    world: World,
+) -> None:
+    """The recovery makes room for a moment: the batch counts, and the next one fails the same
+    way."""
+
+    def commit_and_fail_to_apply(request: BatchRequest) -> BatchResult:
+        world.commit(request)
+        raise failed("fatal", "no space left on device", code="EF-STATE-DISK")
+
+    world.fed(commit_and_fail_to_apply)
+    world.turn()
+    with pytest.raises(StateDiskError, match="no space left"):
+        world.turn()
+    assert [r.ranges[IN] for r in world.requests] == [(0, 10)]
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+
+
+def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) -> None:
+    def no_memory(request: BatchRequest) -> BatchResult:
+        begin, end = request.ranges[IN]
+        if end - begin > 10:
+            raise failed("worker", "Python worker exited unexpectedly")
+        return world.commit(request)
+
+    world.fed(no_memory, 100)
+    world.turns(12)
+    sizes = [request.ranges[IN].end - request.ranges[IN].start for request in world.requests]
+    assert sizes[:3] == [100, 100, 6]
+    assert set(sizes[3:]) == {6}, "no larger again before the records that failed are behind"
+    assert world.committed_offset > 0
+
+
+def test_retries_end_with_the_task_timeout(world: World) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        raise failed("retriable", "no leader for out-0")
+
+    world.fed(fail)
+
+    with pytest.raises(
+        TaskTimeoutError, match=r"0_0.*progress.*11.*task.timeout.ms.*10.*out-0"
+    ) as late:
+        world.turns(100)
+    assert late.value.task == TASK
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] > 2
+
+
+def test_the_failures_of_tasks_given_up_long_ago_do_not_count_against_new_ones(
+    world: World,
+) -> None:
+    abort = BatchResult(outcome=ABORTED, reason="ownership-changed")
+    world.behave = lambda request: abort
+    world.give_task()
+    world.end = 10
+    world.turn()
+    world.turn()
+    assert len(world.requests) == 1
+    world.thread.drop([TASK], lambda tasks: None)
+    world.turn()
+    world.clock.advance(3_600_000)
+    world.give_task()
+    world.turn()
+    assert len(world.requests) == 2, "aborted, and run again below"
+    world.behave = world.commit
+    assert world.turn()
+
+
+def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World) -> None:
+    given: list[Sequence[ActiveTask]] = []
+
+    def fail(request: BatchRequest) -> BatchResult:
+        if not request.ranges:  # the warm-up
+            return BatchResult(outcome=COMMITTED)
+        world.thread.drop([TASK], given.append)
+        raise RuntimeError("a defect")
+
+    world.give_task().ends = {IN: 10}
+    world.behave = fail
+    world.thread.start()
+    assert world.thread.join(10)
+    assert given == [[]]
+    assert [done for done in world.done if done.startswith("failed")] == [
+        "failed Stream thread 0 failed: RuntimeError('a defect')"
+    ]
+
+
+def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "KeyError: 'nobody thought of it'"
+
+    def fail(request: BatchRequest) -> BatchResult:
+        world.clock.advance(1_000)
+        raise failed("other", said, where=("app.py:3",))
+
+    world.fed(fail)
+
+    began = world.clock.monotonic_ms()
+    with (
+        caplog.at_level(logging.WARNING, "everflow"),
+        pytest.raises(RepeatedFailureError) as raised,
+    ):
+        world.turns(10)
+    assert world.clock.monotonic_ms() - began < 5_000
+    assert str(raised.value).splitlines()[:2] == [
+        f"{said} (3 times in a row)",
+        "  operator added at app.py:3",
+    ]
+    assert "Nothing of its micro-batch was written" in str(raised.value)
+    second = [record.getMessage() for record in caplog.records][1]
+    assert "the same failure again, nothing has changed" in second
+    assert "Nothing of its micro-batch was written" in second, "the cure is told before the end"
+
+
+def test_a_thread_in_trouble_shows_it_until_it_gets_on(world: World) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        raise failed("retriable", "no leader for out-0")
+
+    world.fed(fail)
+    while len(world.requests) < 2:
+        world.turn()
+    assert world.thread.trouble is not None
+    assert (world.thread.trouble.count, world.thread.trouble.text) == (2, "no leader for out-0")
+    world.behave = world.commit
+    while not world.turn():
+        pass
+    assert world.thread.trouble is None
+
+
+def test_a_record_for_which_a_batch_hangs_is_found_and_named(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The records before it are committed."""
+    poison, said = 37, "The batch did not end."
+
+    def divide(request: BatchRequest) -> BatchResult:
+        begin, end = request.ranges[IN]
+        world.clock.advance(2_600)
+        if begin <= poison < end:
+            raise failed("hang", said, where=("app.py:3",))
+        return world.commit(request)
+
+    world.fed(divide, 100)
+
+    with caplog.at_level(logging.INFO, "everflow"), pytest.raises(BatchTimeoutError) as raised:
+        world.turns(60)
+    first, operator, cure = str(raised.value).splitlines()
+    assert (first, operator) == (
+        f"{said} (2 times in a row, on in-0@37)",
+        "  operator added at app.py:3",
+    )
+    assert "max.poll.interval.ms" in cure
+    assert "Stream thread 0: its record is looked for in smaller batches" in caplog.messages
+    told = [line for line in caplog.messages if "still looked for" in line]
+    assert (
+        told[0]
+        == "Stream thread 0: the record is still looked for, 5 s so far: trying 6 from in-0@12"
+    )
+    assert [line.partition(" so far")[0].rpartition(", ")[2] for line in told] == [
+        "5 s",
+        "10 s",
+        "16 s",
+        "21 s",
+    ], "and repeated"
+    assert world.committed_offset == poison
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] < 6
+
+
+def test_what_is_before_a_record_that_a_column_names_is_committed(world: World) -> None:
+    """A resident step knows which record it is: nothing is looked for."""
+    poison, said = 37, "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+
+    def divide(request: BatchRequest) -> BatchResult:
+        begin, end = request.ranges[IN]
+        if begin <= poison < end:
+            raise failed("column", said, where=("app.py:3",), record=BadRecord(*IN, poison))
+        return world.commit(request)
+
+    world.fed(divide, 100)
+
+    with pytest.raises(ColumnError) as raised:
+        world.turns(10)
+    assert str(raised.value).splitlines()[0] == f"{said} (on in-0@37)"
+    assert world.committed_offset == poison
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] == 2
+
+
+@pytest.mark.parametrize("bad", [IN, OTHER], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("worker", WorkerDiedError), ("hang", BatchTimeoutError)]
+)
+def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
+    world: World, bad: TopicPartition, kind: str, raised: type[Exception]
+) -> None:
+    """One record of each is left; then they are run one by one, and the good ones are committed."""
+    read = {IN: 0, OTHER: 0}
+
+    def divide(request: BatchRequest) -> BatchResult:
+        begin, end = request.ranges.get(bad, (0, 0))
+        if begin <= 37 < end:
+            raise failed(kind, "no trace of why")
+        read.update({tp: places.end for tp, places in request.ranges.items()})
+        return BatchResult(outcome=COMMITTED, consumed=dict(read), counts={"in": 1})
+
+    world.behave = divide
+    world.committed = lambda partitions: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
+    world.book.own([OTHER_TASK])
+    other = ActiveTask(
+        id=OTHER_TASK,
+        inputs=(OTHER,),
+        stores=(),
+        state=TaskState.RUNNING,
+        epoch=world.book.epoch(OTHER_TASK),
+    )
+    other.positions[OTHER] = 0
+    world.thread.add([other])
+    world.give_task()
+    world.end = 100
+
+    with pytest.raises(raised, match=rf"times.*{bad}@37"):
+        world.turns(100)
+    assert read[bad] == 37, "all that is before it was committed"
+
+
+def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None:
+    poison = 37
+
+    def crash(request: BatchRequest) -> BatchResult:
+        begin, end = request.ranges[IN]
+        world.clock.advance(500)
+        if begin <= poison < end:
+            raise failed("worker", "A Python worker process died (Segmentation fault)")
+        return world.commit(request)
+
+    world.fed(crash, 100)
+
+    with pytest.raises(
+        WorkerDiedError, match=r"died \(Segmentation fault\) \(\d times in a row, on in-0@37\)"
+    ):
+        world.turns(60)
+    assert world.committed_offset == poison, "all that is before it was committed"
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] < 12
+
+
+def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -> None:
+    """The watchdog ends its workers; how those died is not why. The line of a loop is another one
+    each time."""
+    sizes: list[int] = []
+
+    def hangs_at_7(request: BatchRequest) -> BatchResult:
+        start, end = request.ranges[IN]
+        if not start <= 7 < end:
+            return world.commit(request)
+        sizes.append(end - start)
+        assert world.thread.batch_since_ms is not None
+        world.thread.hung = Hung(world.thread.batch_since_ms, 4_000)
+        raise failed(
+            "worker",
+            "A Python worker process died (Aborted)",
+            line=CodeLine("app.py", len(sizes), "loop"),
+        )
+
+    world.fed(hangs_at_7, 20)
+
+    with pytest.raises(BatchTimeoutError) as error:
+        world.turns(40)
+    text = str(error.value)
+    assert text.startswith(
+        "A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on in-0@7)"
+    )
+    assert "app.py:" in text
+    assert "time-out" in text
+    assert sizes == [20, 1, 1]
+    assert world.committed_offset == 7
+
+
+def test_a_worker_that_dies_after_a_batch_that_hung_is_told_as_that(world: World) -> None:
+    def dies(request: BatchRequest) -> BatchResult:
+        raise failed("worker", "A Python worker process died (Segmentation fault)")
+
+    world.thread.hung = Hung(-1.0, 4_000)
+    world.give_task()
+    world.turn()
+    world.end, world.behave = 5, dies
+    world.turn()
+    assert world.thread.trouble is not None
+    assert "Segmentation fault" in world.thread.trouble.text
+
+
+def test_a_program_that_no_worker_can_build_ends_the_thread_before_the_first_record(
+    world: World,
+) -> None:
+    def refuse(request: BatchRequest) -> BatchResult:
+        raise failed(
+            "fatal", "a Spark Python worker cannot build the program", code="EF-PROGRAM-IN-WORKER"
+        )
+
+    world.behave = refuse
+    world.thread.start()
+    assert world.thread.join(10)
+    assert [done for done in world.done if done.startswith("failed")] == [
+        "failed a Spark Python worker cannot build the program"
+    ]
+    assert world.thread.warm.is_set(), "whoever waits for the workers must not wait for ever"
+
+
+def test_a_batch_that_the_end_cut_off_is_no_failure_to_be_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def killed(request: BatchRequest) -> BatchResult:
+        world.thread.cut_off = True
+        raise failed("worker", "A Python worker process died (no trace of why)")
+
+    caplog.set_level(logging.INFO)
+    world.fed(killed)
+    world.turns(2)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert "its batch was cut off by the end of the instance" in caplog.text

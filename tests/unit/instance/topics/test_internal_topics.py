@@ -1,0 +1,275 @@
+"""Internal topics: created at the first start only (I10), validated at every other; expired offsets
+(scenario 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations_with_replacement
+
+import pytest
+
+from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow.instance.topics.internal_topics import (
+    LEFT_OUT,
+    InputIds,
+    Ran,
+    TopicFacts,
+    TopicSpec,
+    prepare,
+    problems,
+)
+from everflow.records import TopicPartition
+
+REPARTITION = TopicSpec("app-by-x-repartition", 2, {"cleanup.policy": "delete"}, "repartition")
+CHANGELOG = TopicSpec("app-counts-changelog", 2, {"cleanup.policy": "compact"}, "changelog")
+INPUT = TopicPartition("in", 0)
+
+
+class FakeTopics:
+    def __init__(
+        self, existing: Mapping[str, TopicFacts], end: int = 0, committed: bool = False
+    ) -> None:
+        self.existing, self.end = dict(existing), end
+        self.said = Ran(committed=committed)
+        self.others = frozenset[str]()
+        self.created: list[str] = []
+
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
+        return {name: self.existing[name] for name in names if name in self.existing}
+
+    def create(self, topics: Iterable[TopicSpec]) -> None:
+        self.created += [spec.name for spec in topics]
+
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, self.end))
+
+    def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
+        return self.said
+
+    def topics_with_offsets(self) -> frozenset[str]:
+        return self.others
+
+
+GOOD = {
+    REPARTITION.name: TopicFacts(2, "id1", {"cleanup.policy": "delete"}),
+    CHANGELOG.name: TopicFacts(2, "id2", {"cleanup.policy": "compact"}),
+}
+
+
+def run(topics: FakeTopics) -> frozenset[str]:
+    return prepare(topics, "app", [REPARTITION, CHANGELOG], [INPUT])
+
+
+def test_the_first_start_creates_what_is_missing_also_after_a_start_that_was_cut_off() -> None:
+    fresh, half = FakeTopics({}), FakeTopics({CHANGELOG.name: GOOD[CHANGELOG.name]})
+    run(fresh)
+    run(half)
+    assert sorted(fresh.created) == [REPARTITION.name, CHANGELOG.name]
+    assert half.created == [REPARTITION.name]
+
+
+def test_a_later_start_with_everything_in_place_touches_nothing() -> None:
+    topics = FakeTopics(GOOD, end=10, committed=True)
+    run(topics)
+    assert topics.created == []
+
+
+@pytest.mark.parametrize("gone", [REPARTITION.name, CHANGELOG.name])
+def test_a_missing_topic_after_the_first_start_is_an_error_that_names_it(gone: str) -> None:
+    topics = FakeTopics(
+        {name: facts for name, facts in GOOD.items() if name != gone}, end=10, committed=True
+    )
+    with pytest.raises(InternalTopicError, match=gone) as error:
+        run(topics)
+    said = str(error.value)
+    other = said.index("another topology (or one with a changed store name)")
+    assert other < said.index("everflow reset MODULE:NAME")
+    assert topics.created == []
+
+
+def test_no_offsets_but_records_in_internal_topics_is_never_a_silent_recount() -> None:
+    with pytest.raises(OffsetsExpiredError, match="everflow reset MODULE:NAME"):
+        run(FakeTopics(GOOD, end=10, committed=False))
+
+
+def told(topics: FakeTopics, ids: InputIds) -> str:
+    with pytest.raises(OffsetsExpiredError) as error:
+        prepare(topics, "app", [REPARTITION, CHANGELOG], [INPUT], ids=ids)
+    return str(error.value)
+
+
+def test_an_input_that_was_created_again_while_the_application_was_stopped_is_the_reason() -> None:
+    said = told(FakeTopics(GOOD, end=10), InputIds({"in": "a", "old": "c"}, {"in": "b"}))
+    assert "created again while the application was stopped: in (a -> b)" in said
+    assert "--reset-offsets --to-earliest --execute --group app --topic in" in said
+    assert "expired" not in said
+    assert "the group was deleted" not in said
+
+
+def test_a_group_that_has_other_offsets_was_not_deleted_and_they_did_not_expire() -> None:
+    topics = FakeTopics(GOOD, end=10)
+    topics.others = frozenset({"other"})
+    said = told(topics, InputIds({}, {"in": "b"}))
+    assert "still has offsets of other" in said
+    assert "expired" not in said
+
+
+@pytest.mark.parametrize(("before", "possible"), [({}, True), ({"in": "b"}, False)])
+def test_what_the_brokers_do_not_say_is_all_that_may_be(
+    before: Mapping[str, str], possible: bool
+) -> None:
+    said = told(FakeTopics(GOOD, end=10), InputIds(before, {"in": "b"}))
+    assert ("in was deleted and created again" in said) is possible
+    assert "offsets.retention.minutes" in said
+    assert "the group was deleted" in said
+
+
+def test_offsets_of_another_client_say_where_a_first_start_begins_and_nothing_else() -> None:
+    topics = FakeTopics({})
+    topics.said = Ran(foreign=frozenset({"in"}))
+    run(topics)
+    assert sorted(topics.created) == [REPARTITION.name, CHANGELOG.name]
+
+
+def test_offsets_that_a_tool_has_reset_are_no_first_start() -> None:
+    """Their internal topics have records; one that is missing was lost."""
+    topics = FakeTopics(GOOD, end=10)
+    topics.said = Ran(foreign=frozenset({"in"}))
+    run(topics)
+    assert topics.created == []
+    topics = FakeTopics({CHANGELOG.name: GOOD[CHANGELOG.name]}, end=10)
+    topics.said = Ran(foreign=frozenset({"in"}))
+    with pytest.raises(InternalTopicError, match=REPARTITION.name):
+        run(topics)
+
+
+NEW = TopicSpec("app-extra-changelog", 2, {"cleanup.policy": "compact"}, "changelog")
+HAD = {"changelog": frozenset({"counts-changelog"}), "repartition": frozenset({"by-x-repartition"})}
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize(
+    ("missing", "known", "new"),
+    [
+        ({NEW.name}, HAD, True),
+        ({REPARTITION.name}, {**HAD, "repartition": frozenset()}, True),
+        ({NEW.name, REPARTITION.name}, {**HAD, "repartition": frozenset()}, True),
+        ({CHANGELOG.name}, HAD, False),
+        ({REPARTITION.name}, HAD, False),
+        ({NEW.name, CHANGELOG.name}, HAD, False),
+        ({NEW.name}, {}, False),
+        ({REPARTITION.name}, {"changelog": frozenset({"counts-changelog"})}, False),
+        ({NEW.name}, {"changelog": frozenset({"counts-changelog"})}, True),
+    ],
+)
+def test_only_topics_that_the_application_never_had_are_created_and_only_when_asked(
+    missing: set[str], known: Mapping[str, frozenset[str]], new: bool, create: bool
+) -> None:
+    specs = [REPARTITION, CHANGELOG, NEW]
+    good = {**GOOD, NEW.name: GOOD[CHANGELOG.name]}
+    topics = FakeTopics({name: one for name, one in good.items() if name not in missing}, end=10)
+    topics.said = Ran(committed=True, known=known)
+    if new and create:
+        prepare(topics, "app", specs, [INPUT], create_new=True)
+        assert set(topics.created) == missing
+        return
+    with pytest.raises(InternalTopicError) as error:
+        prepare(topics, "app", specs, [INPUT], create_new=create)
+    assert topics.created == []
+    said = str(error.value)
+    assert ("--create-new-topics" in said) is new
+    assert any(name in said for name in missing)
+
+
+class StartedMeanwhile(FakeTopics):
+    """Another instance starts for the first time: of its three acts each is done before one of the
+    looks of this one."""
+
+    def __init__(self, before: Sequence[int]) -> None:
+        super().__init__({})
+        self._before, self._looks = list(before), 0
+
+    def _look(self) -> None:
+        created, committed, wrote = (before <= self._looks for before in self._before)
+        if created:
+            self.existing.update(GOOD)
+        self.said, self.end = Ran(committed=committed), 10 if wrote else 0
+        self._looks += 1
+
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
+        self._look()
+        return super().topics(names)
+
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
+        self._look()
+        return super().spans(partitions)
+
+    def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
+        self._look()
+        return super().ran(partitions)
+
+
+@pytest.mark.parametrize("before", combinations_with_replacement(range(5), 3))
+def test_another_instance_that_starts_first_meanwhile_is_no_lost_state(
+    before: tuple[int, int, int],
+) -> None:
+    run(StartedMeanwhile(before))
+
+
+def test_wrong_partition_counts_are_named() -> None:
+    topics = FakeTopics({**GOOD, CHANGELOG.name: TopicFacts(3, None, {})}, committed=True)
+    with pytest.raises(InternalTopicError, match=r"3 partitions.*2"):
+        run(topics)
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy", "bad"),
+    [
+        (CHANGELOG, "compact", False),
+        (CHANGELOG, "delete", True),
+        (CHANGELOG, "compact,delete", True),
+        (REPARTITION, "delete", False),
+        (REPARTITION, "compact", True),
+        (
+            TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"),
+            "delete,compact",
+            False,
+        ),
+        (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete", False),
+    ],
+)
+def test_only_policies_that_lose_records_are_refused(
+    spec: TopicSpec, policy: str, bad: bool
+) -> None:
+    assert bool(problems(spec, TopicFacts(2, None, {"cleanup.policy": policy}))) is bad
+
+
+@pytest.mark.parametrize("setting", ["retention.ms", "retention.bytes"])
+def test_a_repartition_topic_that_brokers_delete_from_by_themselves_is_no_witness(
+    setting: str,
+) -> None:
+    """Where its log begins says nothing of what was committed (note 064)."""
+    assert run(FakeTopics({})) == {REPARTITION.name}
+    assert run(FakeTopics(GOOD, committed=True)) == {REPARTITION.name}
+    all_kept = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+    for value, kept in (("-1", {REPARTITION.name}), ("604800000", set())):
+        facts = TopicFacts(2, "id1", {**all_kept, setting: value})
+        topics = FakeTopics({**GOOD, REPARTITION.name: facts}, committed=True)
+        assert run(topics) == kept
+
+
+def test_a_topic_that_an_earlier_release_did_not_have_is_created_later_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left_out = TopicSpec("app-t-left-out-changelog", 2, {"cleanup.policy": "compact"}, LEFT_OUT)
+    topics = FakeTopics(GOOD, end=10, committed=True)
+    with caplog.at_level("WARNING"):
+        prepare(topics, "app", [REPARTITION, CHANGELOG, left_out], [INPUT])
+    assert topics.created == [left_out.name]
+    assert [one.levelname for one in caplog.records if left_out.name in one.getMessage()] == [
+        "WARNING"
+    ]

@@ -1,0 +1,301 @@
+"""Decoding of records, and the check of where their keys lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from everflow import metrics as names
+from everflow import serdes
+from everflow.clock import ManualClock
+from everflow.columns.key_partitions import BY_HASH, CRC32, MURMUR2, key_partitions
+from everflow.errors import RetriableError
+from everflow.instance.thread.batch_counts import BatchCounts, misplaced_keys
+from everflow.metrics import Metrics
+from everflow.protocol.messages import COMMITTED, BatchFigures, BatchResult
+from everflow.records import EdgeBatch, KeyPlaces
+from everflow.serdes import Serde
+from everflow.serdes.by_record import adopted
+from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
+from everflow.topology.plan import Source
+from everflow.windows import Windowed
+from everflow.worker.decode import ALL_UP_TO, MOST_KEYS, ONE_OF, KeyCheck, decoded_records
+from everflow.worker.handled_records import Judge
+from unit.builders import edge_batch
+from unit.builders import source as made_source
+from unit.instance.own_serde import OwnSerde
+
+# --- log decoder ----------------------------------------------------------------------------------
+
+
+def reading(value: Serde) -> Source:
+    return made_source("in", value=value)
+
+
+def batch(keys: list[bytes | None], values: list[bytes | None]) -> EdgeBatch:
+    return edge_batch(keys, values, pa.binary(), pa.binary(), partition=3, offset=40)
+
+
+def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
+    return list(zip(found.key.to_pylist(), found.value.to_pylist(), strict=True))
+
+
+def test_text_that_is_no_utf8_gets_replacement_characters() -> None:
+    good, bad = decoded_records(reading(serdes.string()), batch([b"\xffk"], [b"\xe4"]), Judge())
+    assert (pairs(good), len(bad)) == ([("\ufffdk", "\ufffd")], 0)
+
+
+def test_a_key_and_a_value_that_cannot_be_decoded_are_one_dead_letter() -> None:
+    source = reading(serdes.json("a bigint"))
+    good, bad = decoded_records(source, batch([b"k", b"l"], [b"{broken", b'{"a": 1}']), Judge())
+    assert pairs(good) == [("l", {"a": 1})]
+    assert (bad.key.to_pylist(), bad.value[0]["value"].as_py()) == ([b"k"], b"{broken")
+
+
+def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None:
+    source = reading(adopted(Digits()))
+    good, bad = decoded_records(source, batch([b"a", b"b", b"c"], [b"1", b"x", b"3"]), Judge())
+    assert pairs(good) == [("a", 1), ("c", 3)]
+    assert (
+        bad.value.to_pylist()[0]["error"]
+        == "value is not a valid Digits(): the value (int): expected an int, found str 'x'"
+    )
+
+
+class Halves:
+    """Refuses all, in a text that is no UTF-8."""
+
+    type = "int"
+
+    def decode(self, data: bytes) -> int:
+        raise serdes.SerdeError("half of a pair: \ud83d")
+
+    def encode(self, value: int) -> bytes:
+        return b""
+
+
+def test_what_a_serde_says_that_is_no_utf8_can_be_written() -> None:
+    good, bad = decoded_records(reading(adopted(Halves())), batch([b"a"], [b"1"]), Judge())
+    assert len(good) == 0
+    assert bad.value.to_pylist()[0]["error"].endswith(r"half of a pair: \ud83d")
+
+
+class Digits:
+    type = "int"
+
+    def decode(self, data: bytes) -> int | str:
+        return int(data) if data.isdigit() else data.decode()
+
+    def encode(self, value: int) -> bytes:
+        return str(value).encode()
+
+    def __repr__(self) -> str:
+        return "Digits()"
+
+
+def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
+    source = reading(serdes.long())
+    one = (1).to_bytes(8, "big")
+    good, bad = decoded_records(
+        source, batch([b"a", b"b", None, b"d"], [one, b"\x01", b"", None]), Judge()
+    )
+    assert pairs(good) == [("a", 1), ("d", None)]
+    assert bad.offset.tolist() == [41, 42]
+    assert bad.key.to_pylist() == [b"b", None]
+    assert [value["value"] for value in bad.value.to_pylist()] == [b"\x01", b""]
+    assert all("value is not a valid" in value["error"] for value in bad.value.to_pylist())
+    assert decoded_records(source, batch([], []), Judge())[1].offset.tolist() == []
+
+
+def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> None:
+    source = reading(OwnSerde())
+    good, bad = decoded_records(source, batch([b"x", b"y", b"z"], [b"a", b"b", None]), Judge())
+    assert pairs(good) == [("x", "A"), ("z", None)]
+    assert bad.offset.tolist() == [41]
+    assert bad.value.to_pylist()[0]["error"] == "value is not a valid own(): KeyError: b'b'"
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit("leave"), GeneratorExit("leave"), ValueError("leave")]
+)
+def test_whatever_a_serde_of_the_user_raises_is_of_that_record(error: BaseException) -> None:
+    class Raising(OwnSerde):
+        def decode(self, data: bytes | None) -> str | None:
+            if data == b"b":
+                raise error
+            return super().decode(data)
+
+    records = batch([b"x", b"y"], [b"a", b"b"])
+    good, bad = decoded_records(reading(Raising()), records, Judge())
+    assert pairs(good) == [("x", "A")]
+    assert f"{type(error).__name__}: leave" in bad.value.to_pylist()[0]["error"]
+
+
+def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
+    class Registry(OwnSerde):
+        def decode(self, data: bytes | None) -> str | None:
+            raise RetriableError("the registry does not answer")
+
+    with pytest.raises(RetriableError, match="registry"):
+        decoded_records(reading(Registry()), batch([b"x"], [b"a"]), Judge())
+
+
+def test_json_that_does_not_fit_is_told_by_its_place_and_not_by_the_whole_schema() -> None:
+    schema = "before struct<amount:double>, after struct<items:array<struct<price:double>>>"
+    source = reading(serdes.json(schema))
+    value = b'{"after":{"items":[{"price":1},{"price":"12,50"}]}}'
+    good, bad = decoded_records(source, batch([b"a", b"b"], [value, b"{}"]), Judge())
+    assert len(good) == 1
+    error = bad.value.to_pylist()[0]["error"]
+    assert 'after.items[1].price (double): expected a number, found "12,50"' in error
+    assert "before" not in error
+
+
+def test_a_structs_key_is_told_by_its_place() -> None:
+    source = replace(reading(serdes.string()), key_serde=serdes.json("o struct<at:timestamp>"))
+    _, bad = decoded_records(source, batch([b'{"o":{"at":1706702400000}}'], [b"x"]), Judge())
+    error = bad.value.to_pylist()[0]["error"]
+    assert error.startswith("key is not a valid json: JSON that does not fit: o.at (timestamp):")
+    assert "found 1706702400000" in error
+    assert "declare a bigint" in error
+
+
+def test_a_registrys_head_is_recognised() -> None:
+    source = reading(serdes.json("a int"))
+    _, bad = decoded_records(source, batch([b"k"], [b'\x00\x00\x00\x00\x07{"a":1}']), Judge())
+    assert "schema id 7" in bad.value.to_pylist()[0]["error"]
+
+
+# --- key places -----------------------------------------------------------------------------------
+
+
+SOURCE = Source(
+    index=0,
+    topic="orders",
+    subtopology=0,
+    node="orders-source",
+    key_serde=serdes.string(),
+    value_serde=serdes.string(),
+    offset_reset=None,
+    kind="stream",
+    merged=False,
+    slot=0,
+    partitioner=MURMUR2,
+)
+KEYS = [f"key-{number}".encode() for number in range(100)]
+
+
+def read(keys: list[bytes | None], lie: list[int]) -> EdgeBatch:
+    count = len(keys)
+    return EdgeBatch(
+        key=pa.array(keys, pa.binary()),
+        value=pa.nulls(count, pa.binary()),
+        timestamp=np.zeros(count, np.int64),
+        seq=np.arange(count),
+        source=np.zeros(count, np.int32),
+        partition=np.array(lie, np.int32),
+        offset=np.arange(count),
+    )
+
+
+def written(by: str, keys: list[bytes] = KEYS, partitions: int = 4) -> EdgeBatch:
+    return read([*keys], key_partitions(pa.array(keys), partitions, by).tolist())
+
+
+@pytest.mark.parametrize("by", BY_HASH)
+@pytest.mark.parametrize("said", BY_HASH)
+def test_keys_of_another_partitioner_are_counted_and_it_is_named(said: str, by: str) -> None:
+    check = KeyCheck({"orders": 4})
+    found = check.of(replace(SOURCE, partitioner=said), written(by))
+    assert found is not None
+    assert (found.topic, found.node, found.checked) == ("orders", "orders-source", 100)
+    if said == by:
+        assert (found.misplaced, found.sample, found.fits) == (0, "", "")
+    else:
+        assert 50 < found.misplaced < 100
+        assert found.fits == by
+        assert "key-" in found.sample
+
+
+def test_a_function_says_where_keys_belong_and_its_failure_ends_nothing() -> None:
+    def length(topic: str, key: str, value: None, partitions: int) -> int:
+        assert topic == "orders"
+        return len(key) % partitions
+
+    by: KeyPartitioner = KeyFunction(length, ("orders",))
+    source, lie = replace(SOURCE, partitioner=by), [len(key) % 4 for key in KEYS]
+    check = KeyCheck({"orders": 4})
+    found = check.of(source, read([*KEYS], lie))
+    assert found is not None
+    assert found.misplaced == 0
+    failing = replace(SOURCE, partitioner=KeyFunction(lambda *_: 1 // 0, ("orders",)))
+    found = check.of(failing, read([*KEYS], lie))
+    assert found is not None
+    assert (found.misplaced, found.fits) == (100, "")
+
+
+def test_keys_that_lie_anywhere_are_not_looked_at() -> None:
+    check = KeyCheck({"orders": 4})
+    assert check.of(SOURCE, read([None, None], [1, 3])) is None
+    assert check.of(replace(SOURCE, partitioner=CRC32), read([b"", None], [3, 1])) is None
+    assert check.of(replace(SOURCE, partitioner=None), written(CRC32)) is None
+    assert KeyCheck({"orders": 1}).of(SOURCE, written(CRC32)) is None
+    found = check.of(SOURCE, read([None, b"key-1"], [1, 9]))
+    assert found is not None
+    assert (found.checked, found.misplaced) == (1, 1)
+
+
+def test_few_keys_of_a_micro_batch_are_looked_at_and_of_few_micro_batches() -> None:
+    check, many = KeyCheck({"orders": 4}), written(MURMUR2, KEYS * 20)
+    found = [check.of(SOURCE, many) for _ in range(200)]
+    looked = [one for one in found if one is not None]
+    assert {one.misplaced for one in looked} == {0}
+    assert max(one.checked for one in looked) <= MOST_KEYS
+    assert len(looked) <= ALL_UP_TO // 200 + 1 + 200 // ONE_OF + 1
+    assert all(one is not None for one in found[: ALL_UP_TO // MOST_KEYS])
+
+
+def test_windowed_keys_lie_by_their_key_alone_as_kafka_streams_puts_them() -> None:
+    serde = serdes.time_windowed(serdes.string(), 10)
+    keys = [serde.encode(Windowed(f"k{n}", n * 10, n * 10 + 10)) or b"" for n in range(50)]
+    inner = key_partitions(pa.array([f"k{n}".encode() for n in range(50)]), 4, MURMUR2)
+    source = replace(SOURCE, key_serde=serde, partitioner=OF_WINDOWS)
+    check = KeyCheck({"orders": 4})
+    found = check.of(source, read([*keys], inner.tolist()))
+    assert found is not None
+    assert found.misplaced == 0
+    for by in (MURMUR2, CRC32):  # of whoever does not know of windows
+        found = check.of(source, written(by, keys))
+        assert found is not None
+        assert found.misplaced > 10
+        assert found.fits == by
+
+
+def test_a_topic_is_told_once_with_the_share_the_cause_and_the_cure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = Metrics()
+    counts = BatchCounts(metrics, ManualClock(), 0)
+    keys = [
+        KeyPlaces("orders-source", "orders", MURMUR2, 256, 192, "'a' in 3", CRC32),
+        KeyPlaces("clicks-source", "clicks", MURMUR2, 10, 0),
+    ]
+    for _ in range(3):
+        counts.add(BatchResult(outcome=COMMITTED, figures=BatchFigures(keys=keys)))
+    (line,) = caplog.messages
+    for part in ("192 of 256", "orders", "'a' in 3", "partitioner='crc32'", "orders-source"):
+        assert part in line
+    series = metrics.series()
+    assert series[names.KEYS_CHECKED] == {("orders",): 768, ("clicks",): 30}
+    assert series[names.KEYS_MISPLACED] == {("orders",): 576, ("clicks",): 0}
+    BatchCounts(metrics, ManualClock(), 1).add(
+        BatchResult(outcome=COMMITTED, figures=BatchFigures(keys=keys))
+    )
+    assert len(caplog.messages) == 1
+    unknown = misplaced_keys([KeyPlaces("n", "t", CRC32, 4, 1, "'a' in 3")])["t"]
+    assert "crc32 puts" in unknown
+    assert "function" in unknown

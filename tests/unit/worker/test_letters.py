@@ -1,0 +1,476 @@
+"""Dead letters, and records that are too large or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.clock import ManualClock
+from everflow.errors import RecordRefusedError, RecordTooLargeError
+from everflow.handlers import Handlers, Response
+from everflow.instance.thread.batch_counts import BatchCounts
+from everflow.kafka.reading.record_columns import LogColumns
+from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
+from everflow.metrics import LEFT_OUT, Metrics
+from everflow.protocol.messages import (
+    COMMITTED,
+    BatchFigures,
+    BatchRequest,
+    BatchResult,
+    GateAnswer,
+    LetterGroup,
+    StorePlace,
+    TaskContext,
+)
+from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
+from everflow.state.changelog import pack_value
+from everflow.state.left_out import KeptEntry
+from everflow.topology.plan import DEAD_LETTER_TYPE, Source
+from everflow.worker.failures import failure_of
+from everflow.worker.global_records import GlobalRecords
+from everflow.worker.letters import (
+    Letter,
+    LetterTooLargeError,
+    named,
+    refused,
+    take_letters,
+)
+from everflow.worker.ports import WorkerPorts
+from everflow.worker.sink import KafkaSink, left_out_entries
+from everflow.worker.task_step import SinkOutput, StepResult
+from unit.builders import batch_request, edge_batch, source
+
+# --- large letters --------------------------------------------------------------------------------
+
+
+IN = TopicPartition("in", 0)
+SOURCE = source("in", value=serdes.json("n bigint"), node="parse")
+STACK = b"Traceback: \xc3\xa9\n" + b"line of a stack\n" * 1_000
+TOLD = (
+    ("__streams.errors.exception", b"ValueError"),
+    ("__streams.errors.message", "é".encode() * 900),
+    ("__streams.errors.stacktrace", STACK),
+    ("__streams.errors.offset", b"17"),
+)
+
+
+def on_the_wire(letter: Letter) -> int:
+    columns = RecordColumns(
+        pa.array([letter.key], pa.binary()),
+        pa.array([letter.value], pa.binary()),
+        np.zeros(1, np.int64),
+        encoded_headers([list(letter.headers)]),
+    )
+    return int(columns.sizes[0]) + 61
+
+
+@pytest.mark.parametrize("most", [10, 600, 1_000, 2_300, 2_301, 4_000, 20_000, 60_000, 100_000])
+@pytest.mark.parametrize("value", [None, b"", b"v" * 500, b"v" * 50_000])
+@pytest.mark.parametrize("key", [None, b"k" * 800])
+def test_it_is_as_small_as_it_has_to_be(most: int, value: bytes | None, key: bytes | None) -> None:
+    whole = Letter(key, value, [("own", b"h" * 700), *TOLD])
+    letter = whole.fitted(most)
+    assert letter.size <= max(most, 600)
+    assert on_the_wire(letter) <= letter.size
+    told = dict(letter.headers)
+    assert (told["__streams.errors.offset"], told["__streams.errors.exception"]) == (
+        b"17",
+        b"ValueError",
+    )
+    assert (told["__streams.errors.message"] or b"").decode() in "é" * 900
+    assert STACK.endswith(told["__streams.errors.stacktrace"] or b"")
+    left_out = (told.get("__everflow.errors.left.out") or b"").decode()
+    assert ("value" in left_out) == (letter.value != value)
+    assert ("key" in left_out) == (letter.key != key)
+    assert ("headers" in left_out) == ("own" not in told)
+    if whole.size <= most:
+        assert letter == whole
+
+
+def test_the_stack_goes_before_the_value_and_the_value_before_the_rest() -> None:
+    whole = Letter(b"k", b"v" * 50_000, [("own", b"h"), *TOLD])
+    cut = whole.fitted(55_000)
+    assert cut.value == whole.value
+    assert 0 < len(cut.said("__streams.errors.stacktrace")) < len(STACK)
+    small = whole.fitted(20_000)
+    assert (small.key, small.value) == (b"k", None)
+    assert small.said("__everflow.errors.left.out") == "value (50,000 bytes)"
+    assert small.said("__streams.errors.stacktrace").encode() == STACK
+
+
+class Writer:
+    """Refuses what is larger than ``own`` before it is sent, and than ``topic`` afterwards; knows
+    what was committed."""
+
+    held_ms, renewals = 0.0, 0
+
+    def __init__(self, own: int, topic: int) -> None:
+        self.own, self.topic = own, topic
+        self.written: list[Letter] = []
+        self.committed: list[Letter] = []
+        self.aborted = 0
+
+    def begin(self) -> None:
+        self.written = []
+
+    def write(self, topic: str, keys: Any, values: Any, times: Any, *rest: Any) -> None:
+        assert topic == "dead"
+        self.written += map(Letter, keys, values, rest[1])
+        if self.largest > self.own:
+            raise RecordTooLargeError("too large", topics=("dead",), limit=self.own)
+
+    @property
+    def largest(self) -> int:
+        return max(map(on_the_wire, self.written))
+
+    def send(self) -> None: ...
+
+    def send_offsets(self, *_: Any) -> None: ...
+
+    def flush(self, timeout_s: float) -> None:
+        if self.largest > self.topic:
+            raise RecordTooLargeError("refused", topics=("dead",))
+
+    def commit(self, timeout_s: float) -> None:
+        self.committed = self.written
+
+    def abort(self, timeout_s: float) -> None:
+        self.aborted += 1
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Ports(WorkerPorts):
+    made: Any = None
+    knows: bool = True
+    asked: list[str] = field(default_factory=list)
+
+    def writer(self, request: BatchRequest) -> Any:
+        return self.made
+
+    def ask(self, request: BatchRequest, offsets: object) -> GateAnswer:
+        """As the driver: a batch is answered once."""
+        assert "the gate" not in self.asked
+        self.asked.append("the gate")
+        return GateAnswer(True, group_metadata=b"")
+
+    def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
+        self.asked.append(topic)
+        return self.made.topic if self.knows else None
+
+
+def left_out(values: Sequence[bytes]) -> EdgeBatch:
+    about = {
+        "exception": "ValueError",
+        "stacktrace": STACK.decode(),
+        "stage": "processing",
+        "node": "parse",
+        "task": "0_0",
+        "attempt": 0,
+    }
+    rows = [
+        {
+            "value": value,
+            "error": "ValueError: no",
+            "response": Response.DEAD_LETTER.value,
+            "about": json.dumps(about),
+        }
+        for value in values
+    ]
+    return edge_batch([b"k"] * len(rows), rows, pa.binary(), DEAD_LETTER_TYPE.value, offset=17)
+
+
+def sunk(writer: Writer, values: Sequence[bytes], knows: bool = True) -> BatchResult:
+    ranges = {IN: OffsetRange(17, 17 + len(values))}
+    request = batch_request(
+        ranges, batch_id="i1.1.0", transactional_id="app-p-0", gate="gate", log_ends={}
+    )
+    result = StepResult(consumed={IN: ranges[IN].end}, dead_letters=left_out(values))
+    return KafkaSink("dead", Ports(1 << 30, writer, knows))(request, result, (SOURCE,))
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["limit known", "limit not told"])
+def test_what_producer_and_topic_refuse_is_written_smaller_and_the_rest_whole(knows: bool) -> None:
+    writer = Writer(own=1_000_000, topic=30_000)
+    done = sunk(writer, [b"v", b"V" * 990_000], knows)
+    assert (done.committed, done.counts["dead_letters"], len(done.left_out)) == (True, 2, 2)
+    small, large = writer.committed
+    assert (small.value, small.said("__everflow.errors.left.out")) == (b"v", "")
+    assert (large.key, large.value) == (b"k", None)
+    assert large.said("__everflow.errors.left.out") == "value (990,000 bytes)"
+    assert large.said("__streams.errors.offset") == "18"
+    assert writer.aborted >= 2
+
+
+def test_a_topic_that_takes_no_letter_names_the_record() -> None:
+    with pytest.raises(LetterTooLargeError) as raised:
+        sunk(Writer(own=1_000_000, topic=100), [b"v"])
+    text = str(raised.value)
+    assert text.startswith("A record for topic dead is too large: ")
+    assert "the dead letter of record in-0@17, which failed at node parse with ValueError" in text
+    assert "Raise max.message.bytes of dead" in text
+
+
+def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
+    class Plain(Writer):
+        def flush(self, timeout_s: float) -> None:
+            super().flush(timeout_s)
+            self.committed = self.written
+
+    writer: Any = Plain(own=1_000_000, topic=500_000)
+    records = GlobalRecords({"in": SOURCE}, Handlers("dead"), lambda: writer)
+    held = LogColumns(
+        keys=pa.array([b"k"], pa.binary()),
+        values=pa.array([b"{" * 999_900], pa.binary()),
+        offsets=np.array([3], np.int64),
+        timestamps=np.array([7], np.int64),
+    )
+
+    class Chunk:
+        next_position = 4
+        records = 1
+
+        def columns(self, headers: bool) -> LogColumns:
+            return held
+
+    taken = records.taken(IN, Chunk())  # type: ignore[arg-type]
+    assert list(taken.keys) == []
+    (letter,) = writer.committed
+    assert letter.said("__everflow.errors.left.out") == "value (999,900 bytes)"
+
+
+def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_the_table_has() -> (
+    None
+):
+    """What this batch has made of the key, else what is stored; also of what had no time, and of
+    nobody who is not left out."""
+    task = TaskId(0, 0)
+    request = batch_request(
+        {IN: OffsetRange(17, 21)},
+        batch_id="i1.1.0",
+        wall_clock_ms=77,
+        log_ends={IN: 21},
+        tasks=[TaskContext(task, "", "", {}, {"t": StorePlace("folder", IN.topic)})],
+    )
+    result = StepResult(
+        consumed={IN: 20},
+        changes={task: [StoreChanges("t", [b"k", b"o"], [b"new", b"x"], np.array([5, 6]))]},
+        dead_letters=left_out([b"!"]),
+        skipped={IN: [b"stored", b"nowhere"]},
+    )
+    stored = {b"stored": pack_value(3, b"old"), b"k": pack_value(1, b"older")}
+    (found,) = left_out_entries(
+        request, result, (SOURCE,), lambda context, store, key: stored.get(key)
+    )
+    assert (found.topic, found.partition) == ("app-t-left-out-changelog", 0)
+    assert dict(zip(found.keys, found.entries, strict=True)) == {
+        b"k": KeptEntry(19, b"new", 5),
+        b"stored": KeptEntry(19, b"old", 3),
+        b"nowhere": KeptEntry(19, None, 77),
+    }
+    elsewhere = replace(request, tasks=[TaskContext(task, "", "")])
+    assert left_out_entries(elsewhere, result, (SOURCE,), lambda *_: None) == []
+
+
+# --- large records --------------------------------------------------------------------------------
+
+
+SOURCES = [
+    Source(
+        index=4,
+        topic="in",
+        subtopology=0,
+        node="source",
+        key_serde=serdes.string(),
+        value_serde=serdes.string(),
+        offset_reset="earliest",
+        kind="stream",
+        merged=False,
+        slot=1,
+    )
+]
+STORE = StorePlace("state", "app-totals-changelog")
+TASKS = [TaskContext(TaskId(0, 2), "i", "", {}, {"totals": STORE})]
+REQUEST = BatchRequest(
+    batch_id="t.0.0",
+    thread=0,
+    attempt=0,
+    guarantee="exactly_once_v2",
+    transactional_id="",
+    wall_clock_ms=0,
+    gate="",
+    ranges={},
+    log_ends={},
+    tasks=TASKS,
+    application_id="app",
+)
+
+
+def output(topics: str | list[str], *sizes: int) -> SinkOutput:
+    rows = np.arange(len(sizes), dtype=np.int64)
+    places = np.full(len(sizes), 2, np.int32)
+    nothing = pa.nulls(len(sizes), pa.binary())
+    batch = EdgeBatch(
+        key=nothing,
+        value=nothing,
+        timestamp=rows,
+        seq=rows,
+        source=places + 2,
+        partition=places,
+        offset=rows + 40,
+    )
+    keys = pa.array([b"k"] * len(sizes), pa.binary())
+    values = pa.array([b"v" * size for size in sizes], pa.binary())
+    return SinkOutput(node="sink", topics=topics, keys=keys, values=values, batch=batch)
+
+
+def message(error: RecordTooLargeError, result: StepResult, limit: int | None = None) -> list[str]:
+    return str(named(error, REQUEST, result, SOURCES, lambda topic: limit, None)).splitlines()
+
+
+def test_the_client_refuses_more_than_it_sends() -> None:
+    result = StepResult(
+        outputs=[
+            output("other", 9_999_999),
+            output(["out", "out", "far"], 10, 1_500_000, 2_000_000),
+        ]
+    )
+    lines = message(RecordTooLargeError("no", topics=("out",), limit=1_000_000), result)
+    assert lines[0].startswith("A record for topic out is too large: 1,500,001 bytes")
+    assert lines[0].endswith(", more than the producer sends (message.max.bytes=1,000,000)")
+    assert lines[1] == "  made of record in-2@41, by node sink"
+    assert (
+        "Raise producer.message.max.bytes (and max.message.bytes of the topic, if that is smaller)"
+        in lines[2]
+    )
+
+
+def test_the_broker_refuses_more_than_the_topic_takes() -> None:
+    result = StepResult(outputs=[output("out", 10, 3_000)])
+    lines = message(RecordTooLargeError("no", topics=("out",)), result, 2_000)
+    assert lines[0] == (
+        "A record for topic out is too large: 3,001 bytes, more than the topic takes "
+        "(max.message.bytes=2,000)"
+    )
+    assert "Raise max.message.bytes of out" in lines[2]
+    unknown = message(RecordTooLargeError("no", topics=("out",)), result)
+    assert unknown[0].endswith("more than the topic takes (max.message.bytes)")
+
+
+def test_a_value_of_a_store_is_named_by_its_key() -> None:
+    changes = StoreChanges(
+        "totals", [b"a", b"b" * 100], [b"1", b"x" * 5_000], np.zeros(2, np.int64)
+    )
+    result = StepResult(outputs=[output("out", 10)], changes={TaskId(0, 2): [changes]})
+    lines = message(
+        RecordTooLargeError("no", topics=("app-totals-changelog", "out")), result, 2_000
+    )
+    assert lines[0].startswith("A record for topic app-totals-changelog is too large: 5,100 bytes")
+    assert lines[1] == f"  the value of key b'{'b' * 60}'... in store totals, partition 2"
+
+
+def refusal(*records: tuple[bytes | None, bytes | None, int]) -> RecordRefusedError:
+    return RecordRefusedError("refused", topics=("out",), records=frozenset(records), untimely=True)
+
+
+def test_records_that_the_broker_refuses_are_named_by_their_bytes_and_times() -> None:
+    result = StepResult(outputs=[output("other", 10), output(["out", "far", "out"], 7, 7, 7)])
+    error = refusal((b"k", b"v" * 7, 2), (b"k", b"v" * 7, 1), (b"k", b"v" * 7, 0))
+    found = refused(error, result, SOURCES)
+    assert found.place == ("in", 2, 40, "sink")
+    assert [one.place for one in found.others] == [("in", 2, 42, "sink")]
+    assert "made of record in-2@40, by node sink" in str(found)
+    assert "Its time is 0 ms (1970-01-01T00:00:00Z)" in str(found)
+    failure = failure_of(found)
+    assert failure.record is not None
+    assert (failure.stage, failure.record.place) == ("production", ("in", 2, 40))
+    (also,) = failure.also
+    assert also.record is not None
+    assert (also.stage, also.record.place) == ("production", ("in", 2, 42))
+    assert "made of record in-2@42" in also.error
+    unknown = refusal((b"k", b"w", 0))
+    assert refused(unknown, result, SOURCES) is unknown
+
+
+# --- letter groups --------------------------------------------------------------------------------
+
+
+LETTER_SOURCE = Source(
+    index=0,
+    topic="orders",
+    subtopology=0,
+    node="in",
+    key_serde=serdes.string(),
+    value_serde=serdes.string(),
+    offset_reset=None,
+    kind="stream",
+    merged=False,
+    slot=0,
+)
+CAUSES = [("ValueError", "map"), ("KeyError", "map"), ("ValueError", "map"), ("ValueError", "by")]
+
+
+def letters(responses: list[Response]) -> EdgeBatch:
+    """Of these causes, at the offsets from 7 on of partition 2."""
+    count = len(responses)
+    rows = [
+        {
+            "value": b"{}",
+            "error": f"{exception}: bad {n}\nmore",
+            "response": response.value,
+            "about": json.dumps({"exception": exception, "node": node}),
+        }
+        for n, ((exception, node), response) in enumerate(zip(CAUSES, responses, strict=True))
+    ]
+    return EdgeBatch(
+        key=pa.array([b"k"] * count),
+        value=pa.array(rows, DEAD_LETTER_TYPE.value),
+        timestamp=np.zeros(count, np.int64),
+        seq=np.arange(count),
+        source=np.zeros(count, np.int32),
+        partition=np.full(count, 2, np.int32),
+        offset=np.arange(7, 7 + count),
+    )
+
+
+GROUPS = [
+    LetterGroup("ValueError", "map", "orders", 2, "orders-2@7 (ValueError: bad 0)"),
+    LetterGroup("KeyError", "map", "orders", 1, "orders-2@8 (KeyError: bad 1)"),
+    LetterGroup("ValueError", "by", "orders", 1, "orders-2@10 (ValueError: bad 3)"),
+]
+
+
+@pytest.mark.parametrize("response", [Response.DEAD_LETTER, Response.CONTINUE])
+def test_all_that_is_left_out_is_grouped_dead_letter_or_not(response: Response) -> None:
+    result = StepResult(dead_letters=letters([response] * 4))
+    take_letters(result, [LETTER_SOURCE])
+    assert result.letters == GROUPS
+
+
+def test_a_batch_without_letters_has_no_groups() -> None:
+    result = StepResult()
+    take_letters(result, [LETTER_SOURCE])
+    assert result.letters == []
+
+
+def test_they_are_counted_when_the_batch_is_committed_and_the_last_sample_stays() -> None:
+    metrics = Metrics()
+    counts = BatchCounts(metrics, ManualClock(), 0)
+    later = GROUPS[1]._replace(sample="orders-0@99 (KeyError: again)")
+    for groups in (GROUPS, [later]):
+        counts.add(BatchResult(outcome=COMMITTED, figures=BatchFigures(letters=groups)))
+    assert metrics.series()[LEFT_OUT] == {
+        ("ValueError", "map", "orders"): 2,
+        ("KeyError", "map", "orders"): 2,
+        ("ValueError", "by", "orders"): 1,
+    }
+    assert metrics.notes(LEFT_OUT)["KeyError", "map", "orders"] == later.sample

@@ -1,0 +1,151 @@
+"""Views of stores in one step: the batch's own changes, and global tables of several partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from everflow import serdes
+from everflow.protocol.messages import StorePlace, TaskContext
+from everflow.records import StoreChanges, TaskId
+from everflow.state.changelog import pack_value
+from everflow.state.overlay import OverlayView
+from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.worker.stores import FollowedView, TaskStores
+
+# --- store overlay --------------------------------------------------------------------------------
+
+
+SHARED = StoreSpec(
+    name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.string()
+)
+
+
+def changes(*pairs: tuple[bytes, bytes | None]) -> StoreChanges:
+    return StoreChanges(
+        "s", [k for k, _ in pairs], [v for _, v in pairs], np.arange(len(pairs), dtype=np.int64)
+    )
+
+
+def filled() -> InMemoryStore:
+    store = InMemoryStore(SHARED)
+    store.apply(changes((b"a", b"1"), (b"b", b"2"), (b"c", b"3")))
+    return store
+
+
+def test_changes_lie_over_the_store_exactly_as_if_applied() -> None:
+    batch = changes(
+        (b"b", b"new"), (b"d", b"4"), (b"c", None), (b"a", None), (b"a", b"again"), (b"x", None)
+    )
+    overlay, applied = OverlayView(filled()), filled()
+    overlay.remember(batch)
+    applied.apply(batch)
+    keys = [b"a", b"b", b"c", b"d", b"x", b"unknown", b"a"]
+    assert overlay.get_many(keys) == applied.get_many(keys)
+    for start, end in ((None, None), (b"b", None), (None, b"b"), (b"b", b"d"), (b"d", b"b")):
+        assert list(overlay.range(start, end)) == list(applied.range(start, end))
+    assert overlay.get_many([]) == []
+
+
+class Counting:
+    """Counts how often a store is opened and closed."""
+
+    def __init__(self) -> None:
+        self.opened, self.closed = 0, 0
+
+    @contextmanager
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[FollowedView]:
+        self.opened += 1
+        yield filled()
+        self.closed += 1
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        return [len(key) % partitions for key in keys]
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(frozenset({"s"}), b"new"), (frozenset(), b"1")])
+def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: bytes) -> None:
+    access = Counting()
+    specs: Sequence[StoreSpec] = (SHARED,)
+    with TaskStores(access, [TaskContext(TaskId(0, 1), "i", "b", {"node": 7})], shared) as stores:
+        stores.views(TaskId(0, 1), specs)
+        stores.remember(TaskId(0, 1), changes((b"a", b"new")))
+        (found,) = stores.views(TaskId(0, 1), specs)["s"].get_many([b"a"])
+        assert found is not None
+        assert found[8:] == expected
+        assert (
+            stores.stream_time(TaskId(0, 1), "node"),
+            stores.stream_time(TaskId(0, 1), "other"),
+        ) == (7, -1)
+        with pytest.raises(KeyError):
+            stores.views(TaskId(0, 2), specs)
+        assert (access.opened, access.closed) == (1, 0)
+    assert access.closed == 1
+
+
+# --- step stores ----------------------------------------------------------------------------------
+
+
+SPEC = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
+TASK = TaskContext(TaskId(0, 0), "i1", "", {}, {"counts": StorePlace("nowhere", None)})
+STORED = {b"a": pack_value(1, b"old"), b"b": pack_value(2, b"kept"), b"c": pack_value(3, b"gone")}
+
+
+class Stored:
+    """A store's snapshot as a dictionary."""
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        return [STORED.get(key) for key in keys]
+
+    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        return (
+            (k, v)
+            for k, v in sorted(STORED.items())
+            if (start is None or k >= start) and (end is None or k < end)
+        )
+
+
+class Access:
+    @contextmanager
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[FollowedView]:
+        yield Stored()  # type: ignore[misc]
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        return [len(key) % partitions for key in keys]
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+CHANGES = StoreChanges("counts", [b"a", b"c", b"d"], [b"new", None, b"added"], np.array([5, 6, 7]))
+
+
+def test_a_shared_store_shows_the_changes_of_the_batch() -> None:
+    with TaskStores(Access(), [TASK], frozenset({"counts"})) as stores:
+        view = stores.views(TASK.task, [SPEC])["counts"]
+        stores.remember(TASK.task, CHANGES)
+        assert view.get_many([b"a", b"b", b"c", b"d"]) == [
+            pack_value(5, b"new"),
+            STORED[b"b"],
+            None,
+            pack_value(7, b"added"),
+        ]
+        assert [key for key, _ in view.range(None, None)] == [b"a", b"b", b"d"]
+        assert [key for key, _ in view.range(b"b", b"d")] == [b"b"]
+        assert [
+            [key for key, _ in part] for part in view.range_many([(b"b", b"e"), (b"c", b"d")])
+        ] == [[b"b", b"d"], []]
+        assert stores.views(TASK.task, [SPEC])["counts"] is view
+
+
+def test_a_task_that_the_batch_does_not_own_is_refused() -> None:
+    with TaskStores(Access(), [TASK], frozenset()) as stores, pytest.raises(KeyError):
+        stores.views(TaskId(0, 1), [SPEC])
