@@ -11,7 +11,7 @@ import yaml
 from everflow.config import FIXED_BY_EVERFLOW, WITHOUT_EFFECT, StreamsConfig, dotted_name
 from everflow.setting_checks import INT32, INT64, LONGEST_MS, Between, OneOf
 
-TEXTS = yaml.safe_load(Path(__file__).with_name("setting_texts.yaml").read_text())
+TEXTS = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text())
 """By group, then by key: the meaning here, and what differs in Kafka Streams."""
 PREFIXES: dict[str, str] = TEXTS.pop("prefixes")
 OURS = "no such key"

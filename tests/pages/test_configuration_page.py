@@ -23,7 +23,7 @@ BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
 
 def test_every_key_has_one_text_and_every_text_a_key() -> None:
     written = Counter(name for texts in TEXTS.values() for name in texts)
-    assert written == Counter(FIELDS.keys()), "write the key's text in tests/setting_texts.yaml"
+    assert written == Counter(FIELDS.keys()), "write the key's text in tests/settings.yaml"
 
 
 def test_texts_say_something_and_can_stand_in_a_table() -> None:

@@ -28,17 +28,6 @@ PAGES = [
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 SOURCES.remove(Path(__file__))
 
-HISTORY = {
-    "012-taps.md": {
-        "BulkFollower",
-        "BulkReader",
-        "ClientReader",
-        "LogFollower",
-        "StreamReader",
-        "TailReader",
-    },
-}
-"""What a note says was there once."""
 OTHERS = {
     "005-elastic.md": {"StreamsPartitionAssignor"},  # Kafka Streams'
     "009-functions-travel.md": {"queue.py", "register_pickle_by_value"},
@@ -121,10 +110,10 @@ def wrong(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_names_is_there(page: Path) -> None:
-    known = HISTORY.get(page.name, set()) | OTHERS.get(page.name, set())
+    known = OTHERS.get(page.name, set())
     assert sorted(set(wrong(page.read_text())) - known) == []
 
 
 def test_no_exception_is_needless() -> None:
-    for name, known in [*HISTORY.items(), *OTHERS.items()]:
+    for name, known in OTHERS.items():
         assert known - set(wrong((NOTES / name).read_text())) == set()

@@ -21,11 +21,11 @@ from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
+from everflow.instance import commit_gate
 from everflow.instance.client_state import ClientState
 from everflow.instance.commit_gate import Decision
 from everflow.instance.life import InstanceEnd
 from everflow.instance.tasks.recovery import Recovery
-from everflow.instance import commit_gate
 from everflow.protocol.messages import GateAnswer
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import shown_by

@@ -77,7 +77,7 @@ OWN = frozenset(
     {
         "TimeWindows.expand",
         "TimeWindows.is_open",
-        "Topology.consumers",
+        "Topology.before",
         "Topology.node",
         "Topology.repartition_topics",
         "StreamsConfig.admin",

@@ -11,8 +11,8 @@ import pytest
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.instance.client_state import ClientState
 from everflow.instance.commit_gate import GateBook
-from everflow_simulation.pool import FiberPool
 from everflow_simulation.instance import SimulatedPorts, _Loop
+from everflow_simulation.pool import FiberPool
 from everflow_simulation.scheduler import SimulatedClock
 from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
 from everflow_simulation.simulation import Simulation
