@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, read_state, serdes
+from everflow.errors import TopologyError
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 
@@ -150,3 +151,11 @@ def test_a_standby_has_what_the_task_has_and_takes_it_over(
     for folder in (str(app.state), other):  # what both have on their disks, the tail of it replayed
         with app.running(program, state_dir=folder, **SETTINGS) as streams:
             assert held(streams) == VALUES
+
+
+def test_a_topic_that_deletes_records_is_refused_at_the_start(
+    app: Application, cluster: Cluster
+) -> None:
+    names = {one: cluster.topic(one, 1) for one in ("people", "out")}
+    with pytest.raises(TopologyError, match=r"cleanup\.policy=delete"):
+        app.instance(topology(names.__getitem__), **SETTINGS).start()
