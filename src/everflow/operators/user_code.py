@@ -102,8 +102,8 @@ def refused(serde: Serde, column: pa.Array, error: BaseException) -> dict[int, B
     if known is not None and is_outage(error):
         return {known: error}
     found: dict[int, BaseException] = {}
-    for index, value in enumerate(column.to_pylist()):
-        own = error if index == known else _refusal(serde, value)
+    for index in range(len(column)):
+        own = error if index == known else _refusal(serde, column[index : index + 1])
         if own is not None:
             found[index] = own
             if is_outage(own):
@@ -111,9 +111,14 @@ def refused(serde: Serde, column: pa.Array, error: BaseException) -> dict[int, B
     return found
 
 
-def _refusal(serde: Serde, value: Any) -> BaseException | None:
+def _refusal(serde: Serde, one: pa.Array) -> BaseException | None:
     try:
-        serde.encode(value)
+        try:
+            value = one[0].as_py()
+        except (OverflowError, ValueError):  # as a date beyond the year 9999: no value of Python's
+            serde.encode_array(one)
+        else:
+            serde.encode(value)
     except BaseException as error:
         require_users(error)
         return error

@@ -670,3 +670,21 @@ def test_a_record_that_became_several_takes_all_of_them_with_it() -> None:
     out, dead = at_once(builder.build(), [("x", 1), ("x", 100), ("x", 50), ("y", 3)])
     assert dead == [100]
     assert out == [("x", 1), ("x", 51), ("y", 3)]
+
+
+@pytest.mark.parametrize("type_", ["date", "timestamp"])
+def test_a_time_that_python_cannot_hold_is_refused_by_the_sink_alone(type_: str) -> None:
+    last = F.lit("9999-12-31").cast(type_)
+    beyond = last + F.expr("INTERVAL 5 DAYS") if type_ == "timestamp" else F.date_add(last, 5)
+    builder = StreamsBuilder()
+    found = F.when(F.col("value.n") == 3, beyond).otherwise(last)
+    builder.stream("in", key=TEXT, value=NUMBERS).map_values(F.struct(found.alias("t"))).to("out")
+    with TopologyTestDriver(builder.build(), dead_letter_topic="dead") as driver:
+        driver.create_input_topic("in", TEXT, NUMBERS).pipe_batch(
+            [(f"k{n}", {"n": n}, n) for n in range(6)]
+        )
+        out = driver.create_output_topic("out", TEXT, TEXT).read_key_values()
+        (letter,) = driver.create_output_topic("dead", TEXT, NUMBERS).read_records()
+    assert [key for key, _ in out] == ["k0", "k1", "k2", "k4", "k5"]
+    assert letter.value == {"n": 3}
+    assert dict(letter.headers)["__everflow.errors.stage"] == b"production"

@@ -195,9 +195,11 @@ class Cluster:
         way to ``topic`` (KAFKA-10167)."""
 
         def landed() -> bool:
-            return self._watermarks(topic, "read_committed") == self._watermarks(
-                topic, "read_uncommitted"
-            )
+            with suppress(KafkaException):  # a client that has just lost its broker
+                return self._watermarks(topic, "read_committed") == self._watermarks(
+                    topic, "read_uncommitted"
+                )
+            return False
 
         with suppress(AssertionError):  # a transaction that is open on purpose
             wait_until(landed, SETTLE_S, "the markers to land")
