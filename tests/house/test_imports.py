@@ -76,7 +76,7 @@ MUTATIONS = {
         "dsl.lowering.stream everflow.dsl.lowering.tables",
         "errors everflow.config",
     ),
-    "Rooms of the runtime": (
+    "Rooms of an instance": (
         "protocol.messages everflow.instance.tasks.task",
         "instance.topics.topic_watch everflow.protocol.messages",
         "instance.restore.restoration everflow.instance.tasks.task",
