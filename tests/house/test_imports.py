@@ -78,7 +78,7 @@ MUTATIONS = {
     ),
     "Rooms of an instance": (
         "protocol.messages everflow.instance.tasks.task",
-        "instance.topics.topic_watch everflow.protocol.messages",
+        "instance.topics.topic_watch everflow.instance.commit_gate",
         "instance.restore.restoration everflow.instance.tasks.task",
         "worker.sink everflow.instance.thread.stream_thread",
         "instance.tasks.task_recovery everflow.instance.copies.state_updater",
