@@ -282,3 +282,17 @@ class GroupMachine(RuleBasedStateMachine):
 
 TestGroupMachine = GroupMachine.TestCase
 TestGroupMachine.settings = settings(max_examples=80, stateful_step_count=25)
+
+
+def test_two_tasks_do_not_exchange_their_next_owners_for_ever() -> None:
+    """No copy is hot: the task that was withheld goes on to the member that it was withheld for."""
+    group = GroupMachine()
+    group.start(seed=3, strategy="none", tags=False, light=False)
+    for _ in range(10):
+        group.drain(at=0)
+    group.join(at=0, threads=1)
+    group.drain(at=0)
+    group.join(at=0, threads=1)
+    group.restores_go_on(records=2000)
+    group.join(at=0, threads=1)
+    group.teardown()

@@ -56,13 +56,16 @@ def wishes(
             away = tuple(cost(one, moves, NOTHING) for one in remote)
             far[remote, anywhere, owner is None] = away
         near = []
-        for member_id, lag in lags.copies(task).items():
-            if member_id in place_of and member_id != owner:
+        copies = {one: lag for one, lag in lags.copies(task).items() if one in place_of}
+        nearest = min(copies.values(), default=None)
+        for member_id, lag in copies.items():
+            if member_id != owner:
                 hot = lags.hot(member_id, task)
                 distance = NOTHING if anywhere else HOT if hot else COPY
-                here = cost(
-                    remote[racks.rack_of[member_id]], 0 if hot and owner is None else 1, distance
-                )
+                # A task without an owner moves in any case, so its nearest copy costs no move:
+                # else two tasks may exchange their next owners in every round, for ever.
+                free = owner is None and (hot or lag == nearest)
+                here = cost(remote[racks.rack_of[member_id]], 0 if free else 1, distance)
                 near.append((0 if hot else lag, place_of[member_id], here))
         near.sort()
         if owner is not None:
