@@ -273,7 +273,6 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
 
     config, blueprint = dependencies.config, dependencies.blueprint
     settings = JobSettings(
-        application_id=config.application_id,
         read_committed=config.exactly_once,
         held_bytes=config.memory.worker(config.num_stream_threads).pages,
         handlers=config.handlers(),

@@ -29,7 +29,6 @@ from everflow.topology.graph import (
 from everflow.topology.program import Topology
 
 REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
-OPTIMIZATIONS = ("none", REUSE_SOURCE_TOPICS)
 _WRITTEN_BACK = (BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde)
 """Serdes that write a key in the very bytes in which they read it. Of others (JSON, lists) an entry
 that was restored could lie under other bytes than one that was processed."""

@@ -55,7 +55,6 @@ class LogInput:
     the next request (`WorkerMemory.ahead`)."""
 
     decoder: LogDecoder
-    group: str
     read_committed: bool
     ahead_bytes: int
 

@@ -39,7 +39,6 @@ class JobSettings:
     """``handlers``: of records that fail; ``held_bytes``: limit of a worker's changed pages of
     stores (`RetainedPages`). No secrets: all of it is serialised through Spark."""
 
-    application_id: str
     read_committed: bool
     held_bytes: int
     handlers: Handlers = field(default_factory=Handlers)
@@ -79,7 +78,6 @@ def pack(plan: PhysicalPlan, settings: JobSettings, columns: ColumnsOfPlan) -> P
     step = TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=settings.handlers)
     log = LogInput(
         decoder=LogDecoder.of(plan, settings.handlers, settings.partitions),
-        group=f"{settings.application_id}-resident",
         read_committed=settings.read_committed,
         ahead_bytes=settings.ahead_bytes,
     )
