@@ -79,7 +79,12 @@ class FakeTap:
     def positions(self) -> Mapping[TopicPartition, int]:
         return dict(self._positions)
 
-    def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = 1.0) -> None:
+    def go_to(
+        self,
+        starts: Mapping[TopicPartition, int],
+        timeout_s: float = 1.0,
+        ids: Mapping[str, str] = {},
+    ) -> None:
         if starts:
             self._fail()
             self.open = True
@@ -91,13 +96,14 @@ class FakeTap:
         timeout_s: float,
         most_bytes: int = UNBOUNDED_BYTES,
         most_records: int = 1 << 62,
+        latest: Mapping[TopicPartition, int] = {},
     ) -> dict[TopicPartition, LogChunk]:
         self._fail()
         self.asked.append({tp: (self._positions[tp], end) for tp, end in ends.items()})
         for tp, end in ends.items():
             self._refuse(tp, end)
         found = {
-            tp: self._chunk(tp, end, most_bytes, most_records)
+            tp: self._chunk(tp, latest.get(tp, end), most_bytes, most_records)
             for tp, end in ends.items()
             if self.logs[tp].damage is None
         }

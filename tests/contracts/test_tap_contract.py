@@ -154,6 +154,20 @@ def test_a_log_is_read_on_in_pieces_whose_ends_were_not_known_before(case: Case)
         )
 
 
+def test_what_came_together_is_taken_up_to_the_latest_end(case: Case) -> None:
+    for latest in (2, 3, 8, END, FAR):
+        case.tap.go_to({case.one: 0, case.two: 0})
+        asked = {case.one: 2, case.two: 1}
+        while any(case.tap.positions[tp] < end for tp, end in asked.items()):
+            case.tap.take(asked, 10, latest={case.one: latest})
+        assert 2 <= case.tap.positions[case.one] <= latest
+        assert case.tap.positions[case.two] == 1
+    case.tap.go_to({case.one: 0})
+    (chunk,) = case.tap.take({case.one: 1}, 10, latest={case.one: 8}).values()
+    assert chunk.values == within(0, chunk.next_position)
+    assert taken(case.tap, {case.one: END}) == {case.one: within(chunk.next_position, END)}
+
+
 def test_bounds_cut_a_chunk_behind_one_record_at_least_and_lose_nothing(case: Case) -> None:
     for bound in ({"most_bytes": 1}, {"most_bytes": 4}, {"most_records": 1}, {"most_records": 2}):
         case.tap.go_to({})

@@ -169,11 +169,15 @@ class BatchRequest:
     """To what the times of silent sources are moved behind the records (note 025), by task and the
     name under which a source's time is kept; for tasks that read all there is."""
 
+    latest_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Where these ranges may end at the latest, if records behind them have come meanwhile."""
+
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         """The same request with ranges that end at ``ends``."""
         return replace(
             self,
             ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()},
+            log_ends={tp: max(end, ends.get(tp, end)) for tp, end in self.log_ends.items()},
         )
 
     def reused(self) -> dict[TopicPartition, tuple[TaskId, str]]:

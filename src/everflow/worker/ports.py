@@ -14,8 +14,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -185,20 +185,6 @@ def announce(request: BatchRequest) -> None:
         )
 
 
-_before_commit: list[Callable[[], None]] = []
-
-
-@contextmanager
-def before_commit(check: Callable[[], None]) -> Iterator[None]:
-    """Call ``check`` in this process's main thread before a batch asks for its commit; its error
-    aborts the batch."""
-    _before_commit.append(check)
-    try:
-        yield
-    finally:
-        _before_commit.remove(check)
-
-
 _held = RetainedPages()
 _gates: dict[int, tuple[str, GateClient]] = {}
 """Process -> its gate and the connection there: an instance's socket serves all of its batches."""
@@ -255,8 +241,6 @@ class WorkerPorts:
     def ask(
         self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
     ) -> GateAnswer:
-        for check in _before_commit:
-            check()
         return _gate(request.gate).commit(request.batch_id, offsets)
 
     def apply(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from everflow.clock import in_utc
@@ -22,7 +21,6 @@ from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.memory import SpareMemory, of_this_process, trim_of_libc
 from everflow.protocol.messages import (
-    EXACTLY_ONCE_V2,
     FAILED,
     BatchRequest,
     BatchResult,
@@ -37,7 +35,7 @@ from everflow.worker.columns import ColumnClient
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of
 from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.worker.ports import announce, before_commit, clients_of
+from everflow.worker.ports import announce, clients_of
 from everflow.worker.task_step import TaskStep
 
 # --- reading --------------------------------------------------------------------------------------
@@ -73,14 +71,17 @@ class LogInput:
         reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
 
     def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, Read]:
-        """The request with the ranges that were read, and their records. Before anything of them is
-        committed, `RangeReader.require_ids` has to confirm that they are of the topics of the
-        request, which is asked for here. Raises what `RangeReader.read` and
-        `RangeReader.ask_ids` raise."""
+        """The request with the ranges that were read, and their records. Raises what
+        `RangeReader.read` raises."""
         quiet_s = None if request.patient else QUIET_S
-        read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes, quiet_s)
-        begun = [tp for tp, wanted in request.ranges.items() if read.ends[tp] > wanted.start]
-        reader.ask_ids(begun, request.topic_ids)
+        read = reader.read(
+            request.ranges,
+            READ_TIMEOUT_S,
+            request.most_bytes,
+            quiet_s,
+            request.latest_ends,
+            request.topic_ids,
+        )
         of_this_process(os.getpid()).begin(sum(found.nbytes for found in read.columns.values()))
         return replace(request.ending(read.ends), silent=read.silent), read.columns
 
@@ -161,11 +162,7 @@ class ResidentStep:
 
         def compute(request: BatchRequest, decoded: BatchInput, trial: Trial | None) -> BatchResult:
             step = self.step if trial is None else trial_of(self.step, trial)
-            confirm = partial(reader.require_ids, QUIET_S)
-            if request.guarantee != EXACTLY_ONCE_V2:  # what is written is visible at once
-                confirm()
-            with before_commit(confirm):  # brokers answer while the records are processed
-                return step.run(request, decoded, columns, timings)
+            return step.run(request, decoded, columns, timings)
 
         isolated = Isolated(self.input.decoder, stores_of(self.step), timings)
         result = isolated.run(request, read, compute)

@@ -56,9 +56,9 @@ def test_growth_is_told_while_it_waits_and_nothing_while_there_is_none(
     asked: list[int] = []
     by_topic = fetch_connection._by_topic
 
-    def counted(wanted: Mapping[TopicPartition, Any]) -> object:
+    def counted(wanted: Mapping[TopicPartition, Any], ids: Any) -> object:
         asked.append(len(wanted))
-        return by_topic(wanted)
+        return by_topic(wanted, ids)
 
     monkeypatch.setattr(fetch_connection, "_by_topic", counted)
     target = topic(30)

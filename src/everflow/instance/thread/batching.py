@@ -193,6 +193,8 @@ class PlannedBatch:
     """To what the times of silent sources are moved (`everflow.instance.thread.batching`)."""
     waits: tuple[TopicPartition, ...] | None = ()
     """Inputs at whose end the merge stops (`planning.ReadableInputs`)."""
+    spare: int = 0
+    """So many more records may be read of logs that are read to their end."""
 
     @property
     def records(self) -> int:

@@ -83,13 +83,15 @@ class BatchPlanner:
             self.metrics.add(names.ENFORCED_PROCESSING, readable.enforced)
             if idle or self.clocked:  # then tasks that read nothing are served, too
                 ranges = {**nothing_of(tasks.values()), **ranges}
-        return PlannedBatch(
+        planned = PlannedBatch(
             ranges=ranges,
             log_ends=log_ends,
             wall_clock_ms=self.clock.now_ms(),
             idle=idle,
             waits=readable.waits,
         )
+        planned.spare = max(0, most - planned.records)
+        return planned
 
     def committed(
         self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks

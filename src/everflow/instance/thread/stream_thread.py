@@ -185,7 +185,21 @@ def batch_request(
         aside=aside,
         patient=len(tasks) == 1,
         topic_ids={topic: topic_ids[topic] for topic, _ in inputs if topic in topic_ids},
+        latest_ends={} if planned.attempt else _latest_ends(planned, served),
     )
+
+
+def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[TopicPartition, int]:
+    """The worker asks the brokers some ms after the ends of the logs were known, and gets the
+    records that came since: they need not wait for the next batch. Not those of a task that merges
+    several logs: what was written to another of them before these is not known to be here. A retry
+    reads what was planned."""
+    alone = [tp for task in served if len(task.inputs) == 1 for tp in task.inputs]
+    ends = {tp: planned.ranges[tp] for tp in alone if tp in planned.ranges}
+    whole = {
+        tp: r.end for tp, r in ends.items() if r.start < r.end == planned.log_ends.get(tp, r.end)
+    }
+    return {tp: end + planned.spare // len(whole) for tp, end in whole.items()}
 
 
 IDLE_WAIT_MS = 1_000.0

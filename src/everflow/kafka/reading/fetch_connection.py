@@ -8,7 +8,9 @@ about. Record batches come back as bytes.
 
 from __future__ import annotations
 
+import base64
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,10 +32,13 @@ FETCH_BYTES = 8 << 20
 """The bytes of one log in one answer."""
 ANSWER_BYTES = 16 << 20
 """The bytes of all logs of a broker in one answer; a single batch may be larger."""
-_VERSIONS = (7, 12)  # from sessions on; from 13 on topics go by id
+_VERSIONS = (7, 12)  # from sessions on
+_BY_ID = 13
+"""In it, and from it on, topics go by id (Kafka 3.1, KIP-516)."""
 _WITH_EPOCHS = 12
 """From it on brokers compare epochs with their log (Kafka 2.7, KIP-595)."""
-_SESSION_ERRORS = (70, 71)  # FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH
+_SESSION_ERRORS = (70, 71, 106)
+"""FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR"""
 _LARGEST_EPOCH = 2**31 - 1
 _LATE_S = 30.0
 """An answer that comes so much later than a broker may hold it back is none; a large one may take
@@ -92,9 +97,10 @@ class Carrier(Protocol):
 @dataclass
 class _Session:
     """With one broker. ``known``: what it was asked for, of each log; ``epoch`` 0: there is no
-    session, all logs are named."""
+    session, all logs are named. ``by_id``: topics go by id in it."""
 
     id: int = 0
+    by_id: bool = False
     epoch: int = 0
     known: dict[TopicPartition, tuple[FetchPlace, int, int]] = field(default_factory=dict)
     coming: Any = None
@@ -131,6 +137,8 @@ class FetchConnection:
         answer that comes so much later is none."""
         self.log_bytes = log_bytes
         """The bytes of one log in one answer; may be changed between fetches."""
+        self._known_ids: dict[str, str] = {}
+        self._ids: dict[str, uuid.UUID] = {}
         self._link = link
         self._committed = read_committed
         self._wait_ms = wait_ms
@@ -162,6 +170,16 @@ class FetchConnection:
 
     def close(self) -> None:
         self._link.close()
+
+    def use_ids(self, ids: Mapping[str, str]) -> None:
+        """Fetch these topics by id, of a broker that can and if all that is wanted of it has one:
+        a topic that is deleted and created again keeps its name, and an id never comes back."""
+        for topic, topic_id in ids.items():
+            if self._known_ids.get(topic) != topic_id:
+                self._known_ids[topic] = topic_id
+                self._ids[topic] = _uuid(topic_id)
+                for session in self._sessions.values():
+                    session.forget()
 
     def connect(self, topics: Iterable[str], timeout_s: float) -> None:
         """Connect to the leaders of these topics now instead of at the first fetch, waiting for
@@ -233,11 +251,6 @@ class FetchConnection:
             found |= self._taken(session, coming)
         return found
 
-    @property
-    def under_way(self) -> bool:
-        """True if an answer is waited for."""
-        return any(session.coming for session in self._sessions.values())
-
     def push(self) -> None:
         """See to it that what was asked for is on its way."""
         self._link.push()
@@ -271,7 +284,13 @@ class FetchConnection:
         return await self._link.send(node, request, self._wait_ms / 1000 + self._late_s)
 
     def _request(self, session: _Session, places: Mapping[TopicPartition, FetchPlace]) -> Any:
-        with_epochs = self._link.version(FetchRequest) >= _WITH_EPOCHS
+        version = self._link.version(FetchRequest)
+        with_epochs = version >= _WITH_EPOCHS
+        ids = self._ids
+        by_id = version >= _BY_ID and all(tp.topic in ids for tp in places)
+        if by_id != session.by_id:
+            session.forget()
+            session.by_id = by_id
         wanted = {
             tp: (
                 place if with_epochs else FetchPlace(place.offset),
@@ -293,11 +312,11 @@ class FetchConnection:
             else IsolationLevel.READ_UNCOMMITTED,
             session_id=session.id,
             session_epoch=session.epoch,
-            topics=_by_topic(changed),
-            forgotten_topics_data=_forgotten(gone),
+            topics=_by_topic(changed, ids if by_id else None),
+            forgotten_topics_data=_forgotten(gone, ids if by_id else None),
             rack_id=self._rack,
-            min_version=_VERSIONS[0],
-            max_version=_VERSIONS[1],
+            min_version=_BY_ID if by_id else _VERSIONS[0],
+            max_version=_BY_ID if by_id else _VERSIONS[1],
         )
 
     def _taken(self, session: _Session, coming: Any) -> dict[TopicPartition, Answer]:
@@ -316,9 +335,11 @@ class FetchConnection:
             return {tp: Answer(one[0].offset, failure=failure) for tp, one in asked.items()}
         session.take(answer)
         found: dict[TopicPartition, Answer] = {}
+        names = {self._ids[tp.topic]: tp.topic for tp in asked} if session.by_id else {}
         for topic in answer.responses or ():
+            name = names.get(topic.topic_id, "") if session.by_id else topic.topic
             for one in topic.partitions:
-                tp = TopicPartition(topic.topic, one.partition_index)
+                tp = TopicPartition(name, one.partition_index)
                 if tp in asked:
                     found[tp] = self._answer(tp, asked[tp][0].offset, one)
         return found
@@ -338,7 +359,19 @@ class FetchConnection:
         return Answer(offset, end, one.records or b"", aborted)
 
 
-def _by_topic(wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]]) -> list[Any]:
+def _uuid(topic_id: str) -> uuid.UUID:
+    """A topic id as Kafka prints it."""
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(f"{topic_id}=="))
+
+
+def _named(topic: str, ids: Mapping[str, uuid.UUID] | None) -> dict[str, Any]:
+    return {"topic": topic} if ids is None else {"topic_id": ids[topic]}
+
+
+def _by_topic(
+    wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]],
+    ids: Mapping[str, uuid.UUID] | None,
+) -> list[Any]:
     topics = []
     for topic, partitions in groupby(sorted(wanted), key=attrgetter("topic")):
         asked = []
@@ -353,13 +386,15 @@ def _by_topic(wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]]) -> l
                     partition_max_bytes=most_bytes,
                 )
             )
-        topics.append(FetchRequest.FetchTopic(topic=topic, partitions=asked))
+        topics.append(FetchRequest.FetchTopic(**_named(topic, ids), partitions=asked))
     return topics
 
 
-def _forgotten(partitions: Sequence[TopicPartition]) -> list[Any]:
+def _forgotten(
+    partitions: Sequence[TopicPartition], ids: Mapping[str, uuid.UUID] | None
+) -> list[Any]:
     return [
-        FetchRequest.ForgottenTopic(topic=topic, partitions=[tp.partition for tp in gone])
+        FetchRequest.ForgottenTopic(**_named(topic, ids), partitions=[tp.partition for tp in gone])
         for topic, gone in groupby(sorted(partitions), key=attrgetter("topic"))
     ]
 

@@ -17,6 +17,7 @@ from everflow.errors import (
     FatalError,
     LogStartMovedError,
     LogTruncatedError,
+    OtherTopicError,
     RetriableError,
 )
 from everflow.kafka.connection_settings import CHECK_CRCS, connection_settings
@@ -40,6 +41,7 @@ WAIT_MS = 20
 """How long a broker holds a fetch back from the end of a log, where not said otherwise."""
 _LEAST_BYTES = 64 << 10
 _NOTHING = record_batches.columns(b"", [])
+_OTHER_TOPIC = (client_errors.UnknownTopicIdError, client_errors.InconsistentTopicIdError)
 _PAUSE_S = 0.05
 """After a passing fault a log is fetched again so much later."""
 _DAMAGED_AGAIN_S = 10.0
@@ -98,8 +100,14 @@ class FetchTap:
         """The offset behind what was taken, of each log."""
         return {tp: stream.position for tp, stream in self._streams.items()}
 
-    def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = CONNECT_S) -> None:
-        """Read these logs from these offsets on, and no others. A log that is there already goes on
+    def go_to(
+        self,
+        starts: Mapping[TopicPartition, int],
+        timeout_s: float = CONNECT_S,
+        ids: Mapping[str, str] = {},
+    ) -> None:
+        """Read these logs from these offsets on, and no others. ``ids``: of topics, of which the
+        logs have to be; see `FetchConnection.use_ids`. A log that is there already goes on
         undisturbed: reading it anew would let its tasks wait whenever another task comes or goes
         (I4). Raises RetriableError if it has to connect first and no broker answers within
         ``timeout_s`` seconds."""
@@ -107,6 +115,7 @@ class FetchTap:
             self._streams = {}
             return
         connection = self._connected(timeout_s)
+        connection.use_ids(ids)
         share = max(_LEAST_BYTES, self._ahead_bytes // len(starts))
         connection.log_bytes = min(self._fetch_bytes, share)
         parsed_bytes = min(self._parsed_bytes, share)
@@ -124,9 +133,11 @@ class FetchTap:
         timeout_s: float,
         most_bytes: int = UNBOUNDED_BYTES,
         most_records: int = UNBOUNDED_RECORDS,
+        latest: Mapping[TopicPartition, int] = {},
     ) -> dict[TopicPartition, LogChunk]:
         """Take what is there of these logs before their ends, waiting up to ``timeout_s`` seconds
-        for the first of it, and move the positions behind it. A log whose position did not move is
+        for the first of it, and move the positions behind it. Of a log in ``latest``, what came
+        with it is taken too, up to that offset. A log whose position did not move is
         not in the result, one that moved over markers or aborted records has an empty chunk. A
         chunk has about ``most_bytes`` bytes of keys and values, and at least a record if it is not
         empty; all chunks together have ``most_records`` records at most. A broker that is away is
@@ -135,6 +146,8 @@ class FetchTap:
         Raises:
             LogStartMovedError: the position of the named log lies outside it; the others can be
                 taken from on. LogTruncatedError: it has other records by now.
+            OtherTopicError: the named log is of another topic than ``ids`` says, or its topic is
+            gone.
             CorruptBatchError: a batch of the named log is damaged; the others can be taken from on.
             FatalError: refused for good, as classified in `everflow.kafka.errors`.
         """
@@ -142,6 +155,7 @@ class FetchTap:
         wanted = [self._streams[tp] for tp, end in ends.items() if self._streams[tp].position < end]
         for one in wanted:
             one.bound = ends[one.tp]
+            one.latest = latest.get(one.tp, one.bound)
         over = False
         while True:
             self._fetch()
@@ -156,12 +170,6 @@ class FetchTap:
             left_s = until_s - self._clock()
             over = left_s <= 0
             self._receive(wanted, max(0.0, left_s))
-
-    def pump(self) -> None:
-        """Take in what has come of the fetches that are under way, so that more can come: there is
-        no thread for it."""
-        if self._connection is not None and self._connection.under_way:
-            self._receive((), 0.0)
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
         """Connect now instead of at the first read of these topics; reads nothing, and gives up
@@ -264,6 +272,14 @@ class FetchTap:
             pass  # another replica than the leader may be behind; the leader decides
         elif isinstance(failure, client_errors.OffsetOutOfRangeError):
             one.fault = LogStartMovedError(f"{tp}: offset {at} is outside the log", tp)
+        elif isinstance(failure, _OTHER_TOPIC):
+            one.fault = OtherTopicError(
+                f"{tp}: the leader answers {failure.message}: the log is not of the topic with the "
+                f"id that the application started with. Nothing of it is read from {at} on. The "
+                f"instance ends once the brokers confirm that the topic was deleted, or deleted "
+                f"and created again.",
+                [tp],
+            )
         elif isinstance(failure, client_errors.KafkaError):
             problem = classify_member(failure, f"reading {tp}, at {at}")
             if not isinstance(problem, RetriableError) or isinstance(
@@ -305,6 +321,8 @@ class _Stream:
         """Offset behind what was taken."""
         self.bound = -1
         """The end that was asked for last."""
+        self.latest = -1
+        """Nothing from this offset on is taken, though it is here."""
         self.fault: EverflowError | None = None
         """Why nothing more comes."""
         self.again_s = 0.0
@@ -324,9 +342,9 @@ class _Stream:
         return not unparsed or unparsed[0][0] is unparsed[-1][0]
 
     def chunk(self, most_bytes: int, most_records: int) -> LogChunk | None:
-        """The received records before the bound, or the first of them; None if they do not move the
-        position."""
-        end = self.bound
+        """The received records that may be taken, or the first of them; None if they do not move
+        the position."""
+        end = self.latest
         if self._held is None and not self._unparsed and self._fetched == self.position:
             return None
         self._parse(end)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from everflow.errors import FatalError, LogTruncatedError, RetriableError
 from everflow.kafka.reading.fetch_tap import AHEAD_BYTES, FetchTap
 from everflow.kafka.reading.record_columns import LogColumns
-from everflow.kafka.reading.topic_ids import TopicIds
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 SLICE_S = 0.5
@@ -17,7 +16,8 @@ SLICE_S = 0.5
 
 class Read(NamedTuple):
     """The records of some ranges by partition, and the offset behind them,
-    which is the range's end or, where the bound on bytes was reached, before it. ``silent``:
+    which is the range's end, behind it (``latest_ends``), or, where the bound on bytes was reached,
+    before it. ``silent``:
     partitions of which more was wanted and nothing came."""
 
     columns: Mapping[TopicPartition, LogColumns]
@@ -36,14 +36,12 @@ class RangeReader:
         *,
         ahead_bytes: int = AHEAD_BYTES,
         tap: FetchTap | None = None,
-        ids: TopicIds | None = None,
     ) -> None:
         """``client``: librdkafka properties. ``headers``: read the records' headers.
-        ``ahead_bytes``: see `FetchTap`. ``tap``, ``ids``: in place of those of ``client``."""
+        ``ahead_bytes``: see `FetchTap`. ``tap``: in place of that of ``client``."""
         self._tap = tap or FetchTap.over(
             client, read_committed=read_committed, ahead=True, ahead_bytes=ahead_bytes
         )
-        self._ids = ids or TopicIds.over(client)
         self._headers = headers
 
     def read(
@@ -52,20 +50,26 @@ class RangeReader:
         timeout_s: float,
         most_bytes: int = UNBOUNDED_BYTES,
         quiet_s: float | None = None,
+        latest_ends: Mapping[TopicPartition, int] = {},
+        ids: Mapping[str, str] = {},
     ) -> Read:
         """The records of ``ranges`` in offset order, by partition; ranges follow one another except
-        after a failure.
+        after a failure. A range that is in ``latest_ends`` may end there, or before: with the last
+        record that came together with those of the range.
 
         It ends early where keys and values have about ``most_bytes`` bytes, with one record at
         least of each range that has one: then the next range begins where the read ended. With
         ``quiet_s`` it ends, too, once no record has come for so many seconds, with what there is.
 
         Raises RetriableError if none comes for ``timeout_s`` seconds (an end beyond the last stable
-        offset never comes), LogStartMovedError if a range begins outside the log, FatalError as
-        classified in `everflow.kafka.errors`; after any of them, `close` and make another reader.
+        offset never comes), LogStartMovedError if a range begins outside the log, OtherTopicError
+        if a log is not of the topic with the id in ``ids``, FatalError as classified in
+        `everflow.kafka.errors`; after any of them, `close` and make another reader.
         """
         try:
-            return self._taken(ranges, timeout_s, most_bytes, quiet_s)
+            starts = {tp: wanted.start for tp, wanted in ranges.items()}
+            self._tap.go_to(starts, timeout_s, ids)
+            return self._taken(ranges, timeout_s, most_bytes, quiet_s, latest_ends)
         except LogTruncatedError as lost:
             # Read anew, nobody would know any more that this is another log.
             raise FatalError(
@@ -77,24 +81,9 @@ class RangeReader:
         """Connect now instead of at the first range of these topics. Raises RetriableError if no
         broker answers within ``timeout_s`` s."""
         self._tap.warm_up(topics, timeout_s)
-        self._ids.warm_up(topics)
-
-    def ask_ids(self, logs: Iterable[TopicPartition], ids: Mapping[str, str]) -> None:
-        """Begin to ask whether these logs, which were just read, are of the topics with these ids;
-        `require_ids` takes the answer. Raises RetriableError or FatalError where it has to connect
-        first."""
-        self._tap.pump()
-        self._ids.ask(logs, ids)
-
-    def require_ids(self, timeout_s: float) -> None:
-        """RetriableError where a log that `ask_ids` was given is of another topic by now, or where
-        no broker says so within ``timeout_s`` seconds. At once where nothing is asked."""
-        self._tap.pump()
-        self._ids.require(timeout_s)
 
     def close(self) -> None:
         self._tap.close()
-        self._ids.close()
 
     def _taken(
         self,
@@ -102,9 +91,9 @@ class RangeReader:
         timeout_s: float,
         most_bytes: int,
         quiet_s: float | None,
+        latest_ends: Mapping[TopicPartition, int],
     ) -> Read:
         tap = self._tap
-        tap.go_to({tp: wanted.start for tp, wanted in ranges.items()}, timeout_s)
         parts: dict[TopicPartition, list[LogColumns]] = {tp: [] for tp in ranges}
         pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
         left = most_bytes
@@ -114,7 +103,7 @@ class RangeReader:
             share = max(1, left // len(pending))
             patience_s = timeout_s if quiet_s is None else quiet_s
             wait_s = min(SLICE_S, patience_s - waited_s) if len(pending) > 1 else patience_s
-            found = tap.take(pending, wait_s, share)
+            found = tap.take(pending, wait_s, share, latest=latest_ends)
             waited_s = 0.0 if found else waited_s + wait_s
             if waited_s >= patience_s and quiet_s is not None:
                 break

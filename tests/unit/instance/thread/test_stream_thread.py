@@ -43,6 +43,39 @@ def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None
     assert world.requests[-1].tasks[0].last_batch == world.requests[-2].batch_id
 
 
+def test_a_batch_that_reads_to_the_end_takes_in_what_comes_until_it_is_read(world: World) -> None:
+    """As far as a batch may have more records; a full one and a retry read what was planned."""
+    world.fed(lambda request: world.commit(request.ending({IN: request.ranges[IN].end + 5})), 40)
+    world.turns(2)
+    world.end = 250
+    world.turns(2)
+    assert [(r.ranges[IN], dict(r.latest_ends)) for r in world.requests] == [
+        ((0, 40), {IN: 100}),
+        ((45, 145), {}),
+        ((150, 250), {IN: 250}),
+    ]
+    world.end = 300
+    world.behave = lambda request: BatchResult(outcome=ABORTED, reason="not-a-member")
+    world.turns(2)
+    assert [dict(r.latest_ends) for r in world.requests[-2:]] == [{IN: 355}, {}]
+    assert world.requests[-1].ranges == {IN: (255, 300)}
+
+
+def test_what_comes_meanwhile_is_left_where_several_logs_are_merged(world: World) -> None:
+    """What was written to the other log before it may not be here."""
+    task = ActiveTask(
+        id=TASK, inputs=(IN, OTHER), state=TaskState.RUNNING, epoch=world.book.epoch(TASK)
+    )
+    task.positions |= {IN: 0, OTHER: 0}
+    world.end = 40
+    world.thread.add([task])
+    world.turn()
+    world.turn()
+    assert [(dict(r.ranges), dict(r.latest_ends)) for r in world.requests] == [
+        ({IN: (0, 40), OTHER: (0, 40)}, {})
+    ]
+
+
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
     """A quarter as long as the last batch took and `most_rest_ms` at the most; not behind a full
     batch, and not before a command."""

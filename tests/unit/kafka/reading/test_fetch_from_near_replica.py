@@ -1,8 +1,11 @@
 """KIP-392: fetches of an instance with a rack go to the replica that the leader names, and back to
-the leader when it is gone; and one request for all logs of a broker is under way at a time."""
+the leader when it is gone; one request for all logs of a broker is under way at a time; and topics
+go by id."""
 
 from __future__ import annotations
 
+import base64
+import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,9 @@ from everflow.kafka.reading.fetch_connection import FetchConnection, FetchPlace
 from everflow.records import TopicPartition
 
 LEADER, NEAR = 1, 2
+UUID = uuid.UUID(int=5)
+ID = base64.urlsafe_b64encode(UUID.bytes).decode().rstrip("=")
+FETCH_SESSION_TOPIC_ID_ERROR = 106
 TP, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
@@ -24,6 +30,9 @@ class Link:
         self.logs: list[list[int]] = []
         self.seconds = 100.0
         self.silent = False
+        self.newest = 12
+        self.topics: list[list[Any]] = []
+        self.codes: list[int] = []
 
     def leader(self, tp: TopicPartition) -> int | None:
         return LEADER
@@ -35,12 +44,13 @@ class Link:
         return node in self.nodes
 
     def version(self, request: type) -> int:
-        return 12
+        return self.newest
 
     def started(self, coroutine: Callable[[], Any]) -> Any:
         node, request = coroutine.args  # type: ignore[attr-defined]
         self.asked.append((node, request.rack_id))
         self.logs.append([one.partition for t in request.topics for one in t.partitions])
+        self.topics.append([t.topic or t.topic_id for t in request.topics])
         # Only a leader names a replica, and only to a client that says its rack.
         named = NEAR if node == LEADER and request.rack_id else -1
         partitions = [
@@ -54,8 +64,12 @@ class Link:
             )
             for one in self.logs[-1]
         ]
-        topics = [SimpleNamespace(topic="t", partitions=partitions)]
-        answer = SimpleNamespace(error_code=0, session_id=0, responses=topics)
+        topics = [
+            SimpleNamespace(topic=t.topic, topic_id=t.topic_id, partitions=partitions)
+            for t in request.topics
+        ]
+        code = self.codes.pop(0) if self.codes else 0
+        answer = SimpleNamespace(error_code=code, session_id=0, responses=topics)
         return SimpleNamespace(is_done=not self.silent, exception=None, value=answer)
 
     def turn(self, wait_s: float) -> None:
@@ -133,3 +147,32 @@ def test_all_logs_of_a_broker_are_in_one_request_and_the_next_waits_for_its_answ
     assert fetched(reader, TP) == set()
     assert fetched(reader, TWO) == set()
     assert link.logs == [[0, 1], [0]]
+
+
+def test_topics_go_by_id_where_the_broker_can_and_all_are_known() -> None:
+    link = Link()
+    link.newest = 18
+    reader = opened(link)
+    assert fetched(reader) == {TP}
+    reader.use_ids({"t": ID})
+    assert fetched(reader, TP, TWO) == {TP, TWO}
+    assert fetched(reader, TP, TopicPartition("other", 0)) == {TP, TopicPartition("other", 0)}
+    assert fetched(reader) == {TP}
+    assert link.topics == [["t"], [UUID], ["other", "t"], [UUID]]
+
+
+def test_a_broker_from_before_topic_ids_is_asked_by_name() -> None:
+    link = Link()
+    reader = opened(link)
+    reader.use_ids({"t": ID})
+    assert fetched(reader) == {TP}
+    assert link.topics == [["t"]]
+
+
+def test_a_session_that_mixes_names_and_ids_begins_anew() -> None:
+    link = Link()
+    link.newest, link.codes = 18, [FETCH_SESSION_TOPIC_ID_ERROR]
+    reader = opened(link)
+    reader.use_ids({"t": ID})
+    assert fetched(reader) == set()
+    assert fetched(reader) == {TP}

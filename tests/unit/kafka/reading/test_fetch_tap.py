@@ -19,6 +19,7 @@ from everflow.errors import (
     FatalError,
     LogStartMovedError,
     LogTruncatedError,
+    OtherTopicError,
     RetriableError,
 )
 from everflow.kafka.connection_settings import connection_settings
@@ -78,6 +79,7 @@ class Broker:
         self.end = -1
         self.now = 0.0
         self.log_bytes = 0
+        self.ids: dict[str, str] = {}
 
     def stable_end(self, tp: TopicPartition) -> int:
         assert tp in self.logs
@@ -117,6 +119,9 @@ class Broker:
         self.forgotten += 1
         was, self.replica = self.replica, False
         return was
+
+    def use_ids(self, ids: Mapping[str, str]) -> None:
+        self.ids |= ids
 
     def push(self) -> None:
         pass
@@ -304,6 +309,22 @@ def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
     assert tap.take({TP: 1, TWO: 1}, 1.0)[TP].values == [b"a"]
     with pytest.raises(LogStartMovedError):
         tap.take({TP: 1, TWO: 1}, 1.0)
+
+
+@pytest.mark.parametrize(
+    "answer", [client_errors.UnknownTopicIdError(), client_errors.InconsistentTopicIdError()]
+)
+def test_a_log_of_another_topic_is_named_and_what_came_before_is_handed_out(
+    answer: Exception,
+) -> None:
+    broker = Broker({0: batch(0, [b"a"]), 1: answer})
+    tap = tap_of(broker)
+    tap.go_to({TP: 0}, ids={"log": "AAAAAAAAAAAAAAAAAAAABQ"})
+    assert broker.ids == {"log": "AAAAAAAAAAAAAAAAAAAABQ"}
+    assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
+    with pytest.raises(OtherTopicError) as other:
+        tap.take({TP: 2}, 1.0)
+    assert other.value.partitions == {TP}
 
 
 def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
