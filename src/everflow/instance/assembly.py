@@ -75,8 +75,7 @@ WATCH_REQUEST_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """The material of an instance's parts, known once the cluster has been checked
-    (`start_up.prepare_cluster`)."""
+    """What an instance's parts are made of, once the cluster has been checked."""
 
     config: StreamsConfig
     clock: Clock
@@ -87,8 +86,7 @@ class Dependencies:
 
     @property
     def reader(self) -> dict[str, Any]:
-        """librdkafka settings for reading changelogs; with a rack, from the nearest replicas
-        (KIP-392)."""
+        """librdkafka settings for reading changelogs, from the nearest replicas (KIP-392)."""
         return {**self._rack, **self.config.consumer()}
 
     @property
@@ -129,8 +127,7 @@ class Dependencies:
 
 
 def instance_log(config: StreamsConfig) -> LogFile | None:
-    """The open log file of an instance that has locked its folder; None, with a warning, if it
-    cannot be written."""
+    """The open log file in a locked folder; None, with a warning, if it cannot be written."""
     path = log_path(config.state_dir, config.application_id)
     try:
         return LogFile(path)
@@ -198,8 +195,8 @@ def global_records(
 
 
 def group_settings(dependencies: Dependencies) -> GroupSettings:
-    """Settings of the group's channel. The client id contains the process id, so that a description
-    of the group shows which processes live (`lost_writers`)."""
+    """The client id names the process, so a group's description shows which live
+    (`lost_writers`)."""
     config = dependencies.config
     return GroupSettings(
         bootstrap_servers=config.bootstrap_servers,
@@ -338,8 +335,7 @@ class QueueLoop:
 
 
 class ClusterPorts:
-    """`InstancePorts` and `ExtensionPorts` of a cluster. ``opened`` closes at the end of the
-    instance what was opened here."""
+    """`InstancePorts` and `ExtensionPorts` of a cluster. ``opened`` closes at the end."""
 
     def __init__(
         self,
@@ -353,8 +349,8 @@ class ClusterPorts:
         self._standbys, self._opened = standbys, opened
         self._on_growth = on_growth
         self._blueprint = dependencies.blueprint
-        """The blueprint of tasks that are created. The one of `_dependencies` is newer while the
-        threads for new topics are started."""
+        """Of tasks that are created; older than `_dependencies`' while threads for new topics
+        start."""
         self._end_sums = EndSums(
             dependencies.changelogs.followed_ends,
             dependencies.changelogs_of_tasks(),
@@ -436,8 +432,8 @@ class ClusterPorts:
         directory.distrust(directory.store_path(task, store), reason)
 
     def global_tables(self, instance: Instance) -> GlobalTables:
-        """They have an updater of their own: global tables and the replicas of tasks do not delay
-        each other."""
+        """They have an updater of their own, so that they and the replicas do not delay each
+        other."""
         dependencies, clock = self._dependencies, self._dependencies.clock
         plan = dependencies.blueprint.plan
         tasks = dependencies.blueprint.global_tasks(dependencies.directory)
@@ -498,8 +494,7 @@ class ClusterPorts:
         return copies
 
     def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The offsets within their logs. One beyond its log's end belongs to an earlier topic of
-        that name (`errors.read_again`)."""
+        """Without offsets beyond their log's end: of an earlier topic of that name."""
         try:
             ends = self._dependencies.admin.known_ends(applied, "read_uncommitted")
         except EverflowError as error:
@@ -661,8 +656,7 @@ class ClusterPorts:
         return may_grow(blueprint.topology, inputs, topic, partitions, blueprint.application_id)
 
     def growth(self) -> TopicGrowth:
-        """Topics created since the start that match a pattern of the program, and topics that have
-        new partitions which may be read."""
+        """New topics that match a pattern of the program, and new partitions that may be read."""
         blueprint, admin = self._dependencies.blueprint, self._dependencies.admin
         read = {**blueprint.partitions, **blueprint.global_partitions}
         if pattern_sources(blueprint.topology):
@@ -738,8 +732,6 @@ class ClusterPorts:
         return len(fenced)
 
     def check(self) -> None:
-        """Checks the folder's lock and the gate's socket, cleans up the folder, and returns spare
-        memory."""
         self._dependencies.directory.require_held()
         self._gate.require_reachable()
         self._keeper.turn()
@@ -794,8 +786,7 @@ def instance_settings(config: StreamsConfig) -> InstanceSettings:
 def _taken(
     intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: FoldedChunk
 ) -> FoldedChunk:
-    """The records of a chunk that enter a global table; ``tables`` get the error if a record
-    fails."""
+    """The records of a chunk that enter a global table; ``tables`` get the error of a record."""
     try:
         return intake.taken(tp, cast(LogChunk, chunk))
     except UndecodableRecord as error:

@@ -23,8 +23,7 @@ STATE = "state "
 #             ▼                      ▼
 #        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
-    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; a failure: ->
-    PENDING_ERROR -> ERROR."""
+    """States of an instance, as in Kafka Streams."""
 
     CREATED = "CREATED"
     REBALANCING = "REBALANCING"
@@ -36,8 +35,7 @@ class ClientState(enum.Enum):
 
 
 class IllegalStateError(EverflowError):
-    """An instance cannot do this in its present state; the message names the state in which it
-    can."""
+    """An instance cannot do this in its state; the message names the state in which it can."""
 
     code = "EF-ILLEGAL-STATE"
 
@@ -61,8 +59,7 @@ StateListener = Callable[[ClientState, ClientState], None]
 
 
 class StateMachine:
-    """The present state; any thread may ask for a change. The listener gets ``(new, old)``, one
-    call at a time and in order."""
+    """Any thread may ask for a change. The listener gets ``(new, old)``, one call at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -77,9 +74,8 @@ class StateMachine:
             return self._state
 
     def to(self, state: ClientState) -> bool:
-        """Change; False if it is the state already, or if the instance is on its way out and
-        ``state`` is not (a late event of a thread that still runs). IllegalTransitionError for any
-        other step the machine does not have."""
+        """Change; False if it is the state already, or for a late event of an instance that ends.
+        IllegalTransitionError for any other step that the machine does not have."""
         with self._lock:
             old = self._state
             if state is old or (old in STOPPING and state not in CLIENT_TRANSITIONS[old]):
@@ -108,8 +104,7 @@ _LOOK_S = 0.1
 
 
 class Pause:
-    """Whether an instance is paused (KIP-834), for its threads, restores and state updater. It
-    keeps through rebalances. Safe from any thread."""
+    """Whether an instance is paused (KIP-834), also through rebalances. Safe from any thread."""
 
     def __init__(self) -> None:
         self._resumed = threading.Event()

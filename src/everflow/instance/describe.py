@@ -69,9 +69,8 @@ def statuses(
     stalled_copies: Mapping[TaskId, TaskRole] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
-    ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
-    runs is RUNNING. ``troubles``: of their threads, and of ``stalled_copies``, which make no
-    progress and may not be open yet."""
+    ``handing_over``: revoked, not given up yet; ``stalled_copies`` make no progress and may not be
+    open yet."""
     troubled = troubles or {}
     found = {
         task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
@@ -129,8 +128,8 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
 
 
 def input_lag(tasks: Iterable[TaskStatus]) -> float:
-    """Input records that wait for the active tasks; NaN while one of them does not run yet, or its
-    ends were not read yet."""
+    """Input records that wait for active tasks; NaN while one does not run or its ends are
+    unknown."""
     ours = [
         task
         for task in tasks
@@ -164,9 +163,8 @@ ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
 )
 FAILING = "failing"
 ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
-"""The roles that operators see. An active task that cannot process yet is restoring, or starting
-while it waits for its stream thread; failing if its batches fail; leaving while it is handed
-over."""
+"""The roles that operators see: an active task that cannot process yet is restoring, or starting
+while it waits for its stream thread; leaving while it is handed over."""
 _OF_STATE = {
     TaskState.RUNNING: ACTIVE,
     TaskState.RESTORING: RESTORING,
@@ -186,9 +184,7 @@ def role_of(status: TaskStatus) -> str:
 
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
     """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
-
-    Restores and warm-ups have their progress, added up. Failing tasks have the cause: ``2 failing ·
-    no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock, None for now."""
+    Failing tasks have the cause. ``now_ms``: wall clock, None for now."""
     counts = Counter(role_of(status) for status in tasks.values())
     parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
     for role in (RESTORING, WARM_UP):
@@ -210,8 +206,8 @@ def trouble(found: Trouble, now_ms: float | None = None) -> str:
 
 
 def progress(copies: Collection[TaskStatus]) -> str:
-    """``43 %, 12,000 records/s, 3 s left`` of copies being built, added up; ``begins`` while
-    nothing is known."""
+    """``43 %, 12,000 records/s, 3 s left`` of copies, added up; ``begins`` while nothing is
+    known."""
     known = [
         (status.copied, status.lag)
         for status in copies

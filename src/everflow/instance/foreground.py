@@ -1,7 +1,4 @@
-"""Runs an instance in the foreground: starts it, watches it, ends it by SIGINT, SIGTERM or SIGHUP.
-
-`KafkaStreams.run` and the commands share it. docs/STOPPING.md has the table of moments and signals.
-"""
+"""Runs an instance until SIGINT, SIGTERM or SIGHUP (docs/STOPPING.md), or until its bound."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ class WrittenRecord(NamedTuple):
 
 @dataclass(kw_only=True)
 class BoundedRun:
-    """``sinks``: the topics to follow, and what writes them; ``single``: whether one topic was
-    asked for by its name. Made by `bounded_run`."""
+    """``sinks``: topic -> what writes it; ``single``: one topic was asked for by its name."""
 
     config: StreamsConfig
     count: int | None
@@ -130,8 +126,7 @@ def bounded_run(
     timeout: object,
     collect: object,
 ) -> BoundedRun | None:
-    """The bounds that `KafkaStreams.run` was called with; None without any. TopologyError for wrong
-    ones."""
+    """The bounds of a `KafkaStreams.run`; None without any. TopologyError for wrong ones."""
     if count is None and timeout is None and collect is None:
         return None
     where = user_line()
@@ -238,8 +233,8 @@ class RunsInForeground(Protocol):
 
 @dataclass(kw_only=True)
 class Foreground:
-    """``signal``: the number of the first one, None without; ``joined``: whether the start had gone
-    through by then; ``bound``: when it ends by itself."""
+    """``signal``: the first one's number; ``joined``: whether the start had gone through by
+    then."""
 
     streams: RunsInForeground
     leave_group: bool | None
@@ -261,8 +256,8 @@ class Foreground:
         return None if self.streams._log_file is None else self.streams._log_file.path
 
     def run(self) -> None:
-        """Start the instance and return when it has ended. Raises the error that stopped it, if it
-        was not a signal; the caller reports it."""
+        """Start, and return when it has ended. Raises the error that stopped it; the caller reports
+        it."""
         streams = self.streams
         streams._caller_raises = True
         with owned() as signals, signals.told_to(self._on_signal):
@@ -296,8 +291,7 @@ class Foreground:
             self.streams._begin_close(self.timeout_s, self.leave_group)
 
     def _overdue(self) -> bool:
-        """True if the shutdown takes too long. It then goes on in the background for as long as
-        this process lives."""
+        """True if the shutdown takes too long. It then goes on in the background."""
         if self._ending_since_s == math.inf:
             return False
         over = time.monotonic() - self._ending_since_s > self.timeout_s

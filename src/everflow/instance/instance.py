@@ -1,8 +1,6 @@
 """Joins an instance's parts: the order in which they start, and their reactions to events.
-
-`InstanceEnd` ends them. `KafkaStreams` runs both on a cluster (`ClusterPorts`), the simulation on a
-simulated one: neither has an order or a reaction of its own (note 011).
-"""
+`KafkaStreams` runs it on a cluster (`ClusterPorts`), the simulation on a simulated one (note
+011)."""
 
 from __future__ import annotations
 
@@ -94,14 +92,13 @@ class EventLoop(Protocol):
 
     def start(self) -> None: ...
     def end(self) -> None:
-        """Run no event that is posted from now on; returns when earlier ones have run. Also if it
-        was never started."""
+        """Run no later event; returns when earlier ones have run. Also if it was never started."""
 
 
 class InstancePorts(Protocol):
     """Makes the parts of an instance that know its cluster, each once and in this order, and has
-    the effects outside these parts. A part may use the instance's earlier parts, and call the
-    instance once it was started."""
+    the effects outside these parts. A part may use earlier parts, and call the instance once it was
+    started."""
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> EventLoop: ...
     def updater(self, instance: Instance) -> StateUpdater: ...
@@ -121,18 +118,15 @@ class InstancePorts(Protocol):
     def spawn(self) -> Spawn: ...
     def new_incarnation(self) -> str: ...
     def create(self, task: TaskId) -> ActiveTask: ...
-    def slots(self) -> int:
-        """The number of tasks that Spark runs at a time."""
+    def slots(self) -> int: ...
 
     def kill_workers(self, number: int, pids: Sequence[int]) -> None:
         """End these processes of a stream thread; returns when they are gone."""
 
     def consumed(self, topics: Collection[str]) -> bool:
-        """True if the application has consumed all records of the topics; False if that is not
-        known."""
+        """True if the application has consumed all records of the topics, as far as is known."""
 
-    def topic_ids(self) -> Mapping[str, str]:
-        """The ids that the input topics had when the instance started."""
+    def topic_ids(self) -> Mapping[str, str]: ...
 
     def doubt_topics(self, topics: Collection[str]) -> None:
         """Leaders reported other topic ids for logs of these topics."""
@@ -143,11 +137,10 @@ class InstancePorts(Protocol):
         Returns how many ids of others were fenced."""
 
     def check(self) -> None:
-        """Called with every turn of the loop; quick. EverflowError if the instance cannot go on,
-        for example without its folder's lock."""
+        """With every turn of the loop; quick. EverflowError if the instance cannot go on."""
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Called now and then: delete records before these positions, which were committed."""
+        """Delete records before these positions, which were committed."""
 
     def begin(self) -> None: ...
 
@@ -159,8 +152,7 @@ class InstancePorts(Protocol):
 
 
 class Instance:
-    """Joins an instance's parts. ``stop``: set to end all waits. ``failed``: called when the
-    instance cannot go on."""
+    """``stop``: set to end all waits. ``failed``: called when the instance cannot go on."""
 
     def __init__(
         self,
@@ -209,8 +201,7 @@ class Instance:
         ports.wired(self)
 
     def start(self) -> None:
-        """Start all parts and join; returns before tasks run. TaskTimeoutError if no broker lets it
-        join, StoppedError."""
+        """Start all parts and join; returns before tasks run. TaskTimeoutError, StoppedError."""
         self.ports.begin()
         self.ends.start()
         for thread in self.threads:
@@ -388,8 +379,8 @@ class Instance:
             post(lambda: self.failed(event.error))  # it calls the user's state listener
 
     def _fence_lost(self) -> None:
-        """Tasks were assigned: their last owner may have vanished in a transaction, for whose end
-        their recovery waits. So this runs on a thread of its own."""
+        """The tasks' last owner may have vanished in a transaction, for whose end recovery
+        waits."""
         self.fencing.submit(
             lambda: self.metrics.add(names.WRITERS_FENCED, self.ports.fence(own=False))
         )
@@ -418,19 +409,14 @@ class Instance:
 
 LOOK_S = 0.1
 SPARE_SLOTS = 1
-"""Each thread may keep a task slot of Spark for good (design note 004); with none left, all other
-work would wait for ever."""
+"""A thread keeps its task slot of Spark (note 004); other work needs one, too."""
 
 
 class ThreadCount:
-    """Starts and ends stream threads (KIP-663). It changes ``threads``, the instance's own list, in
-    place and on its loop only; tasks that stay on their thread do not pause (I4). Safe from any
-    thread; one change at a time.
-
-    A new thread gets tasks once its workers run. Threads hand tasks over between two batches, with
-    open stores; a thread that ends first gives all its tasks to the others. The group gets the
-    number, for the balance is per thread. A new plan replaces all threads in the same way (note
-    037)."""
+    """Starts and ends stream threads (KIP-663), safe from any thread; one change at a time. It
+    changes ``threads``, the instance's own list, on its loop only. A new thread gets tasks once its
+    workers run. Threads hand tasks over between two batches, with open stores; other tasks do not
+    pause (I4)."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -463,9 +449,8 @@ class ThreadCount:
 
     def replace_all(self, warmed: Callable[[], None], before: Callable[[], None]) -> bool:
         """Threads in the place of all: ``warmed`` runs once their workers do, and ``before`` on the
-        loop, before they get tasks, which each thread gives up after its batch. Blocks. False, and
-        nothing is done, where Spark has no slots for twice as many threads, where the new ones do
-        not get warm, or where the instance ends."""
+        loop, before they get tasks. Blocks. False, and nothing is done, where Spark has too few
+        slots, the new threads do not get warm, or the instance ends."""
         with self._changing:
             going = list(self._threads)
             if self._instance.ports.slots() < 2 * len(going) + SPARE_SLOTS:
@@ -491,8 +476,7 @@ class ThreadCount:
             return True
 
     def _opened(self, count: int) -> list[StreamThread]:
-        """So many new threads, whose workers run: the first task would stand still while Spark
-        starts Python workers. None where they do not, in time or before the instance ends."""
+        """New threads whose workers run; none where they do not in time, or the instance ends."""
         used = {thread.number for thread in self._threads}
         free = (number for number in itertools.count() if number not in used)
         opened = [self._instance.open_thread(number) for number in itertools.islice(free, count)]
@@ -598,11 +582,11 @@ class ExtensionPorts(Protocol):
     @property
     def spawn(self) -> Spawn: ...
     def growth(self) -> TopicGrowth:
-        """The growth since the program was planned; blocks for a request."""
+        """The growth since the program was planned; asks the brokers."""
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
-        """Threads that are opened from now on run the program with these topics. What it returns
-        takes that back."""
+        """Threads opened from now on run the program with these topics. Returns what undoes
+        that."""
 
     def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """The task's inputs in the prepared plan."""
@@ -618,11 +602,8 @@ class ExtensionPorts(Protocol):
 @dataclass(kw_only=True)
 class Extension:
     """Takes up new topics while the instance runs (note 037): threads that run the new plan are
-    started beside the present ones, and tasks go over between two of their batches. No task is
-    given up, and none waits.
-
-    `check` belongs to the thread that watches topics. New topics are taken up on a thread of its
-    own, one growth at a time."""
+    started beside the present ones, and tasks go over between two of their batches. `check` belongs
+    to the thread that watches topics; one growth at a time, on a thread of its own."""
 
     instance: Instance
     ports: ExtensionPorts
@@ -683,8 +664,7 @@ class Extension:
         return done
 
     def _begin(self) -> None:
-        """Find where the new partitions of running tasks begin. No other instance reads them while
-        the tasks are owned here without a break."""
+        """Find where new partitions of running tasks begin: nobody else reads them meanwhile."""
         self._begun = []
         for task in self.instance.running_tasks():
             lacking = tuple(tp for tp in self.ports.inputs(task.id) if tp not in task.inputs)
@@ -694,8 +674,8 @@ class Extension:
         self._started, _ = recovery.recover(self._begun, ())
 
     def _exchange(self) -> None:
-        """On the instance's loop, where no revoked task is released meanwhile. A task whose new
-        partitions have no committed start is recovered, like a task that moves."""
+        """On the instance's loop. A task whose new partitions have no committed start is
+        recovered."""
         self.ports.exchange()
         book, begun = self.instance.book, self.instance.begun
         begun.clear()

@@ -1,8 +1,4 @@
-"""`KafkaStreams`: one instance of an application, from start to close.
-
-What it does between start and close is `Instance`'s: here is what users call, and what a start
-checks and opens first.
-"""
+"""`KafkaStreams`: one instance of an application, from start to close (`Instance`)."""
 
 from __future__ import annotations
 
@@ -145,8 +141,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
         self._looked: tuple[float, float] | None = None
-        """When it was last displayed in a notebook (s), and how many records had been processed by
-        then."""
+        """When it was last displayed (s), and how many records had been processed by then."""
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -277,8 +272,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
-        """The banner, for a caller that shows it before `start`, which then does not log it;
-        ``program``: where the topology was loaded from."""
+        """The banner, which `start` then does not log; ``program``: where the topology comes
+        from."""
         self._introduced = True
         return banner(self.config, self._topology, program)
 
@@ -493,8 +488,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
 
     def _hurry_up(self, timeout_s: float) -> bool:
-        """Wait for an end that has begun: from now on it hands nothing over and cuts batches in
-        flight off after a second."""
+        """Wait for an end that has begun, which hands nothing over and cuts batches off."""
         self._life.hurry.set()
         return self._life.states.wait_ended(timeout_s)
 
@@ -719,8 +713,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
 
     def _shut_down_all(self, error: EverflowError) -> None:
-        """The handler of uncaught errors wants all instances to end: this one, too, when the
-        others have heard it (see `GroupMember.shut_down_application`)."""
+        """The handler wants all instances to end: this one when the others have heard it."""
         try:
             self.shut_down_application()
         except IllegalStateError as refused:

@@ -1,10 +1,6 @@
-"""Starts an instance once and ends it once.
-
-Any thread may ask for either, at any moment; one thread ends the instance. If the start is still
-under way, that thread sets the flag that every wait of the start checks, and begins once the start
-has given up: the start then makes nothing more. `KafkaStreams` has one of these, and so has every
-simulated instance.
-"""
+"""Starts an instance once and ends it once; any thread may ask for either, at any moment. If the
+start is still under way, the thread that ends the instance sets the flag that every wait of the
+start checks, and begins once the start has given up."""
 
 from __future__ import annotations
 
@@ -58,8 +54,8 @@ class InstanceLife:
         self._end_over = threading.Event()
 
     def start(self, begin: Callable[[], None]) -> BaseException | None:
-        """Run ``begin`` in state REBALANCING. Returns the error for its caller: None after a start,
-        or if the instance was closed meanwhile."""
+        """Run ``begin`` in state REBALANCING. Returns the error for its caller; None if there is
+        none, or the instance was closed meanwhile."""
         with self._lock:
             if not self.states.to(ClientState.REBALANCING):
                 return None  # closed this moment
@@ -157,8 +153,7 @@ class InstanceLife:
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
-    """The interrupt behind an error: one that comes inside a client's C code surfaces as a
-    SystemError."""
+    """The interrupt behind an error: inside a client's C code it surfaces as a SystemError."""
     seen: BaseException | None = error
     while seen is not None and isinstance(seen, Exception):
         seen = seen.__cause__ or seen.__context__
@@ -169,14 +164,11 @@ def _interrupt(error: BaseException) -> BaseException | None:
 
 LOOK_S = 0.1
 HURRY_MS = 1_000.0
-"""A batch in flight may end by itself for so long after `hurry`, or while no broker could take its
-commit."""
+"""For so long a batch may end by itself after `hurry`, or while no broker takes its commit."""
 HANGS_MS = 30_000.0
-"""A batch in flight that has not ended by then hangs: batches are planned to take a tenth of it,
-and the watchdog of hanging batches has ended before."""
+"""Then a batch hangs: batches are planned to take a tenth of it."""
 GIVEN_UP_MS = 10_000.0
-"""A thread whose batch was cut off ends within a moment, unless none of its workers is known: for
-example if Spark has no free slot for its job."""
+"""A thread whose batch was cut off ends within a moment, unless none of its workers is known."""
 STEP_MS = 30_000.0
 """A step that only waits for others to stop takes a second or two."""
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
@@ -185,8 +177,7 @@ LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 @dataclass(kw_only=True)
 class InstanceEnd:
     """Ends an instance, started or not. ``leave_group`` as for `GroupMember.leave`; ``drain_s`` 0:
-    no task is handed over; ``hurry``: set to skip the draining and cut batches off; ``note``: gets
-    the name of each step."""
+    no task is handed over; ``hurry``: set to cut batches off; ``note``: gets each step's name."""
 
     instance: Instance
     leave_group: bool | None
@@ -197,10 +188,9 @@ class InstanceEnd:
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
     def run(self) -> None:
-        """Hand tasks over -> batches end and commit -> commit deferred offsets -> close the stores
-        -> leave the group. Each step is tried whatever happened in the others, and waits only for a
-        limited time: a member that did not leave would keep its tasks from the others for as long
-        as this process lives. Raises the first failure, after the last step."""
+        """Each step is tried whatever happened in the others, and waits only for a limited time: a
+        member that did not leave would keep its tasks for as long as this process lives. Raises the
+        first failure, after the last step."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
@@ -254,8 +244,7 @@ class InstanceEnd:
             raise failures[0]
 
     def _drain(self) -> None:
-        """D8: go on processing until every task is handed over to an instance with a hot copy, or
-        none could take it."""
+        """D8: go on processing until every task is handed over, or none could take it."""
         instance, member = self.instance, self.instance.member
         if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
             return
@@ -308,8 +297,8 @@ class InstanceEnd:
 
     def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
         """Wait until the batches in flight have ended; returns the threads whose batch has not. A
-        batch is cut off by force after `hurry`, if no broker could take its commit, or if it hangs:
-        as after a crash of its workers, the next recovery of these tasks makes up for it (D6)."""
+        batch is cut off after `hurry`, if no broker could take its commit, or if it hangs: the next
+        recovery of its tasks makes up for it (D6)."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
         given_up: Deadline | None = None
@@ -400,8 +389,7 @@ DRAIN_WITHOUT_BROKER_MS = 3_000.0
 
 
 def leaves(leave_group: bool | None, *, static: bool) -> bool:
-    """True if a member that ends leaves its group (KIP-812). By default (None) a static member
-    stays."""
+    """True if a member that ends leaves its group (KIP-812); by default a static one stays."""
     return not static if leave_group is None else leave_group
 
 
@@ -418,8 +406,8 @@ def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
 def drained_or_ended(
     await_drained: Callable[[float], bool], ended: Mapping[str, Callable[[], bool]]
 ) -> str | None:
-    """Wait until ``await_drained`` (seconds) returns True; the first reason that applies before,
-    else None."""
+    """Wait until ``await_drained`` (seconds) returns True; the reason that applies before, or
+    None."""
     while not await_drained(LOOK_S):
         for reason, applies in ended.items():
             if applies():
@@ -506,8 +494,7 @@ _unclosed = _Unclosed()
 
 
 def close_at_exit(instance: Closable) -> None:
-    """``instance``, started in this process, is closed when the program ends, unless its end has
-    begun by then."""
+    """``instance`` is closed when the program ends, unless its end has begun by then."""
     _unclosed.watch(instance)
 
 

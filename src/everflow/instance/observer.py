@@ -1,9 +1,6 @@
-"""Observes an instance for dashboards and metrics (`everflow.observe`), and computes the desired
-number of instances.
-
-An observation reads values in memory, and the sizes of the stores' files. What only the brokers
-know is read on other threads: the number of members, and, while somebody watches, `BrokerFacts`.
-"""
+"""Observes an instance for dashboards and metrics, and computes the desired number of instances.
+What only the brokers know is read on other threads: the number of members, and, while somebody
+watches, `BrokerFacts`."""
 
 from __future__ import annotations
 
@@ -84,13 +81,12 @@ log = logging.getLogger("everflow")
 
 ASK_S = 5.0
 WATCHED_MS = 70_000.0
-"""The brokers are asked for so long after the last request: Prometheus' own interval is a
-minute."""
+"""The brokers are asked for so long after a request: Prometheus' interval is a minute."""
 
 
 class Standing(NamedTuple):
-    """The last stable offset of a partition, the records behind it, and since when it has not moved
-    (monotonic ms)."""
+    """A partition's last stable offset, the records behind it, and since when it stands
+    (monotonic)."""
 
     stable: int
     records: int
@@ -103,8 +99,8 @@ def standing(
     stable: Mapping[TopicPartition, int],
     now_ms: float,
 ) -> dict[TopicPartition, Standing]:
-    """The standing of partitions of which both ends are known. ``written`` was read first: records
-    that came in between count as stable. Pure."""
+    """Of partitions with both ends. ``written`` was read first: later records count as stable.
+    Pure."""
     found = {}
     for tp in written.keys() & stable.keys():
         records = max(0, written[tp] - stable[tp])
@@ -117,8 +113,8 @@ def standing(
 
 @dataclass(kw_only=True)
 class BrokerFacts:
-    """It asks about ``inputs`` and ``ids``, transactional id -> stream thread, as they are then.
-    `run` is a thread of its own; the others may be called from any."""
+    """``ids``: transactional id -> stream thread. `run` is a thread of its own; the others may be
+    called from any."""
 
     known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
     """`ClusterAdmin.known_ends`."""
@@ -150,8 +146,7 @@ class BrokerFacts:
         }
 
     def writers(self) -> list[ObservedWriter]:
-        """The writers in the order of the threads. A transaction's age is as of the brokers'
-        answer: it may have ended since."""
+        """In the order of the threads. A transaction's age is as of the brokers' answer."""
         found = []
         for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
             known = self._states.get(name)
@@ -200,8 +195,8 @@ BUSY_MS = 30_000
 
 @dataclass
 class BusyShares:
-    """How busy stream threads were in the last half minute, running batches included. Owned by one
-    thread; other threads may read a slightly older share."""
+    """How busy stream threads were in the last half minute. Owned by one thread; others may
+    read."""
 
     _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
@@ -209,9 +204,8 @@ class BusyShares:
         self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
     ) -> None:
         """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
-        ``since_ms``: the begin of the running batch (monotonic), None without one. A batch counts
-        as ended only at its end: without ``since_ms`` the thread of a long batch would seem
-        idle."""
+        ``since_ms``: the begin of the running batch (monotonic), or the thread of a long batch
+        would seem idle."""
         for thread in done_s.keys() | since_ms.keys():
             since = since_ms.get(thread)
             running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
@@ -268,9 +262,7 @@ class Observed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The constants of an instance. ``folder``: ``state.dir``; ``tasks``: the application's active
-    tasks; ``members()``: the number of members of the group; ``topology``, ``program``,
-    ``started_ms``: see `Observation`."""
+    """The constants of an instance; ``folder``: ``state.dir``; others as in `Observation`."""
 
     application_id: str
     client_id: str
@@ -316,8 +308,7 @@ class Observer:
         admin: ClusterAdmin | None = None,
         transactions: TransactionStates | None = None,
     ) -> None:
-        """The cluster has been checked; called again without ``admin`` when the plan has grown.
-        ``transactions`` None: nothing is written in transactions."""
+        """The cluster has been checked; called without ``admin`` when the plan has grown."""
         self.subject = replace(
             self.subject, tasks=tasks_of(blueprint), topology=digest(blueprint.fingerprint)
         )
@@ -347,8 +338,7 @@ class Observer:
             return self._seen[1]
 
     def watch(self) -> Observation:
-        """An observation for a viewer who also needs facts from the brokers: these are read from
-        now on, for a minute."""
+        """An observation for a viewer who needs the brokers' facts, too: read for a minute."""
         if self._brokers is not None:
             self._brokers.watched()
         return self.observe()
@@ -418,8 +408,7 @@ class Observer:
     # --- how many there should be ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Measure the load now and then, on a thread of its own, and collect log lines, until
-        `stop`."""
+        """Measure the load, on a thread of its own, and collect log lines, until `stop`."""
         logging.getLogger("everflow").addHandler(self._said)
         on_thread("everflow-observer", self._run)
 
@@ -574,8 +563,7 @@ def subject_of(
 
 
 def _line(where: str) -> str:
-    """The program's line, without folders of the machine: everybody who reaches http.listen sees
-    it."""
+    """The program's line, without folders of the machine: everybody may see it."""
     file, _, line = place(where).rpartition(":")
     return f"{short(file, sys.path)}:{line}" if file else where
 
@@ -606,9 +594,8 @@ def watched(
     names: Sequence[str] = (),
 ) -> HttpServer:
     """Serve the instance over HTTP until the server is closed. ``drain`` returns at once;
-    ``tokens``: requests for the page need one of them; ``desk``: replays dead letters; ``peers``:
-    asks the other instances; ``names``: further host names that requests may use. ConfigError if it
-    cannot listen."""
+    ``tokens``: requests for the page need one; ``desk``: replays dead letters; ``names``: further
+    host names of requests. ConfigError if it cannot listen."""
     from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application  # a third of a second
     from everflow.observe.page.routes import Page
@@ -637,8 +624,7 @@ def watched(
 
 
 def exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
-    """Send the metrics to ``otel.exporter.otlp.metrics.endpoint`` until the export is closed.
-    ConfigError if the packages for it are missing."""
+    """Send the metrics until the export is closed. ConfigError if its packages are missing."""
     from everflow.observe.otlp import OtlpExport, OtlpSettings
 
     settings = OtlpSettings(
@@ -662,8 +648,7 @@ def peers_of(
     own: Callable[[], str],
     clock: Clock | None = None,
 ) -> Peers:
-    """``tokens``: of ``query.token.file``, of which all instances know the first; ``own``: this
-    instance's address. ConfigError for an authority's file that cannot be used."""
+    """``own``: this instance's address. ConfigError for an authority's file that cannot be used."""
     from everflow.observe.page.peers import (
         Peers,
         StatusClient,
@@ -802,8 +787,7 @@ def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
 
 
 def _newest(admin: ClusterAdmin, topics: set[str]) -> dict[TopicPartition, int] | None:
-    """The latest record time in each partition of the topics; None if the brokers do not return
-    it."""
+    """The latest record time in each partition; None if the brokers do not return it."""
     try:
         shapes = admin.describe_topics(topics) if topics else {}
         logs = [TopicPartition(name, n) for name in shapes for n in range(shapes[name].partitions)]

@@ -1,8 +1,5 @@
-"""Prepares an instance before it joins: check the cluster, fence, check and create topics, in this
-order.
-
-Nothing here starts a thread; every error is raised to the caller of `KafkaStreams.start`.
-"""
+"""Prepares an instance before it joins: check the cluster, fence, check and create topics. Nothing
+here starts a thread; every error is raised to the caller of `KafkaStreams.start`."""
 
 from __future__ import annotations
 
@@ -69,12 +66,9 @@ def prepare_cluster(
     clock: Clock,
     stop: threading.Event,
 ) -> Blueprint:
-    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set
-    meanwhile, ends it with an EverflowError; ``admin`` checks it, too.
-
-    Raises TaskTimeoutError (no broker answers), TopologyError (missing topics, partition counts
-    that do not fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError,
-    StateFormatError."""
+    """Steps 2-7 of a start. ``stop``, set meanwhile, ends it with an EverflowError. Raises
+    TaskTimeoutError (no broker answers), TopologyError, InternalTopicError, OffsetsExpiredError,
+    StoreLayoutError, StateFormatError."""
     topology = _with_times(topology, config)
     # 2. Wait until a broker answers.
     cluster_id = _reached(admin, config)
@@ -97,8 +91,7 @@ def _prepared(
     cluster_id: str,
     directory: StateDirectory,
 ) -> Blueprint:
-    """Steps 4-7, which may be done again: a broker that has much to do may know no leader of a
-    topic for a while that another instance has just created."""
+    """Steps 4-7, which may be done again: a broker may not know a new topic's leader yet."""
     # 4. The user's topics, and whether their partitions fit together.
     subs = cut(topology)
     described = admin.describe_topics(subs.topics)
@@ -148,8 +141,7 @@ def _prepared(
 def with_existing_topics(
     topology: Topology, config: StreamsConfig, admin: ClusterAdmin
 ) -> Topology:
-    """The topology with existing topics in place of patterns. TaskTimeoutError (no broker),
-    TopologyError (none matches, or one that another source reads)."""
+    """The topology with topics in place of patterns. TaskTimeoutError, TopologyError."""
     if not pattern_sources(topology):
         return topology
     _reached(admin, config)
@@ -181,8 +173,7 @@ def _planned(topology: Graph, subs: SubTopologies, config: StreamsConfig) -> Phy
 
 
 def _with_times(topology: Topology, config: StreamsConfig) -> Topology:
-    """The topology with ``default.timestamp.extractor``; TopologyError if the data that it keeps
-    beside offsets does not fit."""
+    """With ``default.timestamp.extractor``; TopologyError without room beside offsets."""
     found = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
     require_room(found)
     return found
@@ -232,8 +223,7 @@ def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
 def _committed(
     admin: ClusterAdmin, config: StreamsConfig, partitions: Sequence[TopicPartition]
 ) -> Mapping[TopicPartition, CommittedOffset]:
-    """The last committed offsets, whatever is pending. Stable offsets of all partitions at once
-    exist only while no transaction is open on any of them: under load never."""
+    """The last committed offsets, whatever is pending: under load some transaction always is."""
     group, timeout_s = config.application_id, COMMITTED_TIMEOUT_S
     return admin.committed(group, partitions, timeout_s, stable=False)
 
@@ -245,8 +235,7 @@ def _compared_layouts(
     partitions: Mapping[str, int],
     repartition: Iterable[str],
 ) -> str:
-    """The text that is committed beside offsets: the stores' layouts and the ``repartition``
-    topics. StoreLayoutError (note 013)."""
+    """The text that is committed beside offsets (note 013). StoreLayoutError."""
     committed = _committed(admin, config, _partitions_of(partitions))
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)
@@ -277,8 +266,7 @@ def _require_outputs(
 
 
 def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
-    """The transactional id of a stream thread, the same after a restart on the same state folder
-    (D6)."""
+    """The same after a restart on the same state folder (D6)."""
     return f"{config.application_id}-{process_id}-{thread}"
 
 
@@ -306,8 +294,7 @@ def _fence_recorded(
 
 
 def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
-    """Topic -> where it begins without a committed offset: by its source, else by
-    ``auto.offset.reset``."""
+    """Topic -> where it begins without a committed offset."""
     policies: dict[str, str] = {}
     for node in subs.topology.nodes:
         if isinstance(node, SourceNode):
@@ -375,8 +362,7 @@ def commit_starts(
     stop: threading.Event,
 ) -> None:
     """Commit where new partitions begin, before they are processed: then records in internal topics
-    without any committed offset always mean that offsets were lost (D5). ``commit``:
-    `GroupMember.commit`. RetriableError once ``timeout_ms`` is over."""
+    without a committed offset always mean lost offsets (D5). RetriableError."""
     if not started:
         return
     offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
@@ -390,8 +376,7 @@ def commit_starts(
 
 
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
-    """Wait until the stream threads have their Spark jobs and workers, at most a minute for each.
-    StoppedError when ``stop`` is set."""
+    """Wait for the threads' workers, at most a minute for each. StoppedError."""
     moves.info(
         "Preparing Spark jobs and Python workers for %s", counted(len(threads), "stream thread")
     )

@@ -35,8 +35,7 @@ def name_of(member: Member) -> str:
 
 
 def decision_text(before: Known, cluster: ClusterState, decided: Assignment) -> str:
-    """One line. ``before`` is empty where this member did not make the last decision: who is new or
-    gone is not known then."""
+    """One line. ``before`` is empty where this member did not make the last decision."""
     names = {member.member_id: name_of(member) for member in cluster.members}
     parts = [f"{counted(len(cluster.tasks), 'task')} on {counted(len(names), 'instance')}"]
     if before:

@@ -17,12 +17,8 @@ log = logging.getLogger("everflow.membership")
 
 SAY_AFTER_S = 1.0
 SHARE = 3
-"""Of the session's and of the rebalance's time-out, what the user's code may take.
-
-The group client's IO thread waits meanwhile and sends no heartbeats. One was sent at most a third
-of the session ago (``heartbeat.interval.ms`` is bounded by that), so another third leaves a third
-for the way to the coordinator.
-"""
+"""Of the session's and of the rebalance's time-out, what the user's code may take. No heartbeats
+are sent meanwhile, and the last one is a third of the session old at most."""
 
 
 class OwnCodeError(EverflowError):
@@ -32,23 +28,16 @@ class OwnCodeError(EverflowError):
 
 
 class OwnCode:
-    """Runs calls of one plug-in, one at a time; used by one thread.
-
-    A call that has not come back is left alone on its daemon thread: Python cannot end it. Until it
-    has, further calls are refused at once, so that threads do not pile up and the user's code is
-    never entered twice.
-    """
+    """Runs calls of one plug-in, one at a time; used by one thread. A call that has not come back
+    is left alone on its daemon thread, and further ones are refused until it has."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._running: _Call | None = None
 
     def run(self, name: str, call: Callable[[], object]) -> None:
-        """``call()``; raises what it raises. OwnCodeError where that is no Exception (SystemExit),
-        and when it does not come back.
-
-        ``name`` is what people are told.
-        """
+        """``call()``; raises what it raises. OwnCodeError for no Exception (SystemExit) or too
+        late."""
         earlier = self._running
         if earlier is not None and not earlier.done.is_set():
             raise OwnCodeError(
@@ -122,13 +111,8 @@ KEY = "task.assignor.class"
 
 def decision(path: str, patience_s: float = 10.0) -> Callable[[ClusterState], Assignment]:
     """What the leader decides with. ``path`` is ``module:Class`` or, as in Java, ``module.Class``;
-    empty: everflow's own.
-
-    An own one gets ``patience_s`` seconds for each assignment (`patience_s`).
-
-    Raises ConfigError if there is no such class, if it cannot be made without arguments, or if it
-    is not an assignor.
-    """
+    empty: everflow's own. ConfigError if there is no such class, if it cannot be made without
+    arguments, or if it is not an assignor."""
     if not path:
         return everflow_assignor.assign
     found = _loaded(path)
@@ -143,8 +127,7 @@ def decision(path: str, patience_s: float = 10.0) -> Callable[[ClusterState], As
 
 
 def check_assignor(path: str) -> None:
-    """ConfigError if there is no such class or it is no assignor; it is not made yet. For before
-    the seconds that Spark takes."""
+    """ConfigError if there is no such class or it is no assignor; it is not made yet."""
     if path:
         _require_methods(path, _loaded(path))
 

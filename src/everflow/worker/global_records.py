@@ -1,9 +1,5 @@
-"""Decides which records enter the stores of global tables: those that can be read.
-
-Their keys are the bytes that the table's own serde writes. The others are dead letters.
-Runs where the topic is followed, on one thread; every instance reads the topic, so each sends its
-dead letters.
-"""
+"""Decides which records enter the stores of global tables: those that can be read. The others are
+dead letters; every instance reads the topic, so each sends its dead letters."""
 
 from __future__ import annotations
 
@@ -41,9 +37,8 @@ class TakenRecords:
 
 
 class LeftOut(NamedTuple):
-    """Records of a chunk that did not enter the store: how many are dead letters now; those that
-    are not, by node and reason; those that their handler left out, by cause, and the first few of
-    them in a line each."""
+    """Records that did not enter the store: the number of dead letters; others by node and reason;
+    those that their handler left out, by cause, and the first few in a line each."""
 
     dead_letters: int
     dropped: Mapping[str, Mapping[str, int]]
@@ -53,8 +48,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class GlobalRecords:
-    """``sources`` by topic, each alone in its plan; ``writer``: connected for the first dead
-    letter; ``tell``: what counts the records that are left out."""
+    """``sources`` by topic; ``writer``: for dead letters; ``tell``: counts what is left out."""
 
     sources: Mapping[str, Source]
     handlers: Handlers
@@ -62,8 +56,8 @@ class GlobalRecords:
     tell: Callable[[LeftOut], None] = lambda left_out: None
 
     def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
-        """The records that enter the store. UndecodableRecord for one that stops the application,
-        RetriableError where its handler says RETRY."""
+        """The records that enter the store. UndecodableRecord stops the application,
+        RetriableError."""
         source = self.sources[tp.topic]
         found = chunk.columns(headers=True)
         raw_batch = _raw(tp, found)

@@ -1,9 +1,6 @@
-"""Global tables on an instance: a task for each partition of their topics, followed as copies are.
-
-The group does not assign these tasks, and the changelog of their stores is the topic itself (note
-026). Batches never read a store that is being filled: while it is, at the start or because the
-topic no longer has the next records, they read the store before it, or wait.
-"""
+"""Global tables: a task for each partition of their topics, followed as copies are. The group does
+not assign them, and their stores' changelog is the topic itself (note 026). Batches never read a
+store that is being filled: they read the store before it, or wait."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ POLL_MS = 50.0
 
 class GlobalTables:
     """The global tables of an instance. ``updater``: follows only ``tasks``; None without tasks.
-    ``loaded``: the tables that Spark loads. ``failed``: called when the instance cannot go on. From
-    any thread, except `prepared`."""
+    ``failed``: the instance cannot go on. From any thread, except `prepared`."""
 
     def __init__(
         self,
@@ -94,9 +90,9 @@ class GlobalTables:
             self._updater.start()
 
     def await_filled(self, stop: threading.Event, patience_ms: float) -> None:
-        """Wait until every table was read up to the end that its topic had at the start, or loaded.
-        Raises the error of a refused record; TaskTimeoutError if reading makes no progress for
-        ``patience_ms``; TableLoadError, StoppedError."""
+        """Wait until every table was read up to its topic's end at the start, or loaded. Raises the
+        error of a refused record; TaskTimeoutError without progress for ``patience_ms``;
+        TableLoadError, StoppedError."""
         if self._updater is not None:
             self._await_read(stop, patience_ms)
         self._loaded.await_loaded(stop)
@@ -195,8 +191,7 @@ CLOSE_S = 5.0
 
 @dataclass(kw_only=True)
 class _Loaded:
-    """One table. ``due_ms``: when it is loaded again, by the monotonic clock; ``behind``: its last
-    refresh failed."""
+    """``due_ms``: when it is loaded again (monotonic); ``behind``: the last refresh failed."""
 
     table: LoadedTable
     path: Path | None = None
@@ -237,8 +232,7 @@ class LoadedTables:
             self._running = self._spawn("everflow-loaded-tables", self._run)
 
     def await_loaded(self, stop: threading.Event) -> None:
-        """Wait until every table was loaded once, without a time limit. TableLoadError,
-        StoppedError."""
+        """Wait until all were loaded, without a limit. TableLoadError, StoppedError."""
         if self.ready:
             return
         moves.info("Loading global tables: %s", counted(len(self._tables), "DataFrame"))
@@ -268,8 +262,7 @@ class LoadedTables:
             }
 
     def close(self) -> None:
-        """Stop loading; the stores are closed and removed. Does not wait for a computation of
-        Spark."""
+        """Stop loading and remove the stores. Does not wait for a computation of Spark."""
         self._stop.set()
         if self._running is not None:
             self._running.join(CLOSE_S)

@@ -1,9 +1,6 @@
-"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9).
-
-The updater and the restores of active tasks do not wait for each other. It reads up to the last
-stable offset. To promote a task, the updater releases its open stores and recovery replays the
-tail; demotion is the reverse (`task.StandbyTask`).
-"""
+"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9). To
+promote a task, the updater releases its open stores and recovery replays the tail; demotion is the
+reverse (`task.StandbyTask`)."""
 
 from __future__ import annotations
 
@@ -63,11 +60,8 @@ class StalledCopy(NamedTuple):
 
 class StalledCopies:
     """The copies that make no progress, and why: each waits by itself, and the others go on. Owned
-    by the updater's thread; any thread may call `stalled`.
-
-    Kafka Streams ends a client whose standby task makes no progress for ``task.timeout.ms``. Here
-    the instance goes on processing: the log has an error, and the copy goes on waiting.
-    """
+    by the updater's thread; any thread may call `stalled`. Unlike Kafka Streams the instance does
+    not end after ``task.timeout.ms``: it logs an error."""
 
     def __init__(self, timeouts: TaskTimeouts, clock: Clock) -> None:
         self._timeouts = timeouts
@@ -83,8 +77,8 @@ class StalledCopies:
     def failed(
         self, tasks: Mapping[TaskId, TaskRole], cause: str, *, rests_after_ms: float | None = None
     ) -> None:
-        """One more attempt failed for each task. ``rests_after_ms``: for how long it delayed the
-        other tasks; these rest for a while. None: they are tried again at once."""
+        """One more attempt failed. ``rests_after_ms``: for how long it delayed the other tasks;
+        None: the task is tried again at once."""
         now_ms = self._clock.monotonic_ms()
         for task, role in tasks.items():
             self._roles[task] = role
@@ -111,8 +105,7 @@ class StalledCopies:
             self._publish()
 
     def behind(self, task: TaskId, role: TaskRole, where: str, cause: str = "") -> None:
-        """The copy lags and got nothing in this round. ``where``: a log; ``cause``: the reason, if
-        it is known."""
+        """The copy lags and got nothing in this round."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._moved_ms.setdefault(task, now_ms) >= STALLED_MS:
             self._moved_ms[task] = now_ms
@@ -168,34 +161,21 @@ TOUCH_PERIOD_MS = 300_000.0
 IDLE_WAIT_MS = 1_000.0
 FAULT_PAUSE_MS = 500.0
 HOT_AGAIN_MS = 10_000.0
-"""A warm-up that is still one after this time reports again that it has caught up: on a busy log
-the leader of the group may have seen it a little behind."""
+"""A warm-up reports again after this time: the leader may have seen it a little behind."""
 HOT_AGAIN_AT_MOST_MS = 600_000.0
-"""A standby that fell behind reports again that it has caught up, each time after twice the wait: a
-standby that often falls behind must not cost the group a rebalance each time."""
+"""A standby that falls behind often must not cost the group a rebalance each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdaterServices:
-    """Effects of the updater, all called on its thread.
-
-    Attributes:
-        open_follower: a reader over no partition yet; each role has one.
-        states: the present state of changelog partitions (for `restore_plan.restore_plan`).
-        stable_ends: last stable offsets, of logs whose leaders answer.
-        prepare(task, store, state, incarnation): the opened, claimed and judged store
-        (`restoration.prepare_store`).
-        distrust(task, store, reason): the next ``prepare`` rebuilds the store.
-        became_hot: a warm-up (or a standby that began cold or fell behind) has reached
-        ``acceptable.recovery.lag``; a warm-up reports it again after a while, a standby that falls
-        behind often ever more seldom.
-        restores: gets the progress of warm-ups; must not raise (`listeners.RestoreTracker`).
-        standbys: the user's listener, if any; its errors are logged.
-        paused: no copy reads; measurements and commands go on.
-        taken(task, changelog, position, chunk): the records of a chunk that enter the store.
-        doubt_topics: logs of these topics lack the records to be read next, so the topics may have
-        been created again.
-    """
+    """Effects of the updater, all called on its thread. ``open_follower``: a reader over no
+    partition yet; each role has one. ``stable_ends``: last stable offsets, of logs whose leaders
+    answer. ``prepare(task, store, state, incarnation)``: the opened, claimed and judged store.
+    ``distrust(task, store, reason)``: the next ``prepare`` rebuilds the store. ``became_hot``: a
+    copy has reached ``acceptable.recovery.lag``. ``restores``: gets the progress of warm-ups; must
+    not raise. ``standbys``: the user's listener. ``paused``: no copy reads. ``taken(task,
+    changelog, position, chunk)``: the records of a chunk that enter the store. ``doubt_topics``:
+    logs of these topics lack the next records, so the topics may have been created again."""
 
     open_follower: Callable[[], Follower]
     states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]]
@@ -216,8 +196,8 @@ class UpdaterServices:
 
 
 class StateUpdater:
-    """Follows tasks; `run_once` is the loop's body. `add`, `drop`, `set_role`, `followed` may be
-    called from any thread."""
+    """Follows tasks; `run_once` is the loop's body. What stands above it is safe from any
+    thread."""
 
     def __init__(
         self,
@@ -251,8 +231,7 @@ class StateUpdater:
     # --- called from other threads ---------------------------------------------------------------
 
     def add(self, tasks: Sequence[StandbyTask]) -> None:
-        """Follow these tasks from now on; they belong to the updater until `drop` gives them
-        back."""
+        """Follow these tasks; they belong to the updater until `drop` gives them back."""
         self._command(lambda: self._take(tasks))
 
     def drop(
@@ -261,8 +240,8 @@ class StateUpdater:
         reason: SuspendReason,
         done: Callable[[Sequence[StandbyTask]], None],
     ) -> None:
-        """Release tasks after the present round; ``done`` gets them on the updater's thread, with
-        open stores. It is called in any case."""
+        """Release tasks after the present round; ``done`` gets them, with open stores, in any case
+        and on the updater's thread."""
         self._command(lambda: self._let_go(frozenset(tasks), reason, done))
 
     def set_role(self, task: TaskId, role: TaskRole) -> None:
@@ -277,11 +256,9 @@ class StateUpdater:
         return self._followed
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
-        """The stores of every followed task, as of the last round."""
         return self._places
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        """Copies that make no progress, as of the last round."""
         return self._stalled.stalled()
 
     def start(self) -> None:
@@ -289,8 +266,7 @@ class StateUpdater:
         self._running = self._services.spawn(self._services.name, self._run)
 
     def close(self) -> None:
-        """End after the present round and close the stores, marked as fresh where they are at the
-        end."""
+        """End after the present round and close the stores, fresh where they are at the end."""
         self._stop.set()
         self.wake.set()
         if self._running is not None:
@@ -321,8 +297,7 @@ class StateUpdater:
                 self._start_over()
 
     def run_once(self) -> None:
-        """One round: commands, new tasks, records, measurements. RetriableError if the brokers do
-        not answer."""
+        """One round: commands, new tasks, records, measurements. RetriableError without brokers."""
         self.wake.clear()
         self._take_commands()
         self._open_waiting()
@@ -341,8 +316,7 @@ class StateUpdater:
         self._report()
 
     def _start_over(self) -> None:
-        """After a fault of the reader or of a store: open everything anew, after a while. Tasks may
-        be dropped meanwhile."""
+        """After a fault of the reader or of a store: open everything anew, after a while."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         self._owner.clear()
@@ -565,8 +539,7 @@ class StateUpdater:
             self._tell_standby("batch_loaded", lambda user: user.batch_loaded(progress, records))
 
     def _rebuild(self, task: CopiedTask, tp: TopicPartition, reason: str) -> None:
-        """The changelog begins behind the store's position: the store missed deletes, so it cannot
-        be trusted (scenario 13)."""
+        """The changelog begins behind the store's position: it missed deletes (scenario 13)."""
         store = task.stores[tp]
         self._services.distrust(task.task.id, store.progress.store, reason)
         del self._tasks[task.task.id]
@@ -663,8 +636,7 @@ class StateUpdater:
                 self._touch_one(store)
 
     def _touch_one(self, store: CopiedStore) -> None:
-        """Note in the store that it has followed its changelog until now. A store without such a
-        note for too long is rebuilt."""
+        """Note that the store has followed its changelog until now; without it, it is rebuilt."""
         if store.end is not None and store.progress.position >= store.end:
             store.store.touch(self._clock.now_ms())
 
@@ -697,9 +669,8 @@ ROUND_WAIT_S = 0.05
 
 @dataclass(frozen=True)
 class RoundBudget:
-    """The limits of one role in one round: ``records`` near the ends of its changelogs, over all
-    its partitions, and ``bulk_bytes`` of keys and values far behind. The chunks are loaded before
-    the next role is read."""
+    """Limits of one role in one round, over all its partitions: ``records`` near the ends of its
+    changelogs, and ``bulk_bytes`` of keys and values far behind."""
 
     records: int
     bulk_bytes: int
@@ -710,9 +681,8 @@ BUDGETS: Mapping[TaskRole, RoundBudget] = {
     TaskRole.WARMUP: RoundBudget(5_000, 1 << 20),
     TaskRole.STANDBY: RoundBudget(5_000, 1 << 18),
 }
-"""In the order of the round. If both lag, a warm-up gets four fifths. A round bounds how long a
-promotion waits; larger slices are no cheaper (measured: 0.9 to 1.1 us of a core for a record from
-256 KiB on, message by message 2.5)."""
+"""In the order of the round. A round bounds how long a promotion waits; larger slices are no
+cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by message 2.5)."""
 
 
 class FollowedRound(Protocol):
@@ -743,8 +713,8 @@ class Follower(Protocol):
 
 
 class CopyLanes:
-    """One `Follower` per role, opened with its first partition; owned by one thread. So standbys
-    never delay a warm-up, for which the group waits, and a warm-up never starves the standbys."""
+    """One `Follower` per role; owned by one thread. So standbys never delay a warm-up, for which
+    the group waits, and a warm-up never starves the standbys."""
 
     def __init__(self, open_follower: Callable[[], Follower]) -> None:
         self._open_follower = open_follower
@@ -816,9 +786,8 @@ RATE_WINDOW_MS = 5_000.0
 
 @dataclass(frozen=True)
 class FollowedTask:
-    """Measurements of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets
-    against the last stable offsets (None: not measured yet), ``rate`` in records/s over the last
-    seconds, ``remaining_s`` until the end at that rate."""
+    """One followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets against the last
+    stable ones (None: not measured yet), ``rate`` in records/s, ``remaining_s`` until the end."""
 
     role: TaskRole
     offset_sum: int

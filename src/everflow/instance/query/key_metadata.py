@@ -37,8 +37,8 @@ Hosts = Mapping[str, HostTasks]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSite:
-    """A store of the running topology: which tasks have it (``subtopology`` x
-    ``range(partitions)``), and its values' decoder (`PhysicalPlan.value_decoder`)."""
+    """A store of the running topology, which the tasks ``subtopology`` x ``range(partitions)``
+    have, and its values' decoder (`PhysicalPlan.value_decoder`)."""
 
     spec: StoreSpec
     subtopology: int
@@ -90,8 +90,8 @@ class StreamsMetadata:
 
 
 def default_partitioner(key: bytes, partitions: int) -> int:
-    """Java's and everflow's producers: murmur2 of the key bytes, sign bit cleared. librdkafka's own
-    default is another one: ``zlib.crc32(key) % partitions``."""
+    """As Java's and everflow's producers: murmur2, sign bit cleared. librdkafka's own is
+    another."""
     return (_hashed(key) & 0x7FFFFFFF) % partitions
 
 
@@ -158,7 +158,7 @@ RETRY_MS = 1_000.0
 
 
 class HostMap:
-    """``describe`` reads the user data of all members and may take a while. Safe from any
+    """``describe`` reads the user data of all members, which takes a while. Safe from any
     thread."""
 
     group: GroupSettings | None = None
@@ -185,11 +185,8 @@ class HostMap:
         return self._hosts or {}
 
     def hosts(self) -> Mapping[str, HostTasks] | None:
-        """Tasks by end point; None: not known (before the first rebalance, during one, or the
-        brokers do not answer).
-
-        A map that was left out is read once for each generation, while other callers wait; after a
-        failure at most once a second."""
+        """Tasks by end point; None: not known. A map that was left out is read once for each
+        generation, while other callers wait; after a failure at most once a second."""
         group = self.group
         if self._hosts is not None or self._generation < 0 or group is None:
             return self._hosts

@@ -1,9 +1,5 @@
-"""Queries stores while tasks come and go: the replicas that may be read here, and the hosts of
-others (KIP-67, KIP-535).
-
-`InteractiveQueries` has the user's methods, a part of `KafkaStreams`; `StoreQueries` decides, over
-ports.
-"""
+"""Queries stores while tasks come and go: the replicas here, and the hosts of others (KIP-67).
+`InteractiveQueries` has the user's methods; `StoreQueries` decides, over ports."""
 
 from __future__ import annotations
 
@@ -69,8 +65,8 @@ TaskStores = Mapping[TaskId, Sequence[TaskStore]]
 
 
 class LagInfo(NamedTuple):
-    """Progress of a replica, in offsets of its changelog: ``position`` is the next one to read,
-    ``lag`` = ``end`` - ``position``, never negative."""
+    """``position``: the next changelog offset to read; ``lag`` = ``end`` - ``position``, never
+    negative."""
 
     position: int
     end: int
@@ -79,13 +75,10 @@ class LagInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPorts:
-    """The instance as queries need it; called from the users' threads, with every query.
-
-    ``running``: stores of the active tasks that process here. ``global_stores``: those of global
-    tables. ``copies``: those of standbys, warm-ups and tasks that are being restored here.
-    ``hosts``: the hosts of the last rebalance, None = not known. ``ends``: log ends of changelog
-    partitions, a request to the brokers (RetriableError without an answer). ``draining``: the
-    stream threads of an instance that is being closed still work."""
+    """The instance as queries need it; called from the users' threads. ``running``: stores of the
+    active tasks that process here; ``copies``: of standbys, warm-ups and tasks that are being
+    restored. ``hosts``: of the last rebalance, None = not known. ``ends``: asks the brokers
+    (RetriableError). ``draining``: the threads of an instance that is being closed still work."""
 
     state: Callable[[], ClientState]
     running: Callable[[], TaskStores]
@@ -97,8 +90,7 @@ class QueryPorts:
 
 
 class StoreQueries:
-    """Answers where content is and opens it for reading; see `InteractiveQueries`. Safe from any
-    thread."""
+    """Answers where content is and opens it for reading. Safe from any thread."""
 
     def __init__(
         self,
@@ -108,8 +100,7 @@ class StoreQueries:
         ports: QueryPorts,
         clock: Clock,
     ) -> None:
-        """``own_host``: this instance's ``application.server``, empty = none. ``inputs``: the
-        partitions that a task reads."""
+        """``own_host``: this instance's ``application.server``. ``inputs``: what a task reads."""
         self._sites = {site.spec.name: site for site in sites}
         self._inputs = inputs
         self._own_host = own_host
@@ -218,8 +209,8 @@ class StoreQueries:
     # --- for `_Access` ----------------------------------------------------------------------------
 
     def require_serving(self) -> None:
-        """InvalidStateStoreError unless the instance is between start and close; while it drains,
-        the tasks that still run here are read like before."""
+        """InvalidStateStoreError unless the instance is between start and close, or still
+        drains."""
         state = self._ports.state()
         draining = state is ClientState.PENDING_SHUTDOWN and self._ports.draining()
         if state not in SERVING and not draining:
@@ -280,8 +271,7 @@ class StoreQueries:
         return InvalidStateStoreError(f"{message}: {where}.")
 
     def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
-        """StaleStateError if the copy is further behind than ``max_lag``; without a changelog there
-        is nothing to lag behind."""
+        """StaleStateError if the copy is further behind than ``max_lag``."""
         if store.changelog is None:
             return
         lag = max(0, self._end(store.changelog) - (_position(store.path) or 0))
@@ -298,8 +288,7 @@ class StoreQueries:
             )
 
     def lag_here(self, site: StoreSite, partition: int) -> int | None:
-        """The lag of the replica on this instance, in offsets; None without one, or without an
-        answer of the brokers."""
+        """The lag of the replica here, in offsets; None without one, or without an answer."""
         running = self.running(site)
         if partition in running and not site.everywhere:
             return 0
@@ -520,8 +509,7 @@ def store_queries(
 
 
 def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner | None) -> int:
-    """The partition of a key's bytes; None: as the program says. ValueError if the partitioner
-    names one that the store does not have."""
+    """ValueError if the partitioner names a partition that the store does not have."""
     chosen = partitioner or site.partitioner or default_partitioner
     partition = chosen(key, site.partitions)
     if not 0 <= partition < site.partitions:
@@ -543,8 +531,7 @@ def _of_store(site: StoreSite, tasks: TaskStores) -> dict[int, TaskStore]:
 
 
 def _position(path: Path) -> int | None:
-    """A copy's changelog position, 0 with nothing loaded; None where the copy went away
-    meanwhile."""
+    """A copy's changelog position, 0 with nothing loaded; None where it went away meanwhile."""
     try:
         return LmdbStore.open(path).position or 0
     except (StoreMismatchError, StoreClosedError):

@@ -1,9 +1,6 @@
-"""Read-only stores for users: committed content of this instance, page by page (KIP-67, D4).
-
-A read transaction pins the pages of a store, so none is open while the user's code runs: every page
-is one short transaction, copied before it is decoded. A page is one moment; a longer result is not,
-but each key comes once, in order.
-"""
+"""Read-only stores for users: committed content of this instance, page by page (KIP-67, D4). A read
+transaction pins the pages of a store, so none is open while the user's code runs: every page is one
+short transaction, copied before it is decoded."""
 
 from __future__ import annotations
 
@@ -72,8 +69,7 @@ class EntryPlace(NamedTuple):
 
 
 class StoreScan(Iterator[tuple[Any, Any]]):
-    """A longer result, entry by entry. ``place``: of the last entry that was returned, None before
-    the first; `ReadOnlyStore.behind` goes on from there."""
+    """A longer result, entry by entry. ``place``: of the last entry, None before the first."""
 
     def __init__(
         self, found: Iterator[tuple[EntryPlace, bytes]], decode: Callable[[bytes, bytes], Any]
@@ -97,8 +93,7 @@ class CopyAccess(Protocol):
         """Raises InvalidStateStoreError, with the reason, if there is none."""
 
     def path(self, partition: int) -> Path:
-        """Folder of a partition's replica; InvalidStateStoreError, with the reason, if there is
-        none or it lags too far."""
+        """Folder of a replica; InvalidStateStoreError if there is none or it lags too far."""
 
     def active_paths(self) -> Mapping[int, Path]:
         """Folders of the active tasks' copies, by partition."""
@@ -117,11 +112,7 @@ class CopyAccess(Protocol):
 @dataclass(frozen=True)
 class StoreReader:
     """Pages of one store. It follows a store that is rebuilt at a new path, and fails once the task
-    has moved away.
-
-    ``page_entries`` and ``page_bytes`` bound the copy of one transaction; a single entry may be
-    larger.
-    """
+    has moved away. A single entry may be larger than ``page_bytes``."""
 
     access: CopyAccess
     page_entries: int = PAGE_ENTRIES
@@ -134,8 +125,7 @@ class StoreReader:
     def read(
         self, partition: int, body: Callable[[StoreSnapshot], _Read], path: Path | None = None
     ) -> _Read:
-        """``body`` on a snapshot of the partition's replica. InvalidStateStoreError. ``path``: its
-        last known path, None: not known."""
+        """``body`` on a snapshot of the partition's replica. ``path``: its last known path."""
 
         def shown(store: LmdbStore) -> _Read:
             with store.snapshot() as view:
@@ -211,8 +201,8 @@ class ReadOnlyStore:
         decode: Callable[[bytes], Any],
         results: ResultDecoder | None = None,
     ) -> None:
-        """``decode`` reads value bytes as the table shows them (`PhysicalPlan.value_decoder`),
-        ``results`` many of them (`PhysicalPlan.value_results`; None: those of the serde)."""
+        """``decode`` and ``results``: `PhysicalPlan.value_decoder` and
+        `PhysicalPlan.value_results`."""
         self.spec = spec
         self._reader = reader
         self._decode = decode
@@ -319,8 +309,7 @@ class ReadOnlyStore:
         return self._reader.entries(partition, start, end, reverse)
 
     def _ready(self) -> Sequence[int]:
-        """The readable partitions. Raises at the call, not at the first entry, if one cannot be
-        read."""
+        """The readable partitions. Raises at the call, not at the first entry."""
         self._reader.access.require_some()
         partitions = self.partitions
         if self._behind is not None:  # else half a result would seem complete
@@ -357,9 +346,8 @@ class ReadOnlyStore:
         return self._decode_key(key), self._value(stored)
 
     def _places_of(self, key: bytes) -> Iterator[int]:
-        """The partitions to read for a key: its own, then the others that can be read here, for the
-        topic's writer may partition otherwise. If its own is not here, the last step raises: "not
-        found" would be a guess."""
+        """Its own partition, then the others here, for the topic's writer may partition otherwise.
+        If its own is not here, the last step raises: "not found" would be a guess."""
         home = self._reader.access.home(key)
         here = self.partitions
         if home in here:
@@ -372,8 +360,7 @@ class ReadOnlyStore:
             yield home  # it has arrived meanwhile
 
     def _can_be_read(self, partition: int) -> bool:
-        """False for a replica that lags too far, or by an unknown number, or was just closed: no
-        reason to refuse a key of another partition."""
+        """False is no reason to refuse a key of another partition."""
         try:
             self._reader.access.path(partition)
         except (InvalidStateStoreError, RetriableError):
@@ -427,10 +414,9 @@ def values_at_home(
     keys: Sequence[tuple[bytes, bytes]],
     decode: Callable[[bytes], Any] | None = None,
 ) -> list[Any]:
-    """The values of many keys (as bytes, and as stored), each partition read at one moment. None if
-    the active task of the key's own partition has no value or is not here: a query of that key
-    alone tries the other partitions, or raises the reason. ``decode`` reads one value; None: they
-    are decoded together."""
+    """The values of many keys (as bytes, and as stored), each partition read at one moment. None: a
+    query of that key alone tries the other partitions, or raises the reason. ``decode`` reads one
+    value; None: they are decoded together."""
     reader = store._reader
     paths, asked = reader.access.active_paths(), defaultdict[int, list[int]](list)
     for number, (key, _) in enumerate(keys):

@@ -19,8 +19,7 @@ log = logging.getLogger("everflow")
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreProgress:
-    """The progress of one store's restore, in offsets of the changelog, and seconds since it
-    began."""
+    """One store's restore, in offsets of the changelog, and seconds since it began."""
 
     task: TaskId
     store: str
@@ -93,8 +92,7 @@ class SilentListener:
 
 
 class RestoreTracker:
-    """Adds up the restores under way, and calls the user's ``listener``, whose errors it logs.
-    Called from the restore threads and the state updater."""
+    """Adds up the restores under way; calls the user's ``listener``. From any thread."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.listener: RestoreListener = SilentListener()

@@ -1,8 +1,5 @@
-"""Loads stores from changelogs, in bulk and in chunks, as `restore_plan` decides (D5, D9).
-
-A restore that is cut off loses nothing: every chunk is in the store together with its position, and
-the next plan goes on from there.
-"""
+"""Loads stores from changelogs, in bulk and in chunks, as `restore_plan` decides (D5, D9). Every
+chunk is in the store together with its position: a restore that is cut off loses nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +29,7 @@ _NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
 
 
 class LogChunk(Protocol):
-    """Committed changelog records, bounded in bytes; ``next_position`` follows the last offset it
-    covers."""
+    """Committed changelog records; ``next_position`` follows the last offset that it covers."""
 
     @property
     def keys(self) -> Sequence[bytes | None]: ...
@@ -46,8 +42,7 @@ class LogChunk(Protocol):
 
 
 class FoldedChunk(LogChunk, Protocol):
-    """A chunk that may lack records which a later one of it replaces; ``records`` counts them
-    too."""
+    """``records`` counts also those that a later one of the chunk replaces."""
 
     @property
     def records(self) -> int: ...
@@ -67,14 +62,13 @@ class ChangelogReader(Protocol):
     def read(
         self, tp: TopicPartition, start: int, end: int, *, every: bool = False
     ) -> Iterable[FoldedChunk]:
-        """Committed records of offsets ``[start, end)`` in order; ``every``: none is left out,
-        though a later one of its key is there."""
+        """Committed records of ``[start, end)`` in order; ``every``: none is replaced by a later
+        one."""
 
 
 @dataclass(frozen=True)
 class PreparedStore:
-    """A store claimed for an incarnation, and what it still has to read; ``plan`` is None without a
-    changelog."""
+    """A store claimed for an incarnation; ``plan`` is None without a changelog."""
 
     store: LmdbStore
     plan: RestorePlan | None
@@ -91,12 +85,9 @@ def prepare_store(
     sync: str = "none",
 ) -> PreparedStore:
     """Open, claim and judge one store of a task that becomes active here; a store not to be trusted
-    is replaced by an empty one at a new path.
-
-    Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after
-    that owner was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a
-    store without logging.
-    """
+    is replaced by an empty one at a new path. Claimed before it is judged: no batch of an earlier
+    owner can move it in between. Call it after that owner was fenced, with a ``changelog`` looked
+    up after that (D5); None: not logged."""
     retention_ms = spec.kept_ms
     path = directory.store_path(task, spec.name)
     distrusted = directory.distrusted(task, spec.name)
@@ -174,12 +165,10 @@ def restore(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> RestoreProgress:
-    """Load the job's range into its store, one transaction per chunk; blocks.
-
-    The position ends at the plan's end, behind transaction markers at the tail. ``stopped`` is
-    called between chunks: after True the result is not ``done``. Errors of the reader or the store
-    are raised after the listener was called (StoreMismatchError if another owner claimed the
-    store); DamagedEntryError for a record that is no entry of the store."""
+    """Load the job's range into its store, one transaction per chunk; blocks. The position ends
+    behind transaction markers at the tail. ``stopped`` is called between chunks: after True the
+    result is not ``done``. Errors are raised after the listener was called: StoreMismatchError if
+    another owner claimed the store, DamagedEntryError for a record that is no entry of it."""
     user = listener or SilentListener()
     plan, began_ms = job.plan, clock.monotonic_ms()
     progress = progress_of(job.task, job.store_name, job.changelog, plan)
@@ -219,11 +208,8 @@ def restore_all(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[RestoreProgress]:
-    """`restore` one job after the other, shortest range first, so that tasks become ready one by
-    one.
-
-    Ends after the first that was stopped; its progress is the last of the list.
-    """
+    """`restore` shortest range first, so that tasks become ready one by one. Ends after the first
+    that was stopped."""
     results: list[RestoreProgress] = []
     for job in sorted(jobs, key=lambda job: (job.plan.records_max, job.task, job.store_name)):
         results.append(restore(job, reader, clock=clock, listener=listener, stopped=stopped))
@@ -249,8 +235,7 @@ def named_keys(
 def _key_error(
     task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: FoldedChunk
 ) -> DamagedEntryError | None:
-    """The error of a chunk's first key that a store of this ``kind`` cannot have; None: there is
-    none."""
+    """The error of a chunk's first key that a store of this ``kind`` cannot have, if any."""
     suffix = SUFFIX_BYTES.get(kind, 0)
     key = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
     if key is None:

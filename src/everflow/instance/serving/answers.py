@@ -74,8 +74,7 @@ def read_start(text: str) -> int:
 
 
 def read_key(serde: Serde, text: str) -> Any:
-    """Parse a key of a path or parameter: text as it is, bytes in base64, everything else as JSON.
-    Raises RefusedRequest."""
+    """A key of a path: text as it is, bytes in base64, all else as JSON. RefusedRequest."""
     if len(text) > MOST_KEY_BYTES:
         raise RefusedRequest(
             413, "EF-QUERY", f"A key of {len(text)} characters: {MOST_KEY_BYTES} are the most."
@@ -127,8 +126,7 @@ def _named(content: Any) -> Any:
 
 
 class BoundedPage:
-    """The entries of one answer, written as they come: so many of them, and so many bytes, at the
-    most."""
+    """The entries of one answer, written as they come, up to ``limit`` and `MOST_PAGE_BYTES`."""
 
     def __init__(self, limit: int) -> None:
         self.rows: list[orjson.Fragment] = []
@@ -248,8 +246,7 @@ def form_of(serde: Serde) -> str:
 
 
 def read_keys(store: str, serde: Serde, body: bytes) -> list[Any]:
-    """The keys of a body ``{"keys": [...]}``. SerdeError for a key of another JSON type: 12 is not
-    "12"."""
+    """The keys of a body ``{"keys": [...]}``. SerdeError for another JSON type: 12 is not "12"."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -283,8 +280,7 @@ TOGETHER = 50
 
 
 class ServedStores:
-    """One method for each path. ``queries``: raises InvalidStateStoreError before the instance has
-    started. ``status``: the instance's status; None: it is not observed."""
+    """One method for each path. ``queries``: InvalidStateStoreError before the start."""
 
     def __init__(
         self,
@@ -297,8 +293,7 @@ class ServedStores:
         self._status = status
 
     def status(self, asked: Parameters) -> dict[str, Any]:
-        """The instance's `/status`, for the dashboards of other instances, which know this address
-        alone."""
+        """The instance's `/status`, for other dashboards, which know this address alone."""
         asked.done()
         if self._status is None:
             raise RefusedRequest(404, "EF-QUERY", "The instance is not watched: set http.listen.")
@@ -419,8 +414,7 @@ class ServedStores:
     def _many(
         self, asked: Parameters, store: str, body: bytes, start: int | None
     ) -> dict[str, Any]:
-        """The values of the keys of a body, in a window store those of the windows that begin at
-        ``start``. ``next``: the place of the first key for which there was no room."""
+        """The values of the keys of a body. ``next``: the first key for which there was no room."""
         fresh = asked.freshness()
         asked.done()
         spec, view = self._queries().site(store).spec, self._view(store, fresh)
@@ -434,9 +428,9 @@ class ServedStores:
         return {"entries": page.rows, "next": None}
 
     def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
-        """The values of keys whose own partitions have their active tasks here, read together: one
-        by one each costs ten times as much. None: a query of that key alone tries the other
-        partitions, or raises the reason."""
+        """The values of keys whose own partitions are active here, read together: one by one each
+        costs ten times as much. None: a query of that key alone tries the others, or raises the
+        reason."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":
             return [None] * len(keys)
@@ -450,8 +444,7 @@ class ServedStores:
     def _in_time(
         self, asked: Parameters, store: str, key: str | None, what: str, of_key: str, of_range: str
     ) -> dict[str, Any]:
-        """The store's queries ``of_key``, or ``of_range`` where no key is given, in an interval of
-        time."""
+        """The queries ``of_key``, or ``of_range`` without a key, in an interval of time."""
         if key is None:
             serde = self._queries().site(store).spec.key_serde
             name, keys = of_range, [asked.key(end, serde) for end in ("first", "last")]

@@ -59,8 +59,7 @@ Answer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class ServicePath:
-    """A path of the service. Its parameters in braces are given to ``answer``, behind the query's
-    parameters. ``words``: one sentence for its description; ``asks``: names of query parameters."""
+    """A path, and the method that ``answer``s it; ``asks``: names of query parameters."""
 
     path: str
     answer: str
@@ -147,8 +146,7 @@ PATHS: Sequence[ServicePath] = (
 def application(
     answers: ServedStores, tokens: Sequence[str], scheme: str, version: str
 ) -> Starlette:
-    """``tokens``: one of them has to come with each request, none where it is empty. ``scheme``: by
-    which other instances are asked, too."""
+    """``tokens``: each request needs one of them. ``scheme``: of other instances, too."""
     described = document(PATHS, version, secured=bool(tokens))
     guard = partial(allowed, tuple(token.encode() for token in tokens))
 
@@ -211,8 +209,7 @@ def _token_refused(authorization: str) -> str:
 
 
 def _require_text(request: Request) -> None:
-    """RefusedRequest for bytes that are no text: another key would be looked for, with a sign for
-    what is unknown in their place."""
+    """RefusedRequest for bytes that are no text: another key would be looked for."""
     sent = request.scope.get("raw_path") or b"", request.scope["query_string"]
     for part, words in zip(sent, ("path", "part behind the ?"), strict=True):
         try:
@@ -388,9 +385,9 @@ def served(
     config: StreamsConfig,
     status: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[str]:
-    """Serve the stores over HTTP until the end of the block. Returns the address at which other
-    instances and clients reach it (``application.server``). ``status``: the instance's status, if
-    it is observed. ConfigError if it cannot listen, or would be open to everybody."""
+    """Serve the stores over HTTP until the end of the block. Returns the address at which others
+    reach it (``application.server``). ConfigError if it cannot listen, or would be open to
+    everybody."""
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"
@@ -409,9 +406,8 @@ def served(
 
 
 def tokens_of(config: StreamsConfig) -> list[str]:
-    """The lines of ``query.token.file``; with several of them a new token can be given out before
-    the old one goes. ConfigError for a file that cannot be read, a token that is guessed easily, or
-    none at an address that others reach."""
+    """The lines of ``query.token.file``: several, while a new token replaces an old one.
+    ConfigError for a bad file or token, or none at an address that others reach."""
     name = config.query_token_file
     if name == NO_TOKEN:
         return []
@@ -438,8 +434,7 @@ def tokens_of(config: StreamsConfig) -> list[str]:
 
 
 def reached_at(address: str, name: str) -> str:
-    """``address`` as others can reach it: where it stands for all addresses of the machine, the
-    machine's ``name``."""
+    """``address`` as others reach it: for all addresses of the machine its ``name``."""
     host, _, port = address.rpartition(":")
     return f"{name}:{port}" if host in ("0.0.0.0", "[::]") else address
 

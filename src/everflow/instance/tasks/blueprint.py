@@ -18,19 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """The plan, topics and stores of an instance, fixed at its start.
-
-    Attributes:
-        inputs: sub-topology -> full names of its input topics.
-        partitions: full name of every input topic -> partition count.
-        offset_reset: full topic name -> policy.
-        repartition: full names of the repartition topics.
-        kept: the repartition topics of which only everflow deletes records.
-        fingerprint: must be equal in all instances (`topology.fingerprint`).
-        global_partitions: topic of each global table -> partition count.
-        topology: the program, with the topics that match its patterns.
-        layouts: the text beside committed offsets about all stores (`topology.store_layouts`).
-    """
+    """The plan, topics and stores of an instance, fixed at its start. ``inputs``: sub-topology ->
+    full names of its input topics. ``partitions``: of every input topic. ``kept``: the repartition
+    topics of which only everflow deletes records. ``fingerprint``: must be equal in all instances.
+    ``layouts``: the text beside committed offsets about all stores (`topology.store_layouts`).
+    ``topology``: the program, with the topics that match its patterns."""
 
     application_id: str
     cluster_id: str

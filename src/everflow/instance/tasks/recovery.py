@@ -94,17 +94,15 @@ class RecoveryPorts(Protocol):
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
     ) -> tuple[TaskStore, ...]:
-        """Open the task's stores, make ``incarnation`` their owner with no batch applied, rebuild
-        stores that must not be trusted, and replay ``[position, target)`` of their changelogs.
-        Returns the stores with their (maybe new) paths. May be called again after a
-        RetriableError."""
+        """Open the task's stores, make ``incarnation`` their owner, rebuild those not to be
+        trusted, and replay ``[position, target)`` of their changelogs. Returns the stores with
+        their (maybe new) paths. May be called again after a RetriableError."""
 
 
 @dataclass(kw_only=True)
 class Recovery:
-    """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
-    ``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``). ``timeout_ms``:
-    time limit of one attempt. ``lower_bounds``: of the instance."""
+    """Used by one thread at a time. ``stop`` ends every wait with StoppedError. ``offset_reset``:
+    policy per input topic. ``timeout_ms``: of one attempt."""
 
     ports: RecoveryPorts
     application_id: str
@@ -122,15 +120,12 @@ class Recovery:
         given_up: Callable[[], bool] = lambda: False,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
-
-        ``fence`` are the transactional ids that may still write for them. Returns the starting
-        offsets of partitions that had no committed offset (the caller commits them before anything
-        is processed, so that a later start is never taken for a first one), and the committed
-        offsets.
-
-        Raises RetriableError for a failed attempt, OffsetsWentBackError among them;
-        OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
-        ``none``; TaskMigratedError once it has to wait although ``given_up()`` returns True."""
+        ``fence``: transactional ids that may still write for them. Returns the starting offsets of
+        partitions without a committed one (the caller commits them before anything is processed, so
+        that a later start is never taken for a first one), and the committed offsets. Raises
+        RetriableError, OffsetsWentBackError among them; OffsetsExpiredError, StoppedError;
+        FatalError for an offset out of range with policy ``none``; TaskMigratedError once it has to
+        wait although ``given_up()``."""
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
         changelogs = sorted(
@@ -176,8 +171,8 @@ class Recovery:
         return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
     def _committed(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
-        """Stable committed offsets. OffsetsWentBackError if the coordinator returns less than the
-        lower bound for any partition of the application: then none of its answer is used."""
+        """Stable committed offsets. OffsetsWentBackError if one is below its lower bound: then none
+        of the coordinator's answer is used."""
         # Starts first: another instance may commit and delete records between the two requests.
         starts = self._starts_of_purged(inputs)
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
@@ -192,8 +187,7 @@ class Recovery:
         return committed
 
     def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The known starts: a partition of another task may have no leader for long, which delays
-        only that task."""
+        """A partition of another task may have no leader for long: only that task waits."""
         purged = self.ports.purged()
         others = sorted(set(purged).difference(inputs))
         own = sorted(set(purged).difference(others))
@@ -210,9 +204,9 @@ class Recovery:
         targets: Mapping[TopicPartition, int],
         deadline: _Patience,
     ) -> dict[TopicPartition, int]:
-        """Last stable offsets of inputs and changelogs, once no transaction is open below the
-        changelogs' targets: markers of a transaction's partitions land independently (KAFKA-10167),
-        so offsets may be committed while the changelog's end is not yet readable (scenario 4)."""
+        """Last stable offsets, once no transaction is open below the changelogs' targets: markers
+        land one by one (KAFKA-10167), offsets may be committed before the changelog's end is
+        readable."""
         waiting = sorted({*inputs, *targets})
         ends: dict[TopicPartition, int] = {}
 
@@ -243,8 +237,8 @@ class Recovery:
         spans: Mapping[TopicPartition, tuple[int, int]],
         deadline: _Patience,
     ) -> Mapping[TopicPartition, tuple[int, int]]:
-        """``spans`` with the log's end where the committed offset lies behind the stable one:
-        at-least-once reads what open transactions of other applications have written."""
+        """``spans`` with the log's end where the committed offset lies behind the stable one: at
+        least once reads what open transactions of others have written."""
         behind = [
             tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]
         ]
@@ -259,8 +253,7 @@ class Recovery:
         committed: Mapping[TopicPartition, CommittedOffset],
         spans: Mapping[TopicPartition, tuple[int, int]],
     ) -> None:
-        """A task commits its starting offsets before it writes anything; records without offsets
-        mean the offsets are gone."""
+        """A task commits its starting offsets before it writes: without them offsets are gone."""
         for task in tasks:
             if any(tp in committed for tp in task.inputs):
                 continue
@@ -372,8 +365,8 @@ HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"
 PURGED = "records are deleted only behind what is committed"
 SETTLED_MS = 10_000.0
-"""The markers of a transaction have arrived by then. An offset that was committed so long ago is
-used without waiting for pending ones, and records are deleted only behind such offsets."""
+"""The markers of a transaction have arrived by then: such offsets are used without waiting for
+pending ones, and records are deleted behind them."""
 
 
 class LowerBound(NamedTuple):
@@ -384,8 +377,7 @@ class LowerBound(NamedTuple):
 
 
 class WentBack(NamedTuple):
-    """``offset``: the coordinator's answer, None without one; ``bound``: a committed offset above
-    it."""
+    """The coordinator's answer, None without one, and a committed offset above it."""
 
     offset: int | None
     bound: LowerBound
@@ -408,8 +400,7 @@ class _Known:
 
 @dataclass
 class CommittedLowerBounds:
-    """The lower bounds of one process; any thread may call. Bounds only rise, except by
-    `replaced`."""
+    """Of one process; any thread may call. Bounds only rise, except by `replaced`."""
 
     clock: Clock
     _known: dict[TopicPartition, _Known] = field(default_factory=dict)
@@ -428,9 +419,8 @@ class CommittedLowerBounds:
                     known.settled = _higher(known.settled or bound, bound)
 
     def replaced(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """As `raised`, at least once: this process has just committed them, lower ones too. A task
-        that is recovered while its offsets wait for the group begins before those, which are
-        committed all the same, and then commits where it is."""
+        """As `raised`, at least once: this process has just committed them, lower ones too, for a
+        task that was recovered while its offsets waited for the group."""
         with self._lock:
             for tp, offset in offsets.items():
                 if tp in self._known and offset < self._known[tp].latest.offset:
@@ -449,9 +439,8 @@ class CommittedLowerBounds:
     def went_back(
         self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
-        """The partitions of ``asked`` whose stable offset is below its bound, or is gone although
-        this process saw it committed: a group with members loses none. Between two runs of a
-        process offsets may have expired, or were deleted."""
+        """Those whose stable offset is below its bound, or is gone although this process saw it
+        committed. Between two runs of a process offsets may have expired, or were deleted."""
         with self._lock:
             lower_bounds = {tp: self._known[tp].latest for tp in asked if tp in self._known}
         return _below(lower_bounds, committed)
@@ -494,11 +483,9 @@ _PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 def lost_writers(
     application_id: str, open_ids: Iterable[str], clients: Collection[str], own_process: str
 ) -> list[str]:
-    """The ``open_ids`` of processes of the application that are no longer members.
-
-    ``clients``: client ids of the group's members, read after ``open_ids``: a present member that
-    opened one of them is among the clients. A member with an unknown process could own any of them:
-    then none counts as lost."""
+    """The ``open_ids`` of processes that are no longer members. ``clients``: the members' client
+    ids, read after ``open_ids``. A member with an unknown process could own any of them: then none
+    is lost."""
     live = {own_process}
     for client in clients:
         found = _PROCESS.search(client)
@@ -526,8 +513,7 @@ def fence_lost_writers(
     clients: Callable[[], Collection[str]],
     fence: Callable[[Collection[str]], None],
 ) -> list[str]:
-    """Fence every lost writer. The ids, if all were fenced; else the error is logged, and the
-    transactions end by their time-out. Blocks: the callables ask the brokers."""
+    """Fence every lost writer; blocks. Returns the ids, if all were fenced; else logs the error."""
     fenced: list[str] = []
     try:
         found = open_ids()

@@ -1,11 +1,8 @@
-"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time.
-
-Runs on the instance's loop only; threads, recoveries and the state updater answer through ``post``,
-which queues an event. A task is always in at most one place: recovering, on one stream thread,
-being given up by it, followed by the state updater (standby, warm-up), or being released by that.
-`reconcile` moves it on from there. A task that is in no place but was here a moment ago is
-suspended, its stores open: it may come back in another role (reference 5.1).
-"""
+"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time. Runs on
+the instance's loop only. A task is always in at most one place: recovering, on one stream thread,
+being given up by it, followed by the state updater, or being released by that. `reconcile` moves it
+on from there. A task that is in no place but was here a moment ago is suspended, its stores open:
+it may come back in another role (reference 5.1)."""
 
 from __future__ import annotations
 
@@ -66,23 +63,13 @@ class CopyHolder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskServices:
-    """Effects of the task manager.
-
-    Attributes:
-        create: a task in state CREATED.
-        recover: recovers tasks and commits their starting offsets; blocks; StoppedError once the
-        event is set.
-        submit: runs a function on a restore thread; True: it replays a tail only, and must not wait
-        for whole restores.
-        post: queues a function for the instance's loop; from any thread.
-        before_release: commits the deferred offsets of these tasks, before they are given up.
-        release: the revoked tasks are closed: the member may rejoin.
-        failed: the instance has to stop.
-        changed: called after every event; True: all owned tasks run.
-        fits: True if a running task has all its inputs, after it got those that it lacks.
-        rest: a task ended here and left these stores: note how far they are.
-        close: close these stores.
-    """
+    """Effects of the task manager. ``recover``: recovers tasks and commits their starting offsets;
+    blocks; StoppedError once the event is set. ``submit``: runs a function on a restore thread;
+    True: it replays a tail only, and must not wait for whole restores. ``post``: queues a function
+    for the loop; from any thread. ``before_release``: commits the deferred offsets of these tasks.
+    ``release``: the member may rejoin. ``failed``: the instance has to stop. ``changed``: called
+    after every event; True: all owned tasks run. ``fits``: True if a running task has all its
+    inputs. ``rest``: a task ended here and left these stores."""
 
     create: Callable[[TaskId], ActiveTask]
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]
@@ -100,8 +87,7 @@ class TaskServices:
 
 @dataclass(kw_only=True)
 class TaskManager:
-    """See the module. ``owned`` and ``copies`` are what the group wants here; the rest is how far
-    it is."""
+    """``owned`` and ``copies`` are what the group wants here; the rest is how far it is."""
 
     gate: GateBook
     threads: Sequence[TaskHolder]
@@ -122,8 +108,7 @@ class TaskManager:
     """Being released by the state updater."""
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
     retiring: frozenset[int] = frozenset()
-    """Numbers of threads that give up what they have and get nothing (`thread_count`); never all of
-    them."""
+    """Threads that give up what they have and get nothing; never all of them."""
     _restoring: dict[TaskId, ActiveTask] = field(default_factory=dict)
     _revoked: set[TaskId] = field(default_factory=set)
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
@@ -158,8 +143,7 @@ class TaskManager:
         self.reconcile()
 
     def lost(self, tasks: Collection[TaskId]) -> None:
-        """Others may own these already: close them without a commit, which the gate refuses since
-        the loss. Standbys and warm-ups go on: they write nothing outside this instance."""
+        """Others may own these already: close them without a commit. Copies go on."""
         moves.warning(
             "Lost %s (this instance left the group without a rebalance): %s",
             counted(len(tasks), "task"),
@@ -172,8 +156,7 @@ class TaskManager:
         self.reconcile()
 
     def roles(self, standby: Collection[TaskId], warmup: Collection[TaskId]) -> None:
-        """A completed rebalance assigns these copies here; suspended tasks without a role are
-        closed."""
+        """A completed rebalance assigns these copies; suspended tasks without a role are closed."""
         wanted = {
             **dict.fromkeys(standby, TaskRole.STANDBY),
             **dict.fromkeys(warmup, TaskRole.WARMUP),
@@ -229,8 +212,7 @@ class TaskManager:
         }
 
     def in_use(self) -> set[TaskId]:
-        """Every task that has, just had or is about to have a role here: its stores must not be
-        removed."""
+        """Tasks that have, just had or are about to have a role here: their stores stay."""
         return {
             *self.owned,
             *self._revoked,
@@ -310,8 +292,8 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has given up tasks. A task that is still owned here goes to its new thread as it
-        is; the others are suspended."""
+        """A thread has given up tasks: those still owned here go on as they are, or are
+        suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:
@@ -391,8 +373,7 @@ class TaskManager:
         self.reconcile()
 
     def _tried_in_vain(self, tasks: Sequence[ActiveTask], why: RetriableError) -> EverflowError:
-        """The recovery of tasks failed because brokers did not answer. The tasks concerned, or all,
-        are tried again each by itself, until their time is over."""
+        """The tasks concerned, or all, are tried again each by itself, until their time is over."""
         self.timeouts.keep(self.owned)
         concerned = [task.id for task in concerning(tasks, why.partitions) or tasks]
         try:
@@ -404,8 +385,7 @@ class TaskManager:
         return StoppedError(str(why))
 
     def given_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
-        """A thread could not recover these tasks after a failed batch; its other tasks go on
-        there."""
+        """A thread could not recover these tasks; its other tasks go on there."""
         for task in tasks:
             self.running.pop(task.id, None)
             self._suspend(task)

@@ -31,12 +31,8 @@ def _reused(spec: StoreSpec) -> StoreSpec | None:
 
 @dataclass(kw_only=True)
 class ClusterRecoveryPorts:
-    """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its
-    own).
-
-    ``purged``: see there. ``specs`` gives the stores of a sub-topology; ``stopped`` is asked
-    between the chunks of a replay, and ends it. ``fetch_bytes``: see `MemoryBudget.restore_fetch`.
-    """
+    """See `RecoveryPorts`; safe from several recovering threads (each replay has its own reader).
+    ``stopped`` is asked between the chunks of a replay, and ends it."""
 
     admin: ClusterAdmin
     group: str

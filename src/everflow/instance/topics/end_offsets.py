@@ -369,16 +369,8 @@ PERIOD_MS = 1_000.0
 
 class ShrunkLogs:
     """Compares positions with ends that were asked for after them. Owned by the poller of the ends.
-
-    Args:
-        positions: of the running tasks; called from the poller's thread.
-        log_ends: asks the brokers, read_uncommitted: after a change from at-least-once to
-        exactly-once a position may lie beyond
-            the last stable offset while a transaction of another application is open. May raise
-            RetriableError.
-        topic_ids: of a topic, at the start and now; "" for one that is not known. May raise
-            EverflowError.
-    """
+    ``log_ends``: read_uncommitted, as after a change of the guarantee a position may lie beyond the
+    last stable offset; RetriableError. ``topic_ids``: at the start and now; "" if not known."""
 
     def __init__(
         self,
@@ -452,17 +444,13 @@ def _beyond(
 # --- ends of the changelogs, summed per task, for the leader (note 005) ---------------------------
 
 SUMS_FRESH_MS = 5_000.0
-"""Older figures are none: every member's positions move on, and one beyond the end counts as no
-copy (X1)."""
+"""Older ends are none: a position beyond the end counts as no copy (X1)."""
 WAIT_S = 0.5
 
 
 class EndSums:
-    """`membership.assignor.EndSums` on the cluster. Any thread may call.
-
-    ``read``: last stable offsets of partitions, blocking. ``partitions``: the changelog partitions
-    of every task.
-    """
+    """`membership.assignor.EndSums` on the cluster; any thread may call. ``read``: last stable
+    offsets, blocking. ``partitions``: the changelogs of every task."""
 
     def __init__(
         self,
@@ -485,8 +473,8 @@ class EndSums:
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> None:
-        """Read the ends on the figures' own thread; returns at once. Only leaders need them, so the
-        first call starts it."""
+        """Read the ends; returns at once. Only leaders need them: the first call starts the
+        thread."""
         with self._changed:
             self._asked += 1
             if self._thread is None and not self._closed:
@@ -498,11 +486,9 @@ class EndSums:
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """End sums read after this call, or at most 5 s old ones if the brokers take longer than
-        0.5 s; None without any (X2).
-
-        The leader calls it once all members have reported their positions. Ends that were read
-        before could lie behind those, and a position beyond the end counts as no copy (X1). So it
-        waits, for a request of a ms or two."""
+        0.5 s; None without any (X2). Ends that were read before the members' positions could lie
+        behind those, and a position beyond the end counts as no copy (X1): so it waits a ms or
+        two."""
         self.refresh()
         with self._changed:
             wanted = self._asked
@@ -551,8 +537,7 @@ RACKS_PERIOD_MS = 60_000.0
 
 
 class PartitionRacks:
-    """`membership.assignor.PartitionRacks`. ``read(topics)`` asks the brokers. `refresh` blocks;
-    `racks` does not."""
+    """`membership.assignor.PartitionRacks`. `refresh` blocks; `racks` does not."""
 
     def __init__(
         self,
