@@ -161,20 +161,6 @@ class Failed:
 MemberEvent = Assigned | Revoked | Lost | Roles | Failed
 
 
-@dataclass(frozen=True)
-class MemberSnapshot:
-    """Identity and ownership at one moment, for the commit gate.
-
-    ``owned`` maps a partition to the number of its ownership: a new one each time the partition is
-    assigned, so an equal number means "owned without a break". It is read after the metadata: an
-    eviction clears the generation first, and a new generation comes only after the ownership was
-    taken back.
-    """
-
-    metadata: MemberMetadata
-    owned: Mapping[TopicPartition, int]
-
-
 class MemberChannel(Protocol):
     """What a member needs of its group; `GroupChannel` is the real one and says what each does."""
 
@@ -236,6 +222,7 @@ class GroupMember:
         self._channel: MemberChannel | None = None
         self._subscribed: frozenset[str] = frozenset()
         self._owned: Mapping[TopicPartition, int] = {}
+        """A partition's number is a new one each time it is assigned."""
         self._serial = 0
         self._generation = -1  # the last one completed without an error
         self._completed_ms = self._clock.monotonic_ms()
@@ -267,11 +254,6 @@ class GroupMember:
     def metadata(self) -> MemberMetadata:
         """At this moment; generation -1 when there is no membership."""
         return MemberMetadata(-1, "", None) if self._channel is None else self._channel.metadata()
-
-    def snapshot(self) -> MemberSnapshot:
-        """Identity and ownership for one answer of the commit gate."""
-        metadata = self.metadata()
-        return MemberSnapshot(metadata, self._owned)
 
     def owned(self) -> frozenset[TaskId]:
         return self._tasks(self._owned)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
@@ -27,15 +26,6 @@ from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 log = logging.getLogger("everflow")
-
-
-class CopyFolder(Protocol):
-    """The part of `StateDirectory` that `Copies.scan` needs."""
-
-    def tasks(self) -> list[TaskId]: ...
-    def stores(self, task: TaskId) -> list[str]: ...
-    def store_path(self, task: TaskId, store: str) -> Path: ...
-    def distrusted(self, task: TaskId, store: str) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,7 @@ class Copies:
 
     def scan(
         self,
-        folder: CopyFolder,
+        folder: StateDirectory,
         specs: Callable[[int], Iterable[StoreSpec]],
         changelog: Callable[[TaskId, StoreSpec], TopicPartition],
         states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
@@ -181,7 +171,7 @@ def _together(stores: Collection[AtRest]) -> AtRest:
 
 
 def _judged(
-    folder: CopyFolder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int
+    folder: StateDirectory, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int
 ) -> AtRest | None:
     """The position of a store on disk; None if it would be rebuilt."""
     path = folder.store_path(task, spec.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import queue
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,16 +253,7 @@ def deal(
 
 # --- commands to a stream thread ------------------------------------------------------------------
 
-
-@dataclass
-class _Add:
-    tasks: Sequence[ActiveTask]
-
-
-@dataclass
-class _Drop:
-    tasks: frozenset[TaskId]
-    done: Callable[[Sequence[ActiveTask]], None]
+GivenUp = Callable[[Sequence[ActiveTask]], None]
 
 
 class ThreadCommands:
@@ -270,15 +261,15 @@ class ThreadCommands:
     two batches; `take` and `refuse` are its own, any thread may call the others."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
+        self._waiting = deque[Sequence[ActiveTask] | tuple[frozenset[TaskId], GivenUp]]()
         self._arriving: dict[TaskId, ActiveTask] = {}
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:
         self._arriving.update({task.id: task for task in tasks})
-        self._waiting.put(_Add(tasks))
+        self._waiting.append(list(tasks))
 
-    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
-        self._waiting.put(_Drop(frozenset(tasks), done))
+    def drop(self, tasks: Collection[TaskId], done: GivenUp) -> None:
+        self._waiting.append((frozenset(tasks), done))
 
     def arriving(self) -> list[ActiveTask]:
         return list(self._arriving.values())
@@ -286,29 +277,30 @@ class ThreadCommands:
     def take(self, tasks: dict[TaskId, ActiveTask]) -> bool:
         """Carry out all commands on ``tasks``; True if those have changed."""
         changed = False
-        while (command := self._next()) is not None:
-            if isinstance(command, _Add):
-                for task in command.tasks:
-                    tasks[task.id] = task
-                    self._arriving.pop(task.id, None)
-                changed = changed or bool(command.tasks)
-            else:
-                dropped = [tasks.pop(task) for task in sorted(command.tasks) if task in tasks]
-                changed = changed or bool(dropped)
-                command.done(dropped)
+        while self._waiting:
+            command = self._waiting.popleft()
+            if isinstance(command, tuple):
+                changed = _drop(command, tasks) or changed
+                continue
+            for task in command:
+                tasks[task.id] = task
+                self._arriving.pop(task.id, None)
+            changed = changed or bool(command)
         return changed
 
     def refuse(self, known: dict[TaskId, ActiveTask]) -> None:
         """The thread ends: answer all callers that wait for tasks to be given up."""
-        while (command := self._next()) is not None:
-            if isinstance(command, _Drop):
-                command.done([known.pop(task) for task in sorted(command.tasks) if task in known])
+        while self._waiting:
+            command = self._waiting.popleft()
+            if isinstance(command, tuple):
+                _drop(command, known)
 
-    def _next(self) -> _Add | _Drop | None:
-        try:
-            return self._waiting.get_nowait()
-        except queue.Empty:
-            return None
+
+def _drop(command: tuple[frozenset[TaskId], GivenUp], tasks: dict[TaskId, ActiveTask]) -> bool:
+    wanted, done = command
+    dropped = [tasks.pop(task) for task in sorted(wanted) if task in tasks]
+    done(dropped)
+    return bool(dropped)
 
 
 # --- time-outs of tasks (KIP-572) -----------------------------------------------------------------
