@@ -462,6 +462,7 @@ class ClusterPorts:
             stable_ends=dependencies.changelogs.answered_ends,
             prepare=prepare,
             distrust=self._distrust,
+            restores=instance.tracker,
             new_incarnation=new_incarnation,
             taken=lambda _, tp, __, chunk: _taken(intake, tables, tp, chunk),
             doubt_topics=self.doubt_topics,
@@ -680,7 +681,7 @@ class ClusterPorts:
         return undo
 
     def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        return self._dependencies.blueprint.task(task, self._dependencies.directory).inputs
+        return self._dependencies.blueprint.inputs_of(task)
 
     def exchange(self) -> None:
         self._blueprint = self._dependencies.blueprint

@@ -41,15 +41,7 @@ from everflow.instance.describe import (
 from everflow.instance.foreground import Foreground, bounded_run
 from everflow.instance.instance import RESTORE_THREADS, Instance, ThreadCount
 from everflow.instance.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
-from everflow.instance.observer import (
-    Observer,
-    dead_letters_of,
-    exported,
-    peers_of,
-    rules_of,
-    subject_of,
-    watched,
-)
+from everflow.instance.observer import Observer, observed
 from everflow.instance.query.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.instance.restore.changelogs import Changelogs, LeftOutLogs
 from everflow.instance.restore.listeners import (
@@ -558,7 +550,19 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._log_file = instance_log(config)
         # From here on the start is observed, for it may take long.
         if config.http_listen or config.otel_exporter_otlp_metrics_endpoint:
-            self._observer = self._observed(directory.process_id)
+            limit_s = config.drain_timeout_ms / 1000 + END_S
+            self._observer = observed(
+                self,
+                config,
+                self._topology,
+                directory.process_id,
+                self._metrics,
+                self._clock,
+                lambda: self._life.instance,
+                opened,
+                lambda: self._begin_close(limit_s, leave_group=True),
+                lambda: self.config.application_server,
+            )
         if config.query_listen:
             config = self.config = asked_at(config, self._served())
         # 2-7. Check the cluster, fence earlier writers, create and check topics and stores.
@@ -605,40 +609,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         """New topics may mean more tasks."""
         if self._observer is not None:
             self._observer.know(blueprint)
-
-    def _observed(self, process_id: str) -> Observer:
-        from everflow.instance.serving.routes import tokens_of  # a third of a second
-
-        observer = Observer(
-            streams=self,
-            instance=lambda: self._life.instance,
-            raw=self._metrics,
-            clock=self._clock,
-            rules=rules_of(self.config),
-            subject=subject_of(self.config, self._topology, process_id, self._clock.now_ms()),
-        )
-        opened = self._life.opened
-        limit_s = self.config.drain_timeout_ms / 1000 + END_S
-        tokens = tokens_of(self.config) if self.config.query_token_file else ()
-        address = self.config.http_listen
-        opened.callback(observer.stop)
-        observer.start()
-        if self.config.otel_exporter_otlp_metrics_endpoint:
-            opened.callback(exported(observer, self.config).close)
-        if address:
-            peers = peers_of(self.config, tokens, lambda: self.config.application_server)
-            server = watched(
-                observer,
-                self._topology,
-                address,
-                lambda: self._begin_close(limit_s, leave_group=True),
-                tokens,
-                dead_letters_of(self.config),
-                peers,
-                (self.config.application_server, *self.config.allowed_hosts),
-            )
-            opened.callback(server.close)
-        return observer
 
     def _served(self) -> str:
         """The stores over HTTP; the address at which they are reached."""

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -71,7 +71,6 @@ from everflow.user_program import place, short
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
     from everflow.observe.otlp import OtlpExport
-    from everflow.observe.page.letters import DeadLetterService
     from everflow.observe.page.peers import Peers
 
 log = logging.getLogger("everflow")
@@ -260,22 +259,6 @@ class Observed(Protocol):
     def metrics(self) -> dict[str, float | str]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """The constants of an instance; ``folder``: ``state.dir``; others as in `Observation`."""
-
-    application_id: str
-    client_id: str
-    version: str
-    roads: Mapping[str, int]
-    folder: Path | None = None
-    tasks: int = 0
-    members: Callable[[], int] = lambda: 0
-    topology: str = ""
-    program: str = ""
-    started_ms: int = 0
-
-
 @dataclass(kw_only=True)
 class Observer:
     """``streams`` and ``instance`` may be looked at from any thread; so may this."""
@@ -284,7 +267,11 @@ class Observer:
     instance: Callable[[], Instance | None]
     raw: Metrics
     clock: Clock
-    subject: Subject
+    subject: Observation
+    """The constants of an instance."""
+    folder: Path | None = None
+    """``state.dir``."""
+    count_members: Callable[[], int] = lambda: 0
     members: int | None = None
     address: str | None = None
     """The address of the HTTP server."""
@@ -310,11 +297,13 @@ class Observer:
     ) -> None:
         """The cluster has been checked; called without ``admin`` when the plan has grown."""
         self.subject = replace(
-            self.subject, tasks=tasks_of(blueprint), topology=digest(blueprint.fingerprint)
+            self.subject,
+            application_tasks=tasks_of(blueprint),
+            topology=digest(blueprint.fingerprint),
         )
         if admin is not None:
             group = blueprint.application_id
-            self.subject = replace(self.subject, members=lambda: len(admin.client_ids(group)))
+            self.count_members = lambda: len(admin.client_ids(group))
         if admin is not None and transactions is not None:
             facts = self._brokers = BrokerFacts(
                 known_ends=admin.known_ends,
@@ -354,21 +343,16 @@ class Observer:
         return replace(found, drain_goal_s=self.rules.drain_s)
 
     def _observe(self, now_ms: float) -> Observation:
-        instance, subject = self.instance(), self.subject
+        instance = self.instance()
         state = str(getattr(self.streams.state, "name", self.streams.state))
         if state != self._state[0]:
             self._state = state, now_ms
         error = self.streams.error
         statuses = self.streams.all_tasks()
         values, brokers = self.streams.metrics(), self._brokers
-        return Observation(
-            application_id=subject.application_id,
-            client_id=subject.client_id,
-            version=subject.version,
+        return replace(
+            self.subject,
             state=state,
-            topology=subject.topology,
-            program=subject.program,
-            started_ms=subject.started_ms,
             state_number=STATES.index(state),
             state_s=(now_ms - self._state[1]) / 1000,
             error="" if error is None else f"[{error.code}] {error}",
@@ -380,16 +364,14 @@ class Observer:
             samples=self.raw.notes(names.LEFT_OUT),
             misplaced_keys={t: line for (t,), line in self.raw.notes(names.KEYS_MISPLACED).items()},
             lags=_lags(instance),
-            roads=subject.roads,
             members=self.members,
-            application_tasks=subject.tasks,
             desired_instances=self._desired.told,
             hosts=_hosts(instance),
             silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
             writers=() if brokers is None else brokers.writers(),
             held_back={} if brokers is None else brokers.held_back(),
             told_s=None if brokers is None else brokers.age_s(now_ms),
-            disk=None if subject.folder is None else _space(subject.folder),
+            disk=None if self.folder is None else _space(self.folder),
         )
 
     def _threads(self, instance: Instance | None) -> Sequence[ObservedThread]:
@@ -445,7 +427,7 @@ class Observer:
 
     def _ask_members(self) -> None:
         try:
-            self.members = self.subject.members() or self.members
+            self.members = self.count_members() or self.members
         except EverflowError as error:  # the brokers are away: the instance says so itself
             log.debug("The group's members are not known: %s", error)
 
@@ -547,16 +529,19 @@ def _writers(instance: Instance | None) -> Mapping[str, int]:
 
 def subject_of(
     config: StreamsConfig, topology: Topology, process_id: str, started_ms: int = 0
-) -> Subject:
+) -> Observation:
     """As far as it is known before the cluster was looked at."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
     counted = Counter(road.road for road in roads(planned))
-    return Subject(
+    return Observation(
         application_id=config.application_id,
         client_id=client_id(config, process_id),
         version=version("everflow"),
+        state="",
+        state_number=0,
+        threads=(),
+        tasks=(),
         roads=dict(sorted(counted.items())),
-        folder=Path(config.state_dir).expanduser(),
         program=_line(next((node.where for node in topology.nodes if node.where), "")),
         started_ms=started_ms,
     )
@@ -568,51 +553,75 @@ def _line(where: str) -> str:
     return f"{short(file, sys.path)}:{line}" if file else where
 
 
-def rules_of(config: StreamsConfig) -> ScalingRules:
-    return ScalingRules(
-        target=config.scale_target_percent / 100,
-        drain_s=config.scale_drain_ms / 1000,
-        up_after_s=config.scale_up_delay_ms / 1000,
-        down_after_s=config.scale_down_delay_ms / 1000,
-    )
-
-
 def tasks_of(blueprint: Blueprint) -> int:
     return sum(
         max(blueprint.partitions[topic] for topic in topics) for topics in blueprint.inputs.values()
     )
 
 
-def watched(
-    observer: Observer,
+def observed(
+    streams: Observed,
+    config: StreamsConfig,
     topology: Topology,
-    address: str,
+    process_id: str,
+    raw: Metrics,
+    clock: Clock,
+    instance: Callable[[], Instance | None],
+    opened: ExitStack,
     drain: Callable[[], None],
-    tokens: Sequence[str] = (),
-    desk: DeadLetterService | None = None,
-    peers: Peers | None = None,
-    names: Sequence[str] = (),
+    own: Callable[[], str],
+) -> Observer:
+    """Observe an instance until ``opened`` closes, over HTTP and OTLP as ``config`` says. ``drain``
+    returns at once; ``own``: this instance's address. ConfigError if it cannot listen, or a package
+    is missing."""
+    observer = Observer(
+        streams=streams,
+        instance=instance,
+        raw=raw,
+        clock=clock,
+        rules=ScalingRules(
+            target=config.scale_target_percent / 100,
+            drain_s=config.scale_drain_ms / 1000,
+            up_after_s=config.scale_up_delay_ms / 1000,
+            down_after_s=config.scale_down_delay_ms / 1000,
+        ),
+        subject=subject_of(config, topology, process_id, clock.now_ms()),
+        folder=Path(config.state_dir).expanduser(),
+    )
+    opened.callback(observer.stop)
+    observer.start()
+    if config.otel_exporter_otlp_metrics_endpoint:
+        opened.callback(_exported(observer, config).close)
+    if config.http_listen:
+        opened.callback(_served(observer, config, topology, drain, own).close)
+    return observer
+
+
+def _served(
+    observer: Observer,
+    config: StreamsConfig,
+    topology: Topology,
+    drain: Callable[[], None],
+    own: Callable[[], str],
 ) -> HttpServer:
-    """Serve the instance over HTTP until the server is closed. ``drain`` returns at once;
-    ``tokens``: requests for the page need one; ``desk``: replays dead letters; ``names``: further
-    host names of requests. ConfigError if it cannot listen."""
+    from everflow.instance.serving.routes import tokens_of  # a third of a second
     from everflow.observe.host_names import OwnNames
-    from everflow.observe.http_server import HttpServer, application  # a third of a second
+    from everflow.observe.http_server import HttpServer, application
     from everflow.observe.page.routes import Page
 
+    tokens = tokens_of(config) if config.query_token_file else ()
     page = Page(
         facts=observer.facts,
         drawing=as_svg(topology),
         tokens=tokens,
-        desk=desk,
-        peers=peers,
+        desk=dead_letters_of(config),
+        peers=peers_of(config, tokens, own),
     )
-    app = application(observer.observe, topology.describe(), drain, page, observer.watch)
     server = HttpServer(
-        address,
-        app,
+        config.http_listen,
+        application(observer.observe, topology.describe(), drain, page, observer.watch),
         ending=page.readers.close,
-        names=OwnNames(address, names),
+        names=OwnNames(config.http_listen, (config.application_server, *config.allowed_hosts)),
         free=page.needs_token,
     )
     observer.address = server.address
@@ -623,19 +632,16 @@ def watched(
     return server
 
 
-def exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
-    """Send the metrics until the export is closed. ConfigError if its packages are missing."""
+def _exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
     from everflow.observe.otlp import OtlpExport, OtlpSettings
 
-    settings = OtlpSettings(
-        endpoint=config.otel_exporter_otlp_metrics_endpoint,
-        interval_ms=config.otel_metric_export_interval,
-    )
+    endpoint = config.otel_exporter_otlp_metrics_endpoint
+    settings = OtlpSettings(endpoint=endpoint, interval_ms=config.otel_metric_export_interval)
     about = observer.subject
     sender = OtlpExport(
         settings, observer.watch, about.application_id, about.client_id, about.version
     )
-    moves.info("Metrics are sent to %s", settings.endpoint)
+    moves.info("Metrics are sent to %s", endpoint)
     return sender
 
 

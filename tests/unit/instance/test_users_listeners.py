@@ -140,11 +140,9 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     with pytest.raises(EnoughError):
         streams.start()
     (updater,) = updaters
-    updater._tell_standby("update_start", lambda user: user.update_start(PROGRESS))
-    updater._tell_standby("batch_loaded", lambda user: user.batch_loaded(PROGRESS, 5))
-    updater._tell_standby(
-        "update_suspended", lambda user: user.update_suspended(PROGRESS, SuspendReason.PROMOTED)
-    )
+    updater._tell_standby("update_start", PROGRESS)
+    updater._tell_standby("batch_loaded", PROGRESS, 5)
+    updater._tell_standby("update_suspended", PROGRESS, SuspendReason.PROMOTED)
     assert listener.told == [
         ("update_start", PROGRESS),
         ("batch_loaded", PROGRESS, 5),

@@ -17,7 +17,6 @@ from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.restore.listeners import (
     RestoreListener,
     RestoreProgress,
-    SilentListener,
     StandbyUpdateListener,
     SuspendReason,
 )
@@ -182,8 +181,8 @@ class UpdaterServices:
     stable_ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
     prepare: Callable[[TaskId, str, ChangelogState, str], PreparedStore]
     distrust: Callable[[TaskId, str, str], None]
+    restores: RestoreListener
     became_hot: Callable[[TaskId], None] = lambda task: None
-    restores: RestoreListener = field(default_factory=SilentListener)
     standbys: Callable[[], StandbyUpdateListener | None] = lambda: None
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
@@ -535,8 +534,7 @@ class StateUpdater:
         if store.restoring:
             self._services.restores.batch_restored(store.progress, records)
         elif records:
-            progress = store.progress
-            self._tell_standby("batch_loaded", lambda user: user.batch_loaded(progress, records))
+            self._tell_standby("batch_loaded", store.progress, records)
 
     def _rebuild(self, task: CopiedTask, tp: TopicPartition, reason: str) -> None:
         """The changelog begins behind the store's position: it missed deletes (scenario 13)."""
@@ -645,21 +643,19 @@ class StateUpdater:
             store.restoring = True
             self._services.restores.restore_start(store.progress)
         else:
-            self._tell_standby("update_start", lambda user: user.update_start(store.progress))
+            self._tell_standby("update_start", store.progress)
 
     def _tell_suspended(self, store: CopiedStore, reason: SuspendReason) -> None:
         if store.restoring:
             store.restoring = False
             self._services.restores.restore_suspended(store.progress, reason.value)
         else:
-            self._tell_standby(
-                "update_suspended", lambda user: user.update_suspended(store.progress, reason)
-            )
+            self._tell_standby("update_suspended", store.progress, reason)
 
-    def _tell_standby(self, event: str, call: Callable[[StandbyUpdateListener], object]) -> None:
+    def _tell_standby(self, event: str, *about: object) -> None:
         listener = self._services.standbys()
         if listener is not None:
-            self._guard.tell(event, lambda: call(listener))
+            self._guard.tell(event, lambda: getattr(listener, event)(*about))
 
 
 # --- a reader and a budget for each role ----------------------------------------------------------

@@ -79,8 +79,7 @@ class KeyQueryMetadata:
 
 @dataclass(frozen=True)
 class StreamsMetadata:
-    """The stores and input partitions of one instance's active tasks, and those of its standbys, as
-    of the last rebalance."""
+    """An instance's stores and inputs, of active tasks and of standbys, as of a rebalance."""
 
     host: str
     store_names: frozenset[str] = frozenset()

@@ -452,7 +452,7 @@ def store_queries(
     topology: Topology, blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
 ) -> StoreQueries:
     topics = topics_into_stores(topology, blueprint.application_id)
-    spread = key_partitioners(topology)
+    spread, plan = key_partitioners(topology), blueprint.plan
 
     def partitioner(spec: StoreSpec) -> Partitioner | None:
         prefix = f"{blueprint.application_id}-"
@@ -462,50 +462,27 @@ def store_queries(
                 return store_partitioner(spread[name], topic, spec.key_serde)
         return None
 
-    sites = [
-        StoreSite(
+    def site(spec: StoreSpec, subtopology: int, partitions: int, everywhere: bool) -> StoreSite:
+        return StoreSite(
             spec=spec,
             subtopology=subtopology,
-            partitions=max(blueprint.partitions[topic] for topic in topics[spec.name]),
-            decode=blueprint.plan.value_decoder(spec.name),
-            results=blueprint.plan.value_results(spec.name),
-            partitioner=partitioner(spec),
+            partitions=partitions,
+            decode=plan.value_decoder(spec.name),
+            everywhere=everywhere,
+            results=plan.value_results(spec.name),
+            partitioner=None if everywhere else partitioner(spec),
         )
-        for subtopology, specs in blueprint.stores.items()
+
+    sites = [
+        site(spec, index, max(blueprint.partitions[topic] for topic in topics[spec.name]), False)
+        for index, specs in blueprint.stores.items()
         for spec in specs
     ]
-    sites += [
-        StoreSite(
-            spec=table.store,
-            subtopology=table.subtopology,
-            partitions=blueprint.global_partitions[table.source.topic],
-            decode=blueprint.plan.value_decoder(table.store.name),
-            everywhere=True,
-            results=blueprint.plan.value_results(table.store.name),
-        )
-        for table in blueprint.plan.global_tables
-    ]
-    sites += [
-        StoreSite(
-            spec=table.store,
-            subtopology=table.subtopology,
-            partitions=1,
-            decode=blueprint.plan.value_decoder(table.store.name),
-            everywhere=True,
-            results=blueprint.plan.value_results(table.store.name),
-        )
-        for table in blueprint.plan.loaded_tables
-    ]
-
-    def inputs(task: TaskId) -> list[TopicPartition]:
-        read = blueprint.inputs.get(task.subtopology, ())
-        return [
-            TopicPartition(topic, task.partition)
-            for topic in read
-            if task.partition < blueprint.partitions[topic]
-        ]
-
-    return StoreQueries(sites, inputs, own_host, ports, clock)
+    for table in plan.global_tables:
+        partitions = blueprint.global_partitions[table.source.topic]
+        sites.append(site(table.store, table.subtopology, partitions, True))
+    sites += [site(loaded.store, loaded.subtopology, 1, True) for loaded in plan.loaded_tables]
+    return StoreQueries(sites, blueprint.inputs_of, own_host, ports, clock)
 
 
 def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner | None) -> int:

@@ -210,8 +210,7 @@ class ReadOnlyStore:
         self._behind: EntryPlace | None = None
 
     def behind(self: _Store, place: EntryPlace | None) -> _Store:
-        """The same store, whose longer results (iterators) begin behind this place; None: at their
-        begin. The query has to be the same as before, on the same replica."""
+        """The same store, whose longer results begin behind this place, for the same query."""
         found = copy.copy(self)
         found._behind = place
         return found
@@ -230,8 +229,7 @@ class ReadOnlyStore:
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """The number of entries of the readable partitions. Expired windows and sessions count
-        until they are removed."""
+        """Of the readable partitions. Expired windows and sessions count until they are removed."""
         return sum(
             self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
         )
@@ -381,12 +379,10 @@ class ReadOnlyStore:
 
 
 class ReadOnlyKeyValueStore(ReadOnlyStore):
-    """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore has them. See
-    `ReadOnlyStore`."""
+    """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore."""
 
     def get(self, key: Any) -> Any:
-        """The value of ``key``, None if there is none. StateElsewhereError if the key belongs to
-        another instance."""
+        """The value of ``key``, or None. StateElsewhereError if it belongs to another instance."""
         data = self._key_bytes(key)
         return self._lookup(data, data)
 
@@ -500,7 +496,36 @@ Session = tuple[Windowed, Any]
 """Key with its session, and value."""
 
 
-class ReadOnlySessionStore(ReadOnlyStore):
+class _TimedStore(ReadOnlyStore):
+    """A store whose keys end with times. ``_times``: the names of an interval's arguments."""
+
+    _times: tuple[str, str]
+    _of_key: Callable[[bytes, int, int], KeyRange]
+    _of_keys: Callable[[bytes | None, bytes | None, int, int], KeyRange]
+
+    def _of(
+        self, key: Any, since: Any, until: Any, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        data = self._key_bytes(key)
+        asked = self._of_key(data, *_interval(since, until, *self._times))
+        return self._scan_of(data, asked, reverse=reverse)
+
+    def _between(
+        self, first: Any, last: Any, since: Any, until: Any, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        low = None if first is None else self._key_bytes(first)
+        high = None if last is None else self._key_bytes(last)
+        asked = self._of_keys(low, high, *_interval(since, until, *self._times))
+        return self._scan(*asked, reverse=reverse)
+
+
+def _interval(
+    since: Any, until: Any, first: str = "time_from", last: str = "time_to"
+) -> tuple[int, int]:
+    return whole_number(since, f"{first} (ms)"), whole_number(until, f"{last} (ms)")
+
+
+class ReadOnlySessionStore(_TimedStore):
     """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
     `ReadOnlyStore`.
 
@@ -509,6 +534,10 @@ class ReadOnlySessionStore(ReadOnlyStore):
     ``earliest_end`` or later and start at ``latest_start`` or earlier: those that touch the
     interval of time. Sessions whose retention is over are not shown.
     """
+
+    _times = ("earliest_end", "latest_start")
+    _of_key = staticmethod(sessions_of)
+    _of_keys = staticmethod(sessions_between)
 
     def fetch_session(self, key: Any, start: int, end: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if there is none."""
@@ -522,68 +551,45 @@ class ReadOnlySessionStore(ReadOnlyStore):
 
     def fetch(self, key: Any) -> Iterator[Session]:
         """All sessions of one key."""
-        return self._sessions_of(key, 0, TIME_MAX, reverse=False)
+        return self._of(key, 0, TIME_MAX)
 
     def backward_fetch(self, key: Any) -> Iterator[Session]:
         """`fetch`, the latest session first."""
-        return self._sessions_of(key, 0, TIME_MAX, reverse=True)
+        return self._of(key, 0, TIME_MAX, reverse=True)
 
     def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
         """The sessions of one key that touch an interval of time."""
-        return self._sessions_of(key, earliest_end, latest_start, reverse=False)
+        return self._of(key, earliest_end, latest_start)
 
     def backward_find_sessions(
         self, key: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Session]:
         """`find_sessions`, the latest session first."""
-        return self._sessions_of(key, earliest_end, latest_start, reverse=True)
+        return self._of(key, earliest_end, latest_start, reverse=True)
 
     def fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
-        """All sessions of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
-        return self._sessions_between(first, last, 0, TIME_MAX, reverse=False)
+        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        return self._between(first, last, 0, TIME_MAX)
 
     def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
         """`fetch_range` in the opposite order."""
-        return self._sessions_between(first, last, 0, TIME_MAX, reverse=True)
+        return self._between(first, last, 0, TIME_MAX, reverse=True)
 
     def find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Session]:
-        """`find_sessions` of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
-        return self._sessions_between(first, last, earliest_end, latest_start, reverse=False)
+        """`find_sessions` of these keys (`fetch_range`)."""
+        return self._between(first, last, earliest_end, latest_start)
 
     def backward_find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Session]:
         """`find_sessions_range` in the opposite order."""
-        return self._sessions_between(first, last, earliest_end, latest_start, reverse=True)
-
-    def _sessions_of(
-        self, key: Any, earliest_end: int, latest_start: int, *, reverse: bool
-    ) -> Iterator[Session]:
-        data = self._key_bytes(key)
-        asked = sessions_of(data, *_bounds(earliest_end, latest_start))
-        return self._scan_of(data, asked, reverse=reverse)
-
-    def _sessions_between(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int, *, reverse: bool
-    ) -> Iterator[Session]:
-        low = None if first is None else self._key_bytes(first)
-        high = None if last is None else self._key_bytes(last)
-        asked = sessions_between(low, high, *_bounds(earliest_end, latest_start))
-        return self._scan(*asked, reverse=reverse)
+        return self._between(first, last, earliest_end, latest_start, reverse=True)
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start, end = split_session_key(key)
         return Windowed(self.spec.key_serde.decode(inner), start, end)
-
-
-def _bounds(earliest_end: Any, latest_start: Any) -> tuple[int, int]:
-    return whole_number(earliest_end, "earliest_end (ms)"), whole_number(
-        latest_start, "latest_start (ms)"
-    )
 
 
 # --- window stores (KIP-67, KIP-617) --------------------------------------------------------------
@@ -592,13 +598,17 @@ Window = tuple[Windowed, Any]
 """Key with its window, and value."""
 
 
-class ReadOnlyWindowStore(ReadOnlyStore):
+class ReadOnlyWindowStore(_TimedStore):
     """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See
     `ReadOnlyStore`.
 
     Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are
     `Windowed`. Expired windows (retention) are not shown.
     """
+
+    _times = ("time_from", "time_to")
+    _of_key = staticmethod(windows_of)
+    _of_keys = staticmethod(windows_between)
 
     def fetch_window(self, key: Any, start: int) -> Any:
         """The value of ``key`` in the window that begins at ``start``, None if there is none."""
@@ -612,62 +622,41 @@ class ReadOnlyWindowStore(ReadOnlyStore):
     def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]: ...
 
     def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time. With one time it is `fetch_window`, as in Kafka
-        Streams."""
+        """The windows of one key, in order of time; with one time `fetch_window`."""
         if time_to is None:
             return self.fetch_window(key, time_from)
-        return self._windows_of(key, time_from, time_to, reverse=False)
+        return self._of(key, time_from, time_to)
 
     def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch`, the latest window first."""
-        return self._windows_of(key, time_from, time_to, reverse=True)
+        return self._of(key, time_from, time_to, reverse=True)
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """Windows of all keys in an interval of time, in the order of the store's bytes: those of
         the key, and behind them the window's start; where a key's bytes begin those of another one,
         that one's windows may lie between its own. On its way it passes the windows of other
         times."""
-        return self._windows_between(None, None, time_from, time_to, reverse=False)
+        return self._between(None, None, time_from, time_to)
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_all` in the opposite order."""
-        return self._windows_between(None, None, time_from, time_to, reverse=True)
+        return self._between(None, None, time_from, time_to, reverse=True)
 
     def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
-        return self._windows_between(first, last, time_from, time_to, reverse=False)
+        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        return self._between(first, last, time_from, time_to)
 
     def backward_fetch_range(
         self, first: Any, last: Any, time_from: int, time_to: int
     ) -> Iterator[Window]:
         """`fetch_range` in the opposite order."""
-        return self._windows_between(first, last, time_from, time_to, reverse=True)
-
-    def _windows_of(
-        self, key: Any, time_from: int, time_to: int, *, reverse: bool
-    ) -> Iterator[Window]:
-        data = self._key_bytes(key)
-        asked = windows_of(data, *_interval(time_from, time_to))
-        return self._scan_of(data, asked, reverse=reverse)
-
-    def _windows_between(
-        self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool
-    ) -> Iterator[Window]:
-        low = None if first is None else self._key_bytes(first)
-        high = None if last is None else self._key_bytes(last)
-        asked = windows_between(low, high, *_interval(time_from, time_to))
-        return self._scan(*asked, reverse=reverse)
+        return self._between(first, last, time_from, time_to, reverse=True)
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start = split_window_store_key(key)
         return Windowed(
             self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0)
         )
-
-
-def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
-    return whole_number(time_from, "time_from (ms)"), whole_number(time_to, "time_to (ms)")
 
 
 # --- versioned stores (KIP-889, KIP-960, KIP-968) -------------------------------------------------
@@ -692,8 +681,7 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
     ) -> list[VersionedRecord]:
-        """The versions of ``key`` from ``time_from`` to ``time_to``, both included, in order of
-        time, without deletions."""
+        """The versions of ``key`` between two times, both included, in order, without deletions."""
         data = self._key_bytes(key)
         first, last = _interval(time_from, time_to)
         return (

@@ -79,23 +79,11 @@ class RestoreListener(Protocol):
         """It ended early: the task went away, or reading failed. The store keeps what it has."""
 
 
-class SilentListener:
-    """A `RestoreListener` that does nothing."""
-
-    def restore_start(self, progress: RestoreProgress) -> None: ...
-
-    def batch_restored(self, progress: RestoreProgress, records: int) -> None: ...
-
-    def restore_end(self, progress: RestoreProgress) -> None: ...
-
-    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None: ...
-
-
 class RestoreTracker:
     """Adds up the restores under way; calls the user's ``listener``. From any thread."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.listener: RestoreListener = SilentListener()
+        self.listener: RestoreListener | None = None
         self._guard = ListenerGuard("restore listener")
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -131,12 +119,12 @@ class RestoreTracker:
                 progress.reason,
             )
         self._note(progress)
-        self._guard.tell("restore_start", lambda: self.listener.restore_start(progress))
+        self._tell("restore_start", progress)
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         self._metrics.add(names.RESTORED_RECORDS, records)
         self._note(progress)
-        self._guard.tell("batch_restored", lambda: self.listener.batch_restored(progress, records))
+        self._tell("batch_restored", progress, records)
 
     def restore_end(self, progress: RestoreProgress) -> None:
         self._forget(progress)
@@ -148,13 +136,16 @@ class RestoreTracker:
                 progress.records,
                 progress.elapsed_s,
             )
-        self._guard.tell("restore_end", lambda: self.listener.restore_end(progress))
+        self._tell("restore_end", progress)
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
         self._forget(progress)
-        self._guard.tell(
-            "restore_suspended", lambda: self.listener.restore_suspended(progress, reason)
-        )
+        self._tell("restore_suspended", progress, reason)
+
+    def _tell(self, event: str, *about: object) -> None:
+        listener = self.listener
+        if listener is not None:
+            self._guard.tell(event, lambda: getattr(listener, event)(*about))
 
     def _note(self, progress: RestoreProgress) -> None:
         with self._lock:

@@ -15,9 +15,10 @@ from everflow.errors import DamagedEntryError, start_over
 from everflow.instance.restore.listeners import (
     RestoreListener,
     RestoreProgress,
-    SilentListener,
+    RestoreTracker,
 )
 from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
+from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.state.changelog import SUFFIX_BYTES
 from everflow.state.left_out import KeptEntry, PlacedChunk, corrected
@@ -169,7 +170,7 @@ def restore(
     behind transaction markers at the tail. ``stopped`` is called between chunks: after True the
     result is not ``done``. Errors are raised after the listener was called: StoreMismatchError if
     another owner claimed the store, DamagedEntryError for a record that is no entry of it."""
-    user = listener or SilentListener()
+    user = listener or RestoreTracker(Metrics())
     plan, began_ms = job.plan, clock.monotonic_ms()
     progress = progress_of(job.task, job.store_name, job.changelog, plan)
     user.restore_start(progress)

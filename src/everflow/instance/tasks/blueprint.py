@@ -38,13 +38,15 @@ class Blueprint:
     global_partitions: Mapping[str, int] = field(default_factory=dict)
     topology: Graph = field(default_factory=lambda: Graph(()))
 
-    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
-        """A task in state CREATED, with its inputs and stores."""
-        inputs = tuple(
+    def inputs_of(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        return tuple(
             TopicPartition(topic, task.partition)
-            for topic in self.inputs[task.subtopology]
+            for topic in self.inputs.get(task.subtopology, ())
             if task.partition < self.partitions[topic]
         )
+
+    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
+        """A task in state CREATED, with its inputs and stores."""
         stores = tuple(
             TaskStore(
                 spec.name,
@@ -55,7 +57,7 @@ class Blueprint:
             )
             for spec in self.stores.get(task.subtopology, ())
         )
-        return ActiveTask(id=task, inputs=inputs, stores=stores)
+        return ActiveTask(id=task, inputs=self.inputs_of(task), stores=stores)
 
     def global_tasks(self, directory: StateDirectory) -> list[StandbyTask]:
         """The tasks of global tables, a partition of the topic each."""

@@ -62,14 +62,9 @@ class RecoveryPorts(Protocol):
         """End all transactions of these ids; no writer can use them any more."""
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """Stable committed offsets of the group; partitions without one are left out."""
-
-    def committed_last(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, CommittedOffset]:
-        """As `committed`, but without waiting for open transactions."""
+        """Those of the group; ``stable`` False: without waiting for open transactions."""
 
     def purged(self) -> Sequence[TopicPartition]:
         """Partitions of which only everflow deletes records, behind committed offsets."""
@@ -80,11 +75,10 @@ class RecoveryPorts(Protocol):
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Last stable offsets (read_committed)."""
 
-    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """First offsets still in the log."""
-
-    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """As `log_starts`, of those whose leaders answer at once."""
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
+        """First offsets in the log; ``known``: of those whose leaders answer at once."""
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
@@ -178,7 +172,7 @@ class Recovery:
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
         committed = dict(self.ports.committed(inputs))
         others = sorted(set(self.lower_bounds.settled()).difference(inputs))
-        last = self.ports.committed_last(others) if others else {}
+        last = self.ports.committed(others, stable=False) if others else {}
         back = self.lower_bounds.others_went_back(last, others)
         back.update(self.lower_bounds.went_back(committed, inputs))
         if back:
@@ -193,7 +187,7 @@ class Recovery:
         own = sorted(set(purged).difference(others))
         starts = dict(self.ports.log_starts(own)) if own else {}
         try:
-            starts.update(self.ports.known_starts(others) if others else {})
+            starts.update(self.ports.log_starts(others, known=True) if others else {})
         except RetriableError as error:
             log.debug("The starts of other tasks' repartition topics are not known: %s", error)
         return starts

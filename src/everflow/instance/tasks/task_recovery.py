@@ -22,6 +22,7 @@ from everflow.state.task_directory import StateDirectory
 
 FENCE_TIMEOUT_S = 30.0
 COMMITTED_TIMEOUT_S = 5.0
+"""Of waiting for an open transaction."""
 KNOWN_STARTS_S = 1.0
 
 
@@ -52,16 +53,9 @@ class ClusterRecoveryPorts:
         fence_all(self.producer_config, transactional_ids, FENCE_TIMEOUT_S)
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """Stable committed offsets; waits 5 s for an open transaction, then OffsetsUnstableError
-        (retriable)."""
-        return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S)
-
-    def committed_last(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, CommittedOffset]:
-        return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S, stable=False)
+        return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S, stable=stable)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return self.changelogs.log_ends(partitions)
@@ -69,11 +63,12 @@ class ClusterRecoveryPorts:
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return self.changelogs.stable_ends(partitions)
 
-    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
+        if known:
+            return self.admin.known_starts(partitions, KNOWN_STARTS_S)
         return self.admin.list_offsets(partitions, "earliest", "read_uncommitted")
-
-    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return self.admin.known_starts(partitions, KNOWN_STARTS_S)
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
