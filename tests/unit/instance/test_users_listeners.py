@@ -114,6 +114,9 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     ) -> None:
         ports: Any = SimpleNamespace(
             _dependencies=dependencies,
+            _config=dependencies.config,
+            _clock=dependencies.clock,
+            _changelogs=dependencies.changelogs,
             _standbys=standbys,
             _prepare_copy=lambda *_: None,
             _distrust=None,
