@@ -32,14 +32,12 @@ from everflow.instance.describe import (
     banner,
     copies_metrics,
     input_lag,
-    progress,
-    role_of,
     statuses,
     summary,
-    trouble,
+    task_lines,
 )
 from everflow.instance.foreground import Foreground, bounded_run
-from everflow.instance.instance import RESTORE_THREADS, Instance, ThreadCount
+from everflow.instance.instance import RESTORE_THREADS, Instance
 from everflow.instance.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
 from everflow.instance.observer import Observer, observed
 from everflow.instance.query.queries import InteractiveQueries, QueryPorts, store_queries
@@ -361,7 +359,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         the workers did not start within a minute.
 
         Raises IllegalStateError if the instance does not run, or Spark has no task slot left."""
-        return self._counted().add()
+        return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
         """Remove the stream thread that was added last (KIP-663). Returns its name when it has
@@ -373,7 +371,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         Raises IllegalStateError if the instance does not run or has one thread only;
         TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: no
         limit): the thread then stays."""
-        return self._counted().remove(timeout)
+        return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
         """End every instance of the application, this one too, for a fault that no restart mends
@@ -384,13 +382,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         that names this instance; none drains, all leave the group. Does not wait for them.
         Instances that are started later run. Raises IllegalStateError if the instance is not a
         member of the group."""
-        instance = self._life.instance
-        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
-            raise IllegalStateError(
-                f"In state {self.state.name} an instance cannot ask the others to end: it asks "
-                f"through the group, which it is in "
-                f"while REBALANCING or RUNNING."
-            )
+        instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
@@ -424,14 +416,14 @@ class KafkaStreams(InteractiveQueries, Telling):
         finally:
             directory.close()
 
-    def _counted(self) -> ThreadCount:
+    def _member(self, why: str) -> Instance:
         instance = self._life.instance
         if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
-                f"In state {self.state.name} there are no stream threads to add to or to remove: "
-                f"start the instance first."
+                f"In state {self.state.name} {why}. It has to be REBALANCING or RUNNING: start the "
+                f"instance first."
             )
-        return instance.thread_count
+        return instance
 
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:
@@ -503,8 +495,11 @@ class KafkaStreams(InteractiveQueries, Telling):
         ]
         if self.error is not None:
             lines.append(f"<b>[{escape(self.error.code)}]</b> <pre>{escape(str(self.error))}</pre>")
+        if tasks:
+            listed = "\n".join(task_lines(tasks))
+            lines.append(f"<pre>{escape(listed)}</pre>")
         graph = f"<details><summary>topology</summary>{self._topology._repr_html_()}</details>"
-        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{_table(tasks)}{graph}</div>"
+        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{graph}</div>"
 
     def _flow(self) -> Sequence[str]:
         """Records processed, their rate since the last display, and the lag."""
@@ -709,37 +704,6 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _on_ended(self) -> None:
         if self._log_file is not None:
             self._log_file.close()
-
-
-# --- in a notebook --------------------------------------------------------------------------------
-
-_CELL = "text-align: left; padding: 2px 12px 2px 0"
-_ROWS = 50
-
-
-def _table(tasks: Mapping[TaskId, TaskStatus]) -> str:
-    if not tasks:
-        return ""
-    head = "".join(
-        f'<th style="{_CELL}">{title}</th>' for title in ("task", "role", "state", "lag", "")
-    )
-    rows = [_row(task, status) for task, status in list(tasks.items())[:_ROWS]]
-    if len(tasks) > _ROWS:
-        rows.append(f'<tr><td colspan="5">and {len(tasks) - _ROWS:,} more tasks</td></tr>')
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-
-
-def _row(task: TaskId, status: TaskStatus) -> str:
-    lag = "unknown" if status.lag is None else f"{status.lag:,}"
-    said = (
-        trouble(status.trouble)
-        if status.trouble is not None
-        else ""
-        if status.copied is None
-        else progress([status])
-    )
-    cells = (str(task), role_of(status), status.state.name, lag, said)
-    return "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in cells) + "</tr>"
 
 
 def _first_line(error: EverflowError) -> str:

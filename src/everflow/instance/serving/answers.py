@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -153,22 +153,21 @@ class CopyChoice(NamedTuple):
 
 
 class Parameters:
-    """The parameters behind the ``?``. Each is read by its name; `done` refuses the others."""
+    """The parameters behind the ``?``, of which a path has the ``known`` ones."""
 
-    def __init__(self, given: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, given: Sequence[tuple[str, str]], known: Collection[str]) -> None:
         self._given: dict[str, str] = {}
-        self._known: set[str] = set()
         for name, value in given:
             if name in self._given:
                 raise malformed(f"{shortened(name)} is given twice.")
             self._given[name] = value
-
-    def text(self, name: str) -> str | None:
-        self._known.add(name)
-        return self._given.get(name)
+        if unknown := sorted(self._given.keys() - set(known)):
+            have = ", ".join(sorted(known)) or "none"
+            names = shortened(", ".join(unknown))
+            raise malformed(f"{names}: unknown parameter; the known ones are: {have}.")
 
     def number(self, name: str, default: int | None, least: int = 0, most: int = TIME_MAX) -> Any:
-        text = self.text(name)
+        text = self._given.get(name)
         if text is None:
             return default
         try:
@@ -181,7 +180,7 @@ class Parameters:
         return value
 
     def flag(self, name: str) -> bool:
-        text = self.text(name)
+        text = self._given.get(name)
         if text is None or text in _FALSE:
             return False
         if text in _TRUE:
@@ -189,7 +188,7 @@ class Parameters:
         raise malformed(f"{name}={shortened(text)!r}: it is true or false.")
 
     def key(self, name: str, serde: Serde) -> Any:
-        text = self.text(name)
+        text = self._given.get(name)
         return None if text is None else read_key(serde, text)
 
     def freshness(self) -> CopyChoice:
@@ -203,15 +202,8 @@ class Parameters:
     def page(self) -> tuple[int, EntryPlace | None]:
         """The maximal number of entries, and the place behind which they begin."""
         limit = self.number("limit", ENTRIES, 1, MOST_ENTRIES)
-        token = self.text("after")
+        token = self._given.get("after")
         return limit, None if token is None else place_of(token)
-
-    def done(self) -> None:
-        unknown = sorted(self._given.keys() - self._known)
-        if unknown:
-            have = ", ".join(sorted(self._known)) or "none"
-            names = shortened(", ".join(unknown))
-            raise malformed(f"{names}: unknown parameter; the known ones are: {have}.")
 
 
 def token_of(place: EntryPlace) -> str:
@@ -294,28 +286,23 @@ class ServedStores:
 
     def status(self, asked: Parameters) -> dict[str, Any]:
         """The instance's `/status`, for other dashboards, which know this address alone."""
-        asked.done()
         if self._status is None:
             raise RefusedRequest(404, "EF-QUERY", "The instance is not watched: set http.listen.")
         return self._status()
 
     def listed(self, asked: Parameters) -> dict[str, Any]:
-        asked.done()
         return {
             "stores": [self._described(site) for _, site in sorted(self._queries().sites.items())]
         }
 
     def described(self, asked: Parameters, store: str) -> dict[str, Any]:
-        fresh = asked.freshness()
-        asked.done()
-        view = self._view(store, fresh)
+        view = self._view(store, asked.freshness())
         return {
             **self._described(self._queries().site(store)),
             "entries": view.approximate_num_entries() if view.partitions else 0,
         }
 
     def instances(self, asked: Parameters) -> dict[str, Any]:
-        asked.done()
         return {
             "instances": [
                 {
@@ -328,7 +315,6 @@ class ServedStores:
         }
 
     def owner(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
-        asked.done()
         where = self._stores.query_metadata_for_key(store, self._key(store, key))
         return {
             "active": where.active_host,
@@ -341,10 +327,8 @@ class ServedStores:
 
     def entry(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
         site = self._kind(store, *KEY_VALUE)
-        fresh, as_of = asked.freshness(), asked.number("as_of", None, -TIME_MAX)
-        asked.done()
-        found = self._key(store, key)
-        view = self._view(store, fresh)
+        as_of = asked.number("as_of", None, -TIME_MAX)
+        found, view = self._key(store, key), self._view(store, asked.freshness())
         if as_of is not None:
             require_kind(store, site.spec.kind, "versioned")
             version = view.get_as_of(found, as_of)
@@ -374,13 +358,11 @@ class ServedStores:
 
     def versions(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
         self._kind(store, "versioned")
-        fresh = asked.freshness()
         first = asked.number("from", 0, -TIME_MAX)
         last = asked.number("to", TIME_MAX - 1, -TIME_MAX)
-        asked.done()
-        found = self._key(store, key)
+        found, view = self._key(store, key), self._view(store, asked.freshness())
         page, more = BoundedPage(MOST_ENTRIES), None
-        for one in self._view(store, fresh).versions(found, first, last):
+        for one in view.versions(found, first, last):
             if not page.add(_version(one)):
                 more = one.timestamp
                 break
@@ -390,11 +372,8 @@ class ServedStores:
 
     def window(self, asked: Parameters, store: str, key: str, start: str) -> dict[str, Any]:
         self._kind(store, "window")
-        fresh = asked.freshness()
-        asked.done()
-        time = read_start(start)
-        found = self._key(store, key)
-        value = self._view(store, fresh).fetch_window(found, time)
+        time, found = read_start(start), self._key(store, key)
+        value = self._view(store, asked.freshness()).fetch_window(found, time)
         return {"key": found, "start": time, "value": _present(value, store, f"{key}@{start}")}
 
     def window_of(self, asked: Parameters, store: str, start: str, body: bytes) -> dict[str, Any]:
@@ -415,9 +394,7 @@ class ServedStores:
         self, asked: Parameters, store: str, body: bytes, start: int | None
     ) -> dict[str, Any]:
         """The values of the keys of a body. ``next``: the first key for which there was no room."""
-        fresh = asked.freshness()
-        asked.done()
-        spec, view = self._queries().site(store).spec, self._view(store, fresh)
+        spec, view = self._queries().site(store).spec, self._view(store, asked.freshness())
         page, keys = BoundedPage(MOST_KEYS), read_keys(store, spec.key_serde, body)
         for begin in range(0, len(keys), TOGETHER):
             part = keys[begin : begin + TOGETHER]
@@ -458,10 +435,8 @@ class ServedStores:
     def _page(
         self, asked: Parameters, store: str, ask: Callable[[Any], Iterator[Any]], what: str
     ) -> dict[str, Any]:
-        fresh = asked.freshness()
         limit, after = asked.page()
-        asked.done()
-        view = self._view(store, fresh)
+        view = self._view(store, asked.freshness())
         partitions = view.partitions
         found = ask(view.behind(after))
         assert isinstance(found, StoreScan)

@@ -184,7 +184,7 @@ def _endpoint(
                 arguments["key"] = None
             if path.method == "POST":
                 arguments["body"] = await _body(request)
-            asked = Parameters(request.query_params.multi_items())
+            asked = Parameters(request.query_params.multi_items(), path.asks)
             return _json(await run_in_threadpool(partial(answer, asked, **arguments)))
         except Exception as error:
             return _refusal(error, request, scheme)
@@ -235,9 +235,7 @@ def _refusal(error: Exception, request: Request, scheme: str) -> Response:
     """The response to an error: another host, a later retry, or the fault."""
     if isinstance(error, RefusedRequest):
         return _json(_error(error.code, str(error)), error.status)
-    if isinstance(error, StateElsewhereError):
-        if error.host is None:
-            return _json(_error(error.code, str(error)), 503, _RETRY)
+    if isinstance(error, StateElsewhereError) and error.host is not None:
         query = f"?{request.url.query}" if request.url.query else ""
         there = f"{scheme}://{error.host}{_raw_path(request)}{query}"
         return _json(

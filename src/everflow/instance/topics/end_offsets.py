@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 from everflow.clock import Clock
@@ -464,43 +465,38 @@ class EndSums:
         self._read = read
         self._partitions = partitions
         self._clock = clock
-        self._asked = 0
-        self._answered = 0
-        self._changed = threading.Condition()
-        self._sums: Mapping[TaskId, int] | None = None
-        self._read_ms = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="everflow-end-sums")
+        self._lock = threading.Lock()
+        self._next: Future[None] | None = None
+        """The question that has not begun."""
+        self._found: tuple[Mapping[TaskId, int] | None, float] = None, 0.0
         self._closed = False
-        self._thread: threading.Thread | None = None
 
     def refresh(self) -> None:
-        """Read the ends; returns at once. Only leaders need them: the first call starts the
-        thread."""
-        with self._changed:
-            self._asked += 1
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._run, name="everflow-end-sums", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify_all()
+        """Read the ends; returns at once. Only leaders need them."""
+        self._ask()
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """End sums read after this call, or at most 5 s old ones if the brokers take longer than
         0.5 s; None without any (X2). Ends that were read before the members' positions could lie
         behind those, and a position beyond the end counts as no copy (X1): so it waits a ms or
         two."""
-        self.refresh()
-        with self._changed:
-            wanted = self._asked
-            self._changed.wait_for(lambda: self._answered >= wanted or self._closed, WAIT_S)
-            if self._sums is None or self._clock.monotonic_ms() - self._read_ms > SUMS_FRESH_MS:
-                return None
-            return self._sums
+        asked = self._ask()
+        if asked is not None:
+            wait([asked], WAIT_S)
+        sums, read_ms = self._found
+        return None if self._clock.monotonic_ms() - read_ms > SUMS_FRESH_MS else sums
 
-    def read_once(self) -> None:
+    def _ask(self) -> Future[None] | None:
+        with self._lock:
+            if self._next is None and not self._closed:
+                self._next = self._pool.submit(self._read_once)
+            return self._next
+
+    def _read_once(self) -> None:
         """Read the ends now; what fails is said and leaves no figure."""
-        with self._changed:
-            asked = self._asked
+        with self._lock:
+            self._next = None
         sums: dict[TaskId, int] | None = None
         try:
             ends = self._read({tp for listed in self._partitions.values() for tp in listed})
@@ -510,25 +506,15 @@ class EndSums:
         except EverflowError as error:
             if not self._stopping.is_set():
                 log.warning("The ends of the changelogs cannot be read: %s", error)
-        except Exception as error:  # a defect must not end the thread the leader waits for
+        except Exception as error:  # a defect
             log.exception("The ends of the changelogs cannot be read: %r", error)
-        with self._changed:
-            self._sums, self._read_ms, self._answered = sums, self._clock.monotonic_ms(), asked
-            self._changed.notify_all()
+        self._found = sums, self._clock.monotonic_ms()
 
     def close(self) -> None:
         """End the thread; returns at once."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked > self._answered or self._closed)
-                if self._closed:
-                    return
-            self.read_once()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 # --- racks of the partitions (KIP-925) ------------------------------------------------------------

@@ -275,29 +275,35 @@ def _require_new(
 ) -> None:
     """InternalTopicError unless the application never had them and they are to be created."""
     said = {spec.name: short_name(application_id, spec.name) for spec in missing}
+
+    def error(names: Iterable[str], why: str) -> InternalTopicError:
+        listed = ", ".join(names)
+        return InternalTopicError(
+            f"Internal topics are missing: {listed}. {application_id} has run {why}"
+        )
+
+    gave_up = f"or, without one, give up the state. {start_over(application_id)}"
     if unsure := [spec.name for spec in missing if spec.kind not in ran.known]:
-        raise InternalTopicError(
-            f"Internal topics are missing: {', '.join(unsure)}. {application_id} has run before, "
-            f"and its committed offsets do not show whether it had them, so they are not created: "
-            f"state could be lost. {_other_program(application_id)} Only if these topics were "
-            f"deleted: restore them from a backup; or, without one, give up the state. "
-            f"{start_over(application_id)}"
+        raise error(
+            unsure,
+            f"before, and its committed offsets do not show whether it had them, so they are not "
+            f"created: state could be lost. {_other_program(application_id)} Only if these topics "
+            f"were deleted: restore them from a backup; {gave_up}",
         )
     known = frozenset[str]().union(*ran.known.values())
     if lost := [name for name, short in said.items() if short in known]:
-        raise InternalTopicError(
-            f"Internal topics are missing: {', '.join(lost)}. {application_id} has run with them "
-            f"before, so they were deleted, and with them state. They are not created again. "
-            f"Restore them from a backup; or, without one, give up the state. "
-            f"{start_over(application_id)}"
+        raise error(
+            lost,
+            f"with them before, so they were deleted, and with them state. They are not created "
+            f"again. Restore them from a backup; {gave_up}",
         )
     if not create_new:
-        raise InternalTopicError(
-            f"Internal topics are missing: {', '.join(said)}. {application_id} has run before, but "
-            f"never with them: the program is a new version of it, or another one. "
+        raise error(
+            said,
+            f"before, but never with them: the program is a new version of it, or another one. "
             f"{_other_program(application_id)} For a new version, start it once with "
             f"--create-new-topics (create.new.topics=true): existing state stays, and new stores "
-            f"begin empty."
+            f"begin empty.",
         )
 
 

@@ -130,61 +130,46 @@ class TopicChanges:
         what = f"Topic {names} was" if len(topics) == 1 else f"Topics {names} were"
         # A topic that this user may not see has another answer (TOPIC_AUTHORIZATION_FAILED).
         happened = f"{what} deleted while the application ran"
-        internal = [topic for topic in topics if topic not in self._inputs]
-        if internal:
+        if internal := [topic for topic in topics if topic not in self._inputs]:
             return InternalTopicError(
                 f"{happened}. Internal topics are not created again silently: the records of "
-                f"{', '.join(internal)} are lost. Stop "
-                f"all instances; restore from a backup, or give up the state. "
-                f"{start_over(self._application_id)}"
+                f"{', '.join(internal)} are lost. Stop all instances; restore from a backup, or "
+                f"give up the state. {start_over(self._application_id)}"
             )
         return MissingSourceTopicError(
             f"{happened}. What was counted of it stays in the state and the output. To go on with "
-            f"a new topic of that name, create "
-            f"it with the same number of partitions first. "
-            f"{read_again(self._application_id, topics[0])} "
-            f"{start_over(self._application_id)}"
+            f"a new topic of that name, create it with the same number of partitions first. "
+            f"{read_again(self._application_id, topics[0])} {start_over(self._application_id)}"
         )
 
     def _recreated(self, topic: str, before: str, now: str) -> str:
-        happened = (
-            f"Topic {topic} was deleted and created again while the application ran (topic "
-            f"id {before} -> {now})"
-        )
-        if topic in self._global:
-            return f"{happened}. {_GLOBAL_ANEW}"
-        if topic in self._inputs:
-            return (
-                f"{happened}: the positions belong to the old topic, so the beginning of the new "
-                f"one would not be read. "
-                f"{read_again(self._application_id, topic)} {start_over(self._application_id)}"
-            )
-        return (
-            f"{happened}: the records of this internal topic are lost. Stop all instances; restore "
-            f"the topic from a backup, or "
-            f"give up the state. {start_over(self._application_id)}"
+        return self._changed(
+            topic,
+            f"Topic {topic} was deleted and created again while the application ran (topic id "
+            f"{before} -> {now})",
+            f"the positions belong to the old topic, so the beginning of the new one would not be "
+            f"read. {read_again(self._application_id, topic)}",
+            "the records of this internal topic are lost. Stop all instances; restore the topic "
+            "from a backup, or give up the state.",
         )
 
     def _resized(self, topic: str, before: int, now: int) -> str:
-        happened = (
-            f"Topic {topic} has now {now} partitions, was {before} when the application started"
+        return self._changed(
+            topic,
+            f"Topic {topic} has now {now} partitions, was {before} when the application started",
+            f"its new partitions are not read. Stop all instances and start them again; with "
+            f"stores or repartition topics that is refused, for keys are now in other partitions "
+            f"than their state: create the topic again with {before} partitions, or give up the "
+            f"state.",
+            "keys of this internal topic no longer meet their state. Stop all instances; create "
+            "the topic as it was from a backup, or give up the state.",
         )
+
+    def _changed(self, topic: str, happened: str, of_input: str, of_internal: str) -> str:
         if topic in self._global:
             return f"{happened}. {_GLOBAL_ANEW}"
-        if topic in self._inputs:
-            return (
-                f"{happened}: its new partitions are not read. Stop all instances and start them "
-                f"again; with stores or "
-                "repartition topics that is refused, for keys are now in other partitions than "
-                "their state: create the topic again "
-                f"with {before} partitions, or give up the state. "
-                f"{start_over(self._application_id)}"
-            )
-        return (
-            f"{happened}: keys of this internal topic no longer meet their state. Stop all "
-            f"instances; create the topic as it was "
-            f"from a backup, or give up the state. {start_over(self._application_id)}"
-        )
+        means = of_input if topic in self._inputs else of_internal
+        return f"{happened}: {means} {start_over(self._application_id)}"
 
 
 class TopicWatch:
