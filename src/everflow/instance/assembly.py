@@ -73,8 +73,6 @@ WATCH_REQUEST_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """What an instance's parts are made of, once the cluster has been checked."""
-
     config: StreamsConfig
     clock: Clock
     admin: ClusterAdmin
@@ -139,7 +137,6 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
 
 
 def client_id(config: StreamsConfig, process_id: str) -> str:
-    """The client id of the group's member, unique to the instance."""
     return f"{config.client_id or config.application_id}-{process_id}"
 
 
@@ -418,7 +415,6 @@ class ClusterPorts:
         return copies
 
     def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Without offsets beyond their log's end: of an earlier topic of that name."""
         try:
             ends = self._admin.known_ends(applied, "read_uncommitted")
         except EverflowError as error:
@@ -614,7 +610,6 @@ class ClusterPorts:
         return may_grow(blueprint.topology, inputs, topic, partitions, blueprint.application_id)
 
     def growth(self) -> TopicGrowth:
-        """New topics that match a pattern of the program, and new partitions that may be read."""
         blueprint, admin = self._dependencies.blueprint, self._admin
         read = {**blueprint.partitions, **blueprint.global_partitions}
         if pattern_sources(blueprint.topology):
@@ -692,7 +687,6 @@ class ClusterPorts:
         self._spare.trim_if_due()
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Deletes records of repartition topics that were read; and reads the racks again."""
         self._racks.refresh()
         repartition = self._dependencies.blueprint.repartition
         ours = {tp: offset for tp, offset in positions.items() if tp.topic in repartition}
@@ -719,7 +713,6 @@ class ClusterPorts:
             LmdbStore.close_at(store.path)
 
     def checkpoint(self, running: Sequence[ActiveTask]) -> None:
-        """`StateDirectory.close` flushes the stores afterwards."""
         self._keeper.close()
         for task in running:
             self.close_stores(task.stores)

@@ -23,8 +23,6 @@ STATE = "state "
 #             ▼                      ▼
 #        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
-    """States of an instance, as in Kafka Streams."""
-
     CREATED = "CREATED"
     REBALANCING = "REBALANCING"
     RUNNING = "RUNNING"
@@ -53,7 +51,6 @@ CLIENT_TRANSITIONS: Mapping[ClientState, frozenset[ClientState]] = {
 STOPPING = frozenset({_S.PENDING_SHUTDOWN, _S.NOT_RUNNING, _S.PENDING_ERROR, _S.ERROR})
 ENDED = frozenset({_S.NOT_RUNNING, _S.ERROR})
 LAST_STATES = (f"{STATE}PENDING_SHUTDOWN -> ", f"{STATE}PENDING_ERROR -> ")
-"""Prefixes of the log line of the last change."""
 
 StateListener = Callable[[ClientState, ClientState], None]
 
@@ -113,7 +110,6 @@ class Pause:
         """Set on `resume`: threads that wait for other events while they are paused."""
 
     def pause(self) -> None:
-        """From now on nothing new begins; what is in flight ends as usual."""
         self._resumed.clear()
 
     def resume(self) -> None:
@@ -126,7 +122,6 @@ class Pause:
         return not self._resumed.is_set()
 
     def hold(self, stop: threading.Event) -> bool:
-        """Wait while paused. True if ``stop`` is set."""
         while self.paused and not stop.is_set():
             self._resumed.wait(_LOOK_S)
         return stop.is_set()

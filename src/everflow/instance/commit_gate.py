@@ -35,8 +35,6 @@ _SOCKET = "gate.sock"
 
 
 class Offset(NamedTuple):
-    """One offset that a worker wants to commit."""
-
     topic: str
     partition: int
     offset: int
@@ -236,7 +234,6 @@ class GateBackend:
 
 
 def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one question of a worker (`everflow.worker.ports`)."""
     op, batch_id = question.get("op"), str(question.get("batch"))
     if op == "hello":
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
@@ -342,7 +339,6 @@ class CommitGate:
             )
 
     def close(self) -> None:
-        """Stop listening and remove the socket. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             if self._serving:
@@ -402,7 +398,6 @@ class DeferredOffsets:
             return taken
 
     def held(self) -> frozenset[TopicPartition]:
-        """Partitions whose offsets wait."""
         with self._lock:
             return frozenset(self._held)
 

@@ -265,7 +265,6 @@ _LIST_WIDTH = 76  # topics or stores named before "and n more"
 
 
 def topology_lines(topology: Topology) -> tuple[str, str, str]:
-    """The program in three lines: what it reads, what it keeps, what it writes."""
     sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
     sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
     read = [topic for node in sources if node.kind != "repartition" for topic in node.topics]

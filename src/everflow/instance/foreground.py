@@ -34,7 +34,6 @@ log = logging.getLogger("everflow")
 # --- a run with a bound: a number of records, or a time -------------------------------------------
 
 READ_ALL_S = 20.0
-"""After the end, reading what was written last."""
 
 
 class WrittenRecord(NamedTuple):
@@ -59,7 +58,6 @@ class BoundedRun:
     _reader: WrittenRecords | None = field(default=None, repr=False)
 
     def open(self) -> None:
-        """Called before the instance starts: note where the topics end."""
         if not self.sinks:
             return
         admin = ClusterAdmin(self.config.admin())
@@ -83,12 +81,10 @@ class BoundedRun:
         self._reader = WrittenRecords(self.config.consumer(), starts)
 
     def started(self) -> None:
-        """Called after the start: the time begins."""
         if self.timeout_s is not None:
             self._ends_at_s = time.monotonic() + self.timeout_s
 
     def reached(self) -> str | None:
-        """Why the run is over, in words; None while it is not."""
         if self._reader is not None:
             self._reader.read()
             if self.count is not None and self._reader.count >= self.count:
@@ -98,7 +94,6 @@ class BoundedRun:
         return None
 
     def result(self) -> list[WrittenRecord] | dict[str, list[WrittenRecord]] | None:
-        """The collected records, after the end."""
         if not self.collects or self._reader is None:
             return None
         admin = ClusterAdmin(self.config.admin())
@@ -276,12 +271,10 @@ class Foreground:
             raise streams.error
 
     def _is_over(self) -> bool:
-        """Wait a tick; True if the instance has ended or its shutdown takes too long."""
         self._end_if_reached()
         return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
 
     def _end_if_reached(self) -> None:
-        """Begin the end of a run that has reached its bound."""
         if self.bound is None or self.streams.state in STOPPING:
             return
         why = self.bound.reached()

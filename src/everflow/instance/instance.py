@@ -87,8 +87,7 @@ class Pool(Protocol):
 class EventLoop(Protocol):
     """Runs events one after the other, and `Instance.turn` with each."""
 
-    def post(self, event: Callable[[], None], /) -> None:
-        """Run it after those posted before; from any thread."""
+    def post(self, event: Callable[[], None], /) -> None: ...
 
     def start(self) -> None: ...
     def end(self) -> None:
@@ -120,16 +119,14 @@ class InstancePorts(Protocol):
     def create(self, task: TaskId) -> ActiveTask: ...
     def slots(self) -> int: ...
 
-    def kill_workers(self, number: int, pids: Sequence[int]) -> None:
-        """End these processes of a stream thread; returns when they are gone."""
+    def kill_workers(self, number: int, pids: Sequence[int]) -> None: ...
 
     def consumed(self, topics: Collection[str]) -> bool:
         """True if the application has consumed all records of the topics, as far as is known."""
 
     def topic_ids(self) -> Mapping[str, str]: ...
 
-    def doubt_topics(self, topics: Collection[str]) -> None:
-        """Leaders reported other topic ids for logs of these topics."""
+    def doubt_topics(self, topics: Collection[str]) -> None: ...
 
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> int:
@@ -139,8 +136,7 @@ class InstancePorts(Protocol):
     def check(self) -> None:
         """With every turn of the loop; quick. EverflowError if the instance cannot go on."""
 
-    def purge(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Delete records before these positions, which were committed."""
+    def purge(self, positions: Mapping[TopicPartition, int]) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -549,7 +545,6 @@ class ThreadCount:
     # ---------------------------------------------------------------------------------------------
 
     def _on_loop(self, change: Callable[[], None]) -> None:
-        """Run it there, and return when it has run, or when the instance ends."""
         done = threading.Event()
 
         def run() -> None:
@@ -577,26 +572,21 @@ def _stop(threads: Sequence[StreamThread]) -> None:
 
 
 class ExtensionPorts(Protocol):
-    """Effects of an extension on the cluster (`ClusterPorts`)."""
-
     @property
     def spawn(self) -> Spawn: ...
-    def growth(self) -> TopicGrowth:
-        """The growth since the program was planned; asks the brokers."""
+    def growth(self) -> TopicGrowth: ...
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
         """Threads opened from now on run the program with these topics. Returns what undoes
         that."""
 
-    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """The task's inputs in the prepared plan."""
+    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]: ...
 
     def exchange(self) -> None:
         """Tasks that are created from now on have the inputs that were prepared."""
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery: ...
-    def grown(self, growth: TopicGrowth) -> None:
-        """The instance reads the topics now: check them, and show their tasks."""
+    def grown(self, growth: TopicGrowth) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -609,7 +599,6 @@ class Extension:
     ports: ExtensionPorts
     _logged: set[str] = field(default_factory=set)
     _hopeless: set[str] = field(default_factory=set)
-    """Topics that need a restart."""
     _running: Running | None = None
     _begun: list[ActiveTask] = field(default_factory=list)
     _started: Mapping[TopicPartition, int] = field(default_factory=dict)

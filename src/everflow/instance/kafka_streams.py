@@ -464,7 +464,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._life.states.wait_ended(timeout)
 
     def _begin_close(self, timeout: float, leave_group: bool | None) -> None:
-        """`close` without the waiting."""
         drains = leaves(leave_group, static=self.config.group_instance_id is not None)
         self._life.close(
             leave_group,
@@ -502,7 +501,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{graph}</div>"
 
     def _flow(self) -> Sequence[str]:
-        """Records processed, their rate since the last display, and the lag."""
         now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)
         before, self._looked = self._looked, (now, records)
         found = [f"{records:,.0f} records processed"]
@@ -522,7 +520,6 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """The order matters: see each step."""
         close_at_exit(self)
         config, opened, stop = self.config, self._life.opened, self._life.stop
         for warning in config.warnings():
@@ -601,12 +598,10 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._joined = True
 
     def _show_growth(self, blueprint: Blueprint) -> None:
-        """New topics may mean more tasks."""
         if self._observer is not None:
             self._observer.know(blueprint)
 
     def _served(self) -> str:
-        """The stores over HTTP; the address at which they are reached."""
         from everflow.instance.serving.routes import served
 
         status = None if self._observer is None else self._observer.status
@@ -635,7 +630,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         launch_daemon_ahead()
 
     def _spark(self) -> Any:
-        """The SparkContext; a new one has slots for the threads, restores, and a spare."""
         from everflow.spark.session import get_context, running_context
 
         if running_context() is None:

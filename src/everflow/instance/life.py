@@ -42,14 +42,12 @@ class InstanceLife:
         self.opened = ExitStack()
         """Closes at the end, last first, what a start has opened, also after a failed start."""
         self.stop = threading.Event()
-        """Set once everything has to give up what it waits for."""
         self.hurry = threading.Event()
         """Set to end the draining and cut off batches in flight."""
         self.ending = ""
         """The step of the shutdown, in words; empty before it."""
         self._lock = threading.Lock()
         self._start_over = threading.Event()
-        """Set while no start is under way."""
         self._start_over.set()
         self._end_over = threading.Event()
 
@@ -70,7 +68,6 @@ class InstanceLife:
         return None
 
     def close(self, leave_group: bool | None, drain_s: float) -> None:
-        """Begin to end the instance; the arguments as in `InstanceEnd`."""
         with self._lock:
             never_ran = self.states.state is ClientState.CREATED
             if never_ran:
@@ -91,7 +88,6 @@ class InstanceLife:
         self.ending = at
 
     def _given_up(self, error: BaseException) -> BaseException | None:
-        """A start did not go through: end what it has begun."""
         shown: BaseException | None = _interrupt(error) or error
         if not isinstance(shown, Exception):  # Ctrl-C
             self._begin_end(ClientState.PENDING_SHUTDOWN)
@@ -137,7 +133,6 @@ class InstanceLife:
         self._end_over.set()
 
     def _end_all(self, leave_group: bool | None, drain_s: float) -> None:
-        """End the instance, then its connections, then release the folder."""
         with self.opened:
             try:
                 if self.instance is not None:
@@ -170,7 +165,6 @@ HANGS_MS = 30_000.0
 GIVEN_UP_MS = 10_000.0
 """A thread whose batch was cut off ends within a moment, unless none of its workers is known."""
 STEP_MS = 30_000.0
-"""A step that only waits for others to stop takes a second or two."""
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
@@ -322,7 +316,6 @@ class InstanceEnd:
         return threads
 
     def _why_cut_off(self, hangs: Deadline) -> str | None:
-        """The reason to cut batches off; None while they may end by themselves."""
         if self.hurry.is_set():
             return "asked to stop now"
         if hangs.expired():
@@ -435,8 +428,7 @@ class Closable(Protocol):
 
     def close(self) -> bool: ...
 
-    def _hurry_up(self, timeout_s: float) -> bool:
-        """Wait for an end that has begun, and cut off what can be."""
+    def _hurry_up(self, timeout_s: float) -> bool: ...
 
 
 class _Unclosed:
@@ -499,5 +491,4 @@ def close_at_exit(instance: Closable) -> None:
 
 
 def running_here() -> list[Closable]:
-    """The instances that were started in this process and have not begun to end."""
     return _unclosed.running()

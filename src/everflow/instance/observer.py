@@ -116,7 +116,6 @@ class BrokerFacts:
     called from any."""
 
     known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
-    """`ClusterAdmin.known_ends`."""
     transactions: TransactionStates
     inputs: Callable[[], Collection[TopicPartition]]
     ids: Callable[[], Mapping[str, int]]
@@ -135,7 +134,6 @@ class BrokerFacts:
         return None if self._answered_ms is None else max(0.0, now_ms - self._answered_ms) / 1000
 
     def held_back(self) -> dict[tuple[str, int], StableLag]:
-        """Blocked offsets by topic and partition, with their age when the brokers answered."""
         until_ms = self._answered_ms or 0.0
         return {
             (tp.topic, tp.partition): StableLag(
@@ -164,7 +162,6 @@ class BrokerFacts:
         return found
 
     def run(self, stop: threading.Event) -> None:
-        """Ask the brokers now and then while somebody watches, until ``stop``."""
         with closing(self.transactions):
             while not stop.wait(ASK_S):
                 if self.clock.monotonic_ms() - self._watched_ms > WATCHED_MS:
@@ -217,7 +214,6 @@ class BusyShares:
             keep(samples, now_ms, seconds)
 
     def of(self, thread: int) -> float:
-        """The share of the last half minute that the thread was in batches (0 to 1)."""
         samples = self._samples.get(thread, [])
         if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
             return 0.0
@@ -226,14 +222,12 @@ class BusyShares:
 
 
 def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
-    """Add a sample, and keep those of the last half minute and the one before."""
     samples.append((now_ms, value))
     while len(samples) > 2 and samples[1][0] <= now_ms - BUSY_MS:
         samples.pop(0)
 
 
 LOOK_S = 5.0
-"""Interval of measurements of the load."""
 ASK_MEMBERS_S = 15.0
 FRESH_MS = 250.0
 """An observation is shared for so long: many may watch one instance."""
@@ -270,11 +264,9 @@ class Observer:
     subject: Observation
     """The constants of an instance."""
     folder: Path | None = None
-    """``state.dir``."""
     count_members: Callable[[], int] = lambda: 0
     members: int | None = None
     address: str | None = None
-    """The address of the HTTP server."""
     rules: ScalingRules = field(default_factory=ScalingRules)
     _busy: BusyShares = field(default_factory=BusyShares)
     _processed: list[tuple[float, float]] = field(default_factory=list)
@@ -406,7 +398,6 @@ class Observer:
         self._stop.set()
 
     def sample(self) -> None:
-        """Measure the load, and update the desired number of instances."""
         now_ms = self.clock.monotonic_ms()
         instance = self.instance()
         threads = [] if instance is None else list(instance.threads)
@@ -688,13 +679,10 @@ MOST_LOOKED = 20_000
 """Offsets of the topic's end, over all partitions: it is read while records are processed."""
 MOST_CAUSES = 40
 MOST_REPLAYED = 5_000
-"""Records that one press of the button replays."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The part of the topic that is read."""
-
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
     earlier: int
@@ -769,7 +757,6 @@ class DeadLetterTopic:
     def _write(
         self, replayer: Replayer, part: _Part, chosen: list[LetterPlace], time_ms: int | None
     ) -> tuple[int, str]:
-        """The number of replayed letters, and the error that ended the replay."""
         done = 0
         starts: dict[TopicPartition, int] = {}
         for letter in chosen:  # in order
@@ -787,7 +774,6 @@ class DeadLetterTopic:
 
 
 def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
-    """The number of open letters that are older than the newest records of their topics."""
     old = OldLetters.among(tally.ages.values(), None, newest)
     return 0 if old is None else old.count
 

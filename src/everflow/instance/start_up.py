@@ -307,8 +307,6 @@ def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
 
 
 class ClusterTopics:
-    """`internal_topics.TopicAdmin` on a real cluster."""
-
     def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
         self._admin, self._config = admin, config
 
@@ -347,7 +345,6 @@ class ClusterTopics:
 
 
 def require_tasks(blueprint: Blueprint) -> None:
-    """TopologyError for a program without any input."""
     if not any(blueprint.inputs.values()):
         raise TopologyError(
             "The topology reads no topic; add builder.stream(...) or builder.table(...)."

@@ -69,7 +69,6 @@ class Screening:
 
     @property
     def unread(self) -> bool:
-        """True if some member's claims could not be read: what nobody else claims may be its."""
         return any(
             refusal.error is AnswerError.UNSUPPORTED_VERSION for refusal in self.refused.values()
         )
@@ -170,8 +169,6 @@ class Identity:
 
 
 class LocalCopies(Protocol):
-    """The copies on this instance's disk."""
-
     def offset_sums(self) -> Mapping[TaskId, int]:
         """Of every copy whose task does not run active here. On the client's IO thread: no I/O."""
 
@@ -187,8 +184,6 @@ class EndSums(Protocol):
 
 
 class PartitionRacks(Protocol):
-    """The racks of the partitions' replicas."""
-
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         """Racks per partition; what is not known is left out. Quick, no I/O."""
 
@@ -258,7 +253,6 @@ class MemberAssignor:
 
     @property
     def topics(self) -> frozenset[str]:
-        """Every source and repartition topic: what the member subscribes to."""
         return frozenset(self._subtopology_of)
 
     def read_more(
@@ -272,12 +266,10 @@ class MemberAssignor:
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
 
     def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """The partitions of topics that this member reads."""
         return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
 
     @property
     def topology(self) -> str:
-        """The digest of this instance's program."""
         return self._digest
 
     def bind(self, claims: Callable[[], Claims]) -> None:
@@ -520,7 +512,6 @@ def _asks_to_end(data: UserData) -> bool:
 def _group_error(
     members: Mapping[str, UserData], missing: Sequence[str]
 ) -> tuple[AnswerError, str]:
-    """The error that stops the whole group, if there is one."""
     asking = sorted(member_id for member_id, data in members.items() if _asks_to_end(data))
     if asking:
         return (

@@ -18,7 +18,6 @@ Known = Mapping[str, tuple[str, frozenset[TaskId]]]
 
 
 def known_of(cluster: ClusterState, decided: Assignment) -> Known:
-    """The values that the next decision is compared with."""
     return {
         member.member_id: (
             name_of(member),

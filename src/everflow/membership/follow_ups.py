@@ -43,12 +43,10 @@ class FollowUps:
         self._requested = False
 
     def became_hot(self, task: TaskId, now_ms: float) -> None:
-        """A warm-up (or a standby whose active waits) reached the acceptable lag."""
         if task not in self._told and task not in self._unasked:
             self._hot.setdefault(task, now_ms + GATHER_MS)
 
     def joining(self) -> None:
-        """A join goes out, with everything this member has to say."""
         self._asked = None
         self._requested = False
         for task in self._hot:
@@ -87,7 +85,6 @@ class FollowUps:
             self._probe_at = self._last_at_once = max(now_ms, self._last_at_once + AT_ONCE_GAP_MS)
 
     def lost(self) -> None:
-        """The membership was lost: the next join is a new member's."""
         self._hot.clear()
         self._told.clear()
         self._unasked = frozenset()

@@ -107,7 +107,6 @@ SPREADS_MS = 30_000.0
 FINISHING_MS = 1_000.0
 """For so long at most a join is put off for a batch that runs again."""
 _POLL_MS = 50.0
-"""How often the thread checks a group at rest."""
 _JOIN_SLICE_S = 1.0
 _RETRY_S = 0.5
 _LEAVE_SLACK_S = 5.0
@@ -354,7 +353,6 @@ class GroupMember:
     # --- on the membership thread, or a simulation's ----------------------------------------------
 
     def open(self, timeout_s: float = 30.0) -> None:
-        """Connect; RetriableError when no broker answers within ``timeout_s`` seconds."""
         topics = self._assignor.topics
         self._channel = self._open_channel(self._settings, topics, self._assignor, self, timeout_s)
         self._subscribed = topics
@@ -489,7 +487,6 @@ class GroupMember:
     def on_assignment(
         self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int
     ) -> None:
-        """Compare with what is owned, mark and queue."""
         try:
             data = self._assignor.answer(user_data)
         except UserDataError as failure:

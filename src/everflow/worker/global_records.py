@@ -83,7 +83,6 @@ class GlobalRecords:
         self.tell(LeftOut(sent, result.dropped, result.letters, lines))
 
     def _sent(self, result: StepResult, source: Source) -> int:
-        """Writes the dead letters, and returns their number."""
         now_ms = int(time.time() * 1000)
         letters = Letters.of(self.handlers.topic, result.dead_letters, (source,), now_ms)
         if letters is None:

@@ -77,7 +77,6 @@ class GlobalTables:
             self._failed(error)
 
     def waits(self, error: EverflowError) -> None:
-        """A record cannot be processed now: it is tried again."""
         with self._lock:
             self._waits = error
 
@@ -132,7 +131,6 @@ class GlobalTables:
 
     @property
     def filled(self) -> bool:
-        """True if lookups may read every table."""
         return self._read() and self._loaded.ready
 
     def _read(self) -> bool:
@@ -145,7 +143,6 @@ class GlobalTables:
             )
 
     def contexts(self) -> list[TaskContext]:
-        """The tables for a batch's workers, by partition."""
         return [context_of(task, stores) for task, stores in sorted(self.stores().items())]
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
@@ -308,7 +305,6 @@ class LoadedTables:
             )
 
     def _load(self, one: _Loaded) -> None:
-        """Load the next generation; it is complete before a batch may read it."""
         # From the begin of one to the begin of the next, and a pause where it takes longer.
         one.due_ms = self._clock.monotonic_ms() + (one.table.node.refresh_ms or 0)
         rows = loaded_rows(one.table.node)
@@ -363,7 +359,6 @@ _WHY = {
 
 
 def count_left_out(metrics: Metrics, left_out: LeftOut) -> None:
-    """Add to the metrics, and log."""
     dropped: dict[Labels, float] = {
         (GLOBAL, node, reason): float(count)
         for node, reasons in left_out.dropped.items()

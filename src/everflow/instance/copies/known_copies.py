@@ -246,10 +246,8 @@ class Freshness:
         self._claims: Collection[Settled] = ()
         self._claimed_at = 0
         self.proven: tuple[Settled, ...] = ()
-        """The latest that have been proven."""
 
     def collect(self) -> None:
-        """Take over the claims that have been proven, and make new ones."""
         confirmed = self._heartbeats()
         if self._claimed_at <= confirmed < self._claimed_at + PROVING_HEARTBEATS:
             return
@@ -305,7 +303,6 @@ class StateKeeper:
             self._start(self._delete)
 
     def close(self) -> None:
-        """Note the proven claims, once no batch runs any more."""
         self._start(self._freshness.note)
         self._worker.shutdown(wait=True)
 

@@ -51,8 +51,6 @@ SAY_EVERY_MS = 10_000.0
 
 
 class StalledCopy(NamedTuple):
-    """A copy that makes no progress; times are monotonic ms."""
-
     role: TaskRole
     stalled: StalledTask
 
@@ -69,7 +67,6 @@ class StalledCopies:
         self._moved_ms: dict[TaskId, float] = {}
         """When each copy last made progress, or was last found to be stalled."""
         self._over: set[TaskId] = set()
-        """Copies whose time-out has been logged."""
         self._said_ms: dict[TaskId, float] = {}
         self._stalled: Mapping[TaskId, StalledCopy] = {}
 
@@ -97,14 +94,12 @@ class StalledCopies:
         self._publish()
 
     def progressed(self, task: TaskId) -> None:
-        """The copy was opened, got records, or has reached the end."""
         self._moved_ms[task] = self._clock.monotonic_ms()
         if task in self._roles:
             self._forget(task)
             self._publish()
 
     def behind(self, task: TaskId, role: TaskRole, where: str, cause: str = "") -> None:
-        """The copy lags and got nothing in this round."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._moved_ms.setdefault(task, now_ms) >= STALLED_MS:
             self._moved_ms[task] = now_ms
@@ -112,7 +107,6 @@ class StalledCopies:
             self.failed({task: role}, cause or silent)
 
     def stand_still(self) -> None:
-        """The instance is paused: time does not count."""
         now_ms = self._clock.monotonic_ms()
         self._moved_ms = dict.fromkeys(self._moved_ms, now_ms)
 
@@ -128,7 +122,6 @@ class StalledCopies:
         return self._timeouts.resting(self._clock.monotonic_ms())
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        """Copies that make no progress, as of the last round."""
         return self._stalled
 
     def _forget(self, task: TaskId) -> None:
@@ -212,7 +205,6 @@ class StateUpdater:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._tasks: dict[TaskId, CopiedTask] = {}
         self._waiting: dict[TaskId, StandbyTask] = {}
-        """Not opened yet."""
         self._owner: dict[TopicPartition, TaskId] = {}
         self._lanes = CopyLanes(services.open_follower)
         self._guard = ListenerGuard("standby update listener")
@@ -220,7 +212,6 @@ class StateUpdater:
         self._unheard: Set[TaskId] = frozenset()
         """Tasks with a log of which the brokers last returned no end."""
         self._ends: Mapping[TopicPartition, int] = {}
-        """Last stable offsets as last read."""
         self._followed: Mapping[TaskId, FollowedTask] = {}
         self._places: Mapping[TaskId, tuple[TaskStore, ...]] = {}
         self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
@@ -261,7 +252,6 @@ class StateUpdater:
         return self._stalled.stalled()
 
     def start(self) -> None:
-        """Run on a thread of its own until `close`."""
         self._running = self._services.spawn(self._services.name, self._run)
 
     def close(self) -> None:
@@ -490,7 +480,6 @@ class StateUpdater:
                     self._rebuild(self._tasks[task_id], tp, reason)
 
     def _note_stalled(self, moved: Collection[TaskId], fault: RetriableError | None = None) -> None:
-        """After a round that brought ``moved`` forward, and met ``fault``."""
         waiting = self._lanes.far_behind()
         for task_id, task in self._tasks.items():
             if task_id in self._unheard:
@@ -682,8 +671,6 @@ cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by messag
 
 
 class FollowedRound(Protocol):
-    """See `everflow.kafka.reading.copy_follower.FollowedRound`."""
-
     @property
     def chunks(self) -> Mapping[TopicPartition, FoldedChunk]: ...
     @property
@@ -758,7 +745,6 @@ class CopyLanes:
             raise fault
 
     def far_behind(self) -> Set[TopicPartition]:
-        """Partitions that are read in bulk, or wait for it."""
         return {tp for follower in self._followers.values() for tp in follower.far_behind}
 
     def rest(self) -> None:
@@ -811,9 +797,7 @@ class CopiedTask:
     cold: bool = False
     hot: bool = False
     said_ms: float = float("-inf")
-    """When it was last reported as hot."""
     quiet_ms: float = 0.0
-    """For how long it is not reported again."""
     loaded: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lag(self) -> int | None:

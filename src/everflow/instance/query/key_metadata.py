@@ -45,11 +45,8 @@ class StoreSite:
     partitions: int
     decode: Callable[[bytes], Any]
     everywhere: bool = False
-    """True for the store of a global table, which every instance has."""
     results: ResultDecoder | None = None
-    """`PhysicalPlan.value_results`; None: those of the serde."""
     partitioner: Partitioner | None = None
-    """Partitioner of its topics' keys; None: `default_partitioner`."""
 
     @cached_property
     def value_reader(self) -> Callable[[bytes], Any] | None:
@@ -100,7 +97,6 @@ def _hashed(key: bytes) -> int:
 
 
 def store_partitioner(by: KeyPartitioner | None, topic: str, serde: Serde) -> Partitioner | None:
-    """The program's partitioner for a topic's keys; None: `default_partitioner`."""
     if by is None or by == MURMUR2:
         return None
     return lambda key, partitions: int(
@@ -109,7 +105,6 @@ def store_partitioner(by: KeyPartitioner | None, topic: str, serde: Serde) -> Pa
 
 
 def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> KeyQueryMetadata:
-    """Active and standbys of a store's partition; ``hosts`` None: not known."""
     task = site.task(partition)
     active = [host for host, tasks in (hosts or {}).items() if task in tasks.active]
     standby = sorted(host for host, tasks in (hosts or {}).items() if task in tasks.standby)
@@ -161,7 +156,6 @@ class HostMap:
     thread."""
 
     group: GroupSettings | None = None
-    """The group to ask; set before the first rebalance."""
 
     def __init__(
         self,
@@ -180,7 +174,6 @@ class HostMap:
         self._generation, self._hosts, self._next_read_ms = generation, hosts, 0.0
 
     def known(self) -> Mapping[str, HostTasks]:
-        """The hosts that are known already, without I/O."""
         return self._hosts or {}
 
     def hosts(self) -> Mapping[str, HostTasks] | None:

@@ -57,7 +57,6 @@ STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
     "window": ReadOnlyWindowStore,
     "session": ReadOnlySessionStore,
 }
-"""Queries by `StoreSpec.kind`."""
 ENDS_AGE_MS = 1_000.0
 """Maximal age of a changelog's end that a query's ``max_lag`` is compared with."""
 
@@ -176,7 +175,6 @@ class StoreQueries:
         )
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
-        """The instances, or those that have the store, active or as a standby."""
         if name is not None:
             self.site(name)
         found = metadata_of_hosts(self._ports.hosts(), self._sites.values(), self._inputs)
@@ -224,16 +222,13 @@ class StoreQueries:
             )
 
     def running(self, site: StoreSite) -> dict[int, TaskStore]:
-        """Copies of active tasks here, or of a global table, by partition."""
         here = self._ports.global_stores() if site.everywhere else self._ports.running()
         return _of_store(site, here)
 
     def copies(self, site: StoreSite) -> dict[int, TaskStore]:
-        """Other replicas here, by partition."""
         return _of_store(site, self._ports.copies())
 
     def refuse(self, site: StoreSite, partition: int) -> InvalidStateStoreError:
-        """The error for a partition that cannot be read here, with the cure."""
         place = f"Partition {partition} of store {site.spec.name!r}"
         found = metadata_for_key(site, partition, self._ports.hosts())
         copy = partition in self.copies(site)
@@ -256,7 +251,6 @@ class StoreQueries:
         )
 
     def refuse_all(self, site: StoreSite) -> InvalidStateStoreError:
-        """The error for a store of which nothing can be read here."""
         message = f"No task with store {site.spec.name!r} runs on this instance now"
         if self.copies(site) or self._ports.state() is ClientState.REBALANCING:
             return StateMovingError(
@@ -271,7 +265,6 @@ class StoreQueries:
         return InvalidStateStoreError(f"{message}: {where}.")
 
     def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
-        """StaleStateError if the copy is further behind than ``max_lag``."""
         if store.changelog is None:
             return
         lag = max(0, self._end(store.changelog) - (_position(store.path) or 0))
@@ -315,8 +308,6 @@ class StoreQueries:
 
 @dataclass(frozen=True, kw_only=True)
 class _Access:
-    """`store_query.StoreAccess` of one query's options."""
-
     queries: StoreQueries
     site: StoreSite
     partition: int | None

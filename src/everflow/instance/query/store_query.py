@@ -62,8 +62,6 @@ _Store = TypeVar("_Store", bound="ReadOnlyStore")
 
 
 class EntryPlace(NamedTuple):
-    """The place of an entry: its partition, and its key as stored."""
-
     partition: int
     key: bytes
 
@@ -74,7 +72,6 @@ class StoreScan(Iterator[tuple[Any, Any]]):
     def __init__(
         self, found: Iterator[tuple[EntryPlace, bytes]], decode: Callable[[bytes, bytes], Any]
     ) -> None:
-        """``decode``: turns a stored key and value into the user's."""
         self._found, self._decode = found, decode
         self.place: EntryPlace | None = None
 
@@ -89,21 +86,17 @@ class CopyAccess(Protocol):
     def readable(self) -> Sequence[int]:
         """Partitions with a readable copy here, sorted; empty if there is none."""
 
-    def require_some(self) -> None:
-        """Raises InvalidStateStoreError, with the reason, if there is none."""
+    def require_some(self) -> None: ...
 
     def path(self, partition: int) -> Path:
         """Folder of a replica; InvalidStateStoreError if there is none or it lags too far."""
 
-    def active_paths(self) -> Mapping[int, Path]:
-        """Folders of the active tasks' copies, by partition."""
+    def active_paths(self) -> Mapping[int, Path]: ...
 
-    def home(self, key: bytes) -> int:
-        """The partition that a key belongs to."""
+    def home(self, key: bytes) -> int: ...
 
     @property
-    def stale(self) -> bool:
-        """True if replicas that lag are read, too."""
+    def stale(self) -> bool: ...
 
     def lag(self, partition: int) -> int | None:
         """Offsets that the partition's replica is behind its changelog; None: not known."""
@@ -297,7 +290,6 @@ class ReadOnlyStore:
     def _entries(
         self, partition: int, start: bytes | None, end: bytes | None, reverse: bool
     ) -> Iterator[Entry]:
-        """The entries of a partition behind the end of an earlier result."""
         behind = self._behind
         if behind is not None and behind.partition == partition:
             if reverse:
@@ -329,7 +321,6 @@ class ReadOnlyStore:
     def _entries_of(
         self, key: bytes, asked: KeyRange, reverse: bool
     ) -> Iterator[tuple[EntryPlace, bytes]]:
-        """Entries of one key whose windows are in a range, from the first partition with some."""
         places = self._places_of(key) if self._behind is None else [self._behind.partition]
         for partition in places:
             found = False
@@ -493,7 +484,6 @@ def _place_of(key: bytes, *, columns: EntryColumns, partition: int) -> str:
 # --- session stores (KIP-94, KIP-617) -------------------------------------------------------------
 
 Session = tuple[Windowed, Any]
-"""Key with its session, and value."""
 
 
 class _TimedStore(ReadOnlyStore):
@@ -595,7 +585,6 @@ class ReadOnlySessionStore(_TimedStore):
 # --- window stores (KIP-67, KIP-617) --------------------------------------------------------------
 
 Window = tuple[Windowed, Any]
-"""Key with its window, and value."""
 
 
 class ReadOnlyWindowStore(_TimedStore):
@@ -693,7 +682,6 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         )
 
     def _first(self, key: bytes, ask: Callable[[VersionsView], _Found | None]) -> _Found | None:
-        """The answer of the first partition that has one."""
         for partition in self._places_of(key):
             found = self._reader.read(partition, lambda snapshot: ask(cast(VersionsView, snapshot)))
             if found:

@@ -125,8 +125,6 @@ class Changelogs:
 
 
 class RangeReader(Protocol):
-    """The part of `LogReader` that is needed."""
-
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[Chunk]: ...
 
 

@@ -35,7 +35,6 @@ class RestoreProgress:
 
     @property
     def done(self) -> bool:
-        """True if the whole range is in the store."""
         return self.position >= self.end
 
     @property
@@ -99,7 +98,6 @@ class RestoreTracker:
         return sum(p.position - p.start for p in active) / total
 
     def progress(self) -> dict[TaskId, list[RestoreProgress]]:
-        """The restores under way, by task."""
         found: dict[TaskId, list[RestoreProgress]] = {}
         with self._lock:
             for (task, _), progress in self._active.items():
@@ -107,7 +105,6 @@ class RestoreTracker:
         return found
 
     def positions(self) -> dict[TaskId, int]:
-        """Changelog positions of the stores under way, summed per task."""
         return {task: sum(p.position for p in listed) for task, listed in self.progress().items()}
 
     def restore_start(self, progress: RestoreProgress) -> None:

@@ -53,8 +53,7 @@ class FoldedChunk(LogChunk, Protocol):
 class KnowsOffsets(Protocol):
     """A chunk that knows where its records are."""
 
-    def offset_of(self, key: bytes) -> int | None:
-        """The offset of the last record with this key."""
+    def offset_of(self, key: bytes) -> int | None: ...
 
 
 class ChangelogReader(Protocol):
@@ -143,7 +142,6 @@ class RestoreJob:
 def progress_of(
     task: TaskId, store: str, changelog: TopicPartition, plan: RestorePlan
 ) -> RestoreProgress:
-    """The progress of a restore that begins."""
     return RestoreProgress(
         task=task,
         store=store,
@@ -236,7 +234,6 @@ def named_keys(
 def _key_error(
     task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: FoldedChunk
 ) -> DamagedEntryError | None:
-    """The error of a chunk's first key that a store of this ``kind`` cannot have, if any."""
     suffix = SUFFIX_BYTES.get(kind, 0)
     key = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
     if key is None:

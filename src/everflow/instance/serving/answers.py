@@ -64,7 +64,6 @@ def shortened(text: str) -> str:
 
 
 def read_start(text: str) -> int:
-    """The start of a window in a path. Raises RefusedRequest."""
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= TIME_MAX:
         return int(text)
     raise malformed(
@@ -115,7 +114,6 @@ def as_json(content: Any) -> bytes:
 
 
 def _named(content: Any) -> Any:
-    """``content``, with NaN and infinities as text."""
     if isinstance(content, float):
         return content if math.isfinite(content) else number_text(content)
     if isinstance(content, dict):
@@ -145,8 +143,6 @@ class BoundedPage:
 
 
 class CopyChoice(NamedTuple):
-    """The replicas that may answer, and their maximal lag in offsets."""
-
     stale: bool = False
     max_lag: int | None = None
     partition: int | None = None
@@ -200,7 +196,6 @@ class Parameters:
         return found
 
     def page(self) -> tuple[int, EntryPlace | None]:
-        """The maximal number of entries, and the place behind which they begin."""
         limit = self.number("limit", ENTRIES, 1, MOST_ENTRIES)
         token = self._given.get("after")
         return limit, None if token is None else place_of(token)
@@ -268,7 +263,6 @@ def require_kind(name: str, kind: str, *kinds: str) -> None:
 
 KEY_VALUE = ("key_value", "versioned")
 TOGETHER = 50
-"""So many keys are read before their values are written."""
 
 
 class ServedStores:
@@ -421,7 +415,6 @@ class ServedStores:
     def _in_time(
         self, asked: Parameters, store: str, key: str | None, what: str, of_key: str, of_range: str
     ) -> dict[str, Any]:
-        """The queries ``of_key``, or ``of_range`` without a key, in an interval of time."""
         if key is None:
             serde = self._queries().site(store).spec.key_serde
             name, keys = of_range, [asked.key(end, serde) for end in ("first", "last")]

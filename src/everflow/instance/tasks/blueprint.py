@@ -46,7 +46,6 @@ class Blueprint:
         )
 
     def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
-        """A task in state CREATED, with its inputs and stores."""
         stores = tuple(
             TaskStore(
                 spec.name,
@@ -60,7 +59,6 @@ class Blueprint:
         return ActiveTask(id=task, inputs=self.inputs_of(task), stores=stores)
 
     def global_tasks(self, directory: StateDirectory) -> list[StandbyTask]:
-        """The tasks of global tables, a partition of the topic each."""
         found = []
         for table in self.plan.global_tables:
             for partition in range(self.global_partitions[table.source.topic]):

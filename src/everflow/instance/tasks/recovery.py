@@ -43,8 +43,6 @@ ATTEMPT_MS = 10_000.0
 
 
 class _Patience(Deadline):
-    """The deadline of a recovery."""
-
     def __init__(self, clock: Clock, timeout_ms: float, given_up: Callable[[], bool]) -> None:
         super().__init__(clock, timeout_ms)
         self._given_up = given_up
@@ -69,11 +67,9 @@ class RecoveryPorts(Protocol):
     def purged(self) -> Sequence[TopicPartition]:
         """Partitions of which only everflow deletes records, behind committed offsets."""
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Log ends, read_uncommitted."""
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
 
-    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Last stable offsets (read_committed)."""
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
 
     def log_starts(
         self, partitions: Sequence[TopicPartition], *, known: bool = False
@@ -422,7 +418,6 @@ class CommittedLowerBounds:
         self.raised(offsets)
 
     def settled(self) -> dict[TopicPartition, LowerBound]:
-        """The bounds whose markers have arrived."""
         now_ms = self.clock.monotonic_ms()
         with self._lock:
             for known in self._known.values():

@@ -79,7 +79,6 @@ class StandbyTask:
     state: TaskState = TaskState.CREATED
 
     def to(self, state: TaskState) -> None:
-        """Change the state; IllegalTransitionError for a step the life cycle does not have."""
         _check_step(self.id, self.role, self.state, state, STANDBY_TRANSITIONS)
         self.state = state
 
@@ -108,7 +107,6 @@ class ActiveTask:
     """The ownership (`GateBook.epoch`) in which it was recovered."""
 
     def to(self, state: TaskState) -> None:
-        """Change the state; IllegalTransitionError for a step the life cycle does not have."""
         _check_step(self.id, TaskRole.ACTIVE, self.state, state, TASK_TRANSITIONS)
         self.state = state
 
@@ -275,7 +273,6 @@ class ThreadCommands:
         return list(self._arriving.values())
 
     def take(self, tasks: dict[TaskId, ActiveTask]) -> bool:
-        """Carry out all commands on ``tasks``; True if those have changed."""
         changed = False
         while self._waiting:
             command = self._waiting.popleft()
@@ -321,7 +318,6 @@ class StalledTask:
     count: int = 0
     cause: str = ""
     until_ms: float = 0.0
-    """It rests until then."""
     alone: bool = False
     """It is not known whether this task or another of its batch fails: it is tried by itself."""
 

@@ -38,8 +38,6 @@ NAMED = 16
 
 
 class TaskHolder(Protocol):
-    """The part of a `StreamThread` that the task manager needs."""
-
     @property
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
@@ -49,8 +47,6 @@ class TaskHolder(Protocol):
 
 
 class CopyHolder(Protocol):
-    """The part of a `StateUpdater` that the task manager needs."""
-
     def add(self, tasks: Sequence[StandbyTask]) -> None: ...
     def drop(
         self,
@@ -94,18 +90,14 @@ class TaskManager:
     updater: CopyHolder
     services: TaskServices
     timeouts: TaskTimeouts
-    """The time-outs of recoveries."""
     owned: set[TaskId] = field(default_factory=set)
     copies: dict[TaskId, TaskRole] = field(default_factory=dict)
-    """Standbys and warm-ups."""
     running: dict[TaskId, int] = field(default_factory=dict)
     recovering: dict[TaskId, threading.Event] = field(default_factory=dict)
     leaving: set[TaskId] = field(default_factory=set)
     """Leaving a thread: to another one, or given up."""
     following: dict[TaskId, TaskRole] = field(default_factory=dict)
-    """With the state updater."""
     letting_go: set[TaskId] = field(default_factory=set)
-    """Being released by the state updater."""
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
     retiring: frozenset[int] = frozenset()
     """Threads that give up what they have and get nothing; never all of them."""

@@ -494,7 +494,6 @@ class EndSums:
             return self._next
 
     def _read_once(self) -> None:
-        """Read the ends now; what fails is said and leaves no figure."""
         with self._lock:
             self._next = None
         sums: dict[TaskId, int] | None = None
@@ -511,7 +510,6 @@ class EndSums:
         self._found = sums, self._clock.monotonic_ms()
 
     def close(self) -> None:
-        """End the thread; returns at once."""
         with self._lock:
             self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

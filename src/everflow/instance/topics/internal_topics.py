@@ -67,7 +67,6 @@ class InputIds:
 
     @property
     def recreated(self) -> list[str]:
-        """The inputs that were deleted and created again since the last start."""
         before = self.before
         return [name for name, now in sorted(self.now.items()) if before.get(name, now) != now]
 
@@ -77,14 +76,12 @@ class InputIds:
 
 
 NO_IDS = InputIds()
-"""Nothing is known of the inputs."""
 
 
 class TopicAdmin(Protocol):
     """The part of the cluster's administration that this module needs."""
 
-    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
-        """The existing ones of ``names``, with their config."""
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]: ...
 
     def create(self, topics: Iterable[TopicSpec]) -> None:
         """Create them and wait until they are usable; one that exists by now is no error."""
@@ -97,8 +94,7 @@ class TopicAdmin(Protocol):
     def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
         """The programs that have run, by the group's committed offsets of the partitions."""
 
-    def topics_with_offsets(self) -> frozenset[str]:
-        """All topics of which the group has a committed offset."""
+    def topics_with_offsets(self) -> frozenset[str]: ...
 
 
 def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:

@@ -41,8 +41,7 @@ class TopicState(Protocol):
     def partitions(self) -> int: ...
 
     @property
-    def topic_id(self) -> str:
-        """A topic that is created again has another id."""
+    def topic_id(self) -> str: ...
 
 
 class TopicChanges:
@@ -198,7 +197,6 @@ class TopicWatch:
         self._woken.set()
 
     def check_once(self) -> bool:
-        """Ask and judge; True if the application must stop."""
         doubted = self._doubted
         try:
             now = self._read()
