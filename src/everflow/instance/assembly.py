@@ -25,7 +25,7 @@ from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.instance.instance import Extension, Instance, InstanceSettings
 from everflow.instance.restore.changelogs import Changelogs
 from everflow.instance.restore.listeners import StandbyUpdateListener
-from everflow.instance.restore.restoration import FoldedChunk, PreparedStore, prepare_store
+from everflow.instance.restore.restoration import PreparedStore, prepare_store
 from everflow.instance.restore.restore_plan import ChangelogState
 from everflow.instance.start_up import FENCE_TIMEOUT_S, extended, transactional_id
 from everflow.instance.tasks.blueprint import Blueprint
@@ -53,7 +53,7 @@ from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
 from everflow.protocol.messages import WorkerClients
 from everflow.records import TaskId, TopicPartition
-from everflow.state.left_out import PlacedChunk, as_processed
+from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -294,7 +294,7 @@ class ClusterPorts:
         specs = self._dependencies.blueprint.store_specs()
         reused = {spec.source_topic: spec for spec in specs.values()}
 
-        def taken(_: TaskId, tp: TopicPartition, position: int, chunk: FoldedChunk) -> FoldedChunk:
+        def taken(_: TaskId, tp: TopicPartition, position: int, chunk: Chunk) -> Chunk:
             spec = reused.get(tp.topic)
             if spec is None:
                 return chunk
@@ -730,9 +730,7 @@ def instance_settings(config: StreamsConfig) -> InstanceSettings:
     )
 
 
-def _taken(
-    intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: FoldedChunk
-) -> FoldedChunk:
+def _taken(intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: Chunk) -> Chunk:
     """The records of a chunk that enter a global table; ``tables`` get the error of a record."""
     try:
         return intake.taken(tp, cast(LogChunk, chunk))

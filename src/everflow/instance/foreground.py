@@ -6,7 +6,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -125,41 +125,42 @@ def bounded_run(
     if count is None and timeout is None and collect is None:
         return None
     where = user_line()
+
+    def wrong(text: str) -> TopologyError:
+        return TopologyError(f"run: {text}", where=where)
+
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise TopologyError(
-            f"run: count is a number of records, 1 at least, found {count!r}", where=where
-        )
+        raise wrong(f"count is a number of records, 1 at least, found {count!r}")
     sinks = {
         node.topic: node
         for node in topology.nodes
         if isinstance(node, SinkNode) and node.kind == "sink" and isinstance(node.topic, str)
     }
     known = ", ".join(sinks) or "none by name"
-    asked = _topics(collect, where)
+    asked = _topics(collect, wrong)
     for topic in asked or ():
         if topic not in sinks:
-            raise TopologyError(
-                f"run: collect={topic!r} is no topic that the program writes; it writes {known}",
-                where=where,
-            )
+            raise wrong(f"collect={topic!r} is no topic that the program writes; it writes {known}")
     if count is not None and not sinks:
-        raise TopologyError(
-            "run: count counts records of output topics, and the program writes none by name; "
-            "write .to('topic'), or end the run with timeout='30 seconds'",
-            where=where,
+        raise wrong(
+            "count counts records of output topics, and the program writes none by name; "
+            "write .to('topic'), or end the run with timeout='30 seconds'"
         )
     followed = list(sinks if asked is None and count is not None else asked or ())
     return BoundedRun(
         config=config,
         count=count,
-        timeout_s=_seconds(timeout, where),
+        timeout_s=_seconds(timeout, wrong),
         sinks={topic: sinks[topic] for topic in followed},
         collects=asked is not None,
         single=isinstance(collect, str),
     )
 
 
-def _topics(collect: object, where: str | None) -> list[str] | None:
+Wrong = Callable[[str], TopologyError]
+
+
+def _topics(collect: object, wrong: Wrong) -> list[str] | None:
     if collect is None:
         return None
     topics = [collect] if isinstance(collect, str) else collect
@@ -167,13 +168,10 @@ def _topics(collect: object, where: str | None) -> list[str] | None:
         named = list(topics)
         if named and all(isinstance(topic, str) for topic in named):
             return named
-    raise TopologyError(
-        f"run: collect is the name of an output topic or a list of names, found {collect!r}",
-        where=where,
-    )
+    raise wrong(f"collect is the name of an output topic or a list of names, found {collect!r}")
 
 
-def _seconds(timeout: object, where: str | None) -> float | None:
+def _seconds(timeout: object, wrong: Wrong) -> float | None:
     if timeout is None:
         return None
     found = math.nan
@@ -182,10 +180,9 @@ def _seconds(timeout: object, where: str | None) -> float | None:
     elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
         found = float(timeout)
     if not 0 < found < math.inf:
-        raise TopologyError(
-            f"run: timeout is above 0, '30 seconds', a number of seconds or a timedelta, found "
-            f"{timeout!r}",
-            where=where,
+        raise wrong(
+            f"timeout is above 0, '30 seconds', a number of seconds or a timedelta, found "
+            f"{timeout!r}"
         )
     return found
 

@@ -465,9 +465,7 @@ class ThreadCount:
                 return False
             for thread, given_up in zip(going, empty, strict=True):
                 if self._wait(given_up, None):
-                    thread.stop()
-                    while not thread.join(LOOK_S) and self.may_change:
-                        pass
+                    self._end(thread)
             self._on_loop(lambda: self._all_left(going))
             return True
 
@@ -506,11 +504,14 @@ class ThreadCount:
                     f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is "
                     f"still in flight. It stays."
                 )
-            thread.stop()
-            while not thread.join(LOOK_S) and self.may_change:
-                pass
+            self._end(thread)
             self._on_loop(lambda: self._all_left([thread]))
             return thread.name
+
+    def _end(self, thread: StreamThread) -> None:
+        thread.stop()
+        while not thread.join(LOOK_S) and self.may_change:
+            pass
 
     # --- on the instance's loop ------------------------------------------------------------------
 

@@ -438,6 +438,7 @@ class _Unclosed:
         self._process = 0
 
     def watch(self, instance: Closable) -> None:
+        """It is closed when the program ends, unless its end has begun by then."""
         with self._lock:
             self._started.add(instance)
             first, self._process = self._process != os.getpid(), os.getpid()
@@ -450,6 +451,7 @@ class _Unclosed:
             _before_kernel_ends(self._close)
 
     def running(self) -> list[Closable]:
+        """Those that were started in this process and have not begun to end."""
         with self._lock:
             # Otherwise a fork's copy: the instance is its parent's.
             mine = self._process == os.getpid()
@@ -483,12 +485,5 @@ def _before_kernel_ends(close: Callable[[], None]) -> None:
 
 
 _unclosed = _Unclosed()
-
-
-def close_at_exit(instance: Closable) -> None:
-    """``instance`` is closed when the program ends, unless its end has begun by then."""
-    _unclosed.watch(instance)
-
-
-def running_here() -> list[Closable]:
-    return _unclosed.running()
+close_at_exit = _unclosed.watch
+running_here = _unclosed.running

@@ -69,72 +69,19 @@ def prepare_cluster(
     """Steps 2-7 of a start. ``stop``, set meanwhile, ends it with an EverflowError. Raises
     TaskTimeoutError (no broker answers), TopologyError, InternalTopicError, OffsetsExpiredError,
     StoreLayoutError, StateFormatError."""
-    topology = _with_times(topology, config)
+    topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
+    require_room(topology)
     # 2. Wait until a broker answers.
     cluster_id = _reached(admin, config)
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
     return retrying(
-        lambda: _prepared(topology, config, admin, cluster_id, directory),
+        lambda: ClusterTopics(admin, config).prepared(topology, cluster_id, directory),
         "preparing topics",
         clock=clock,
         deadline=Deadline(clock, config.task_timeout_ms),
         stop=stop,
-    )
-
-
-def _prepared(
-    topology: Topology,
-    config: StreamsConfig,
-    admin: ClusterAdmin,
-    cluster_id: str,
-    directory: StateDirectory,
-) -> Blueprint:
-    """Steps 4-7, which may be done again: a broker may not know a new topic's leader yet."""
-    # 4. The user's topics, and whether their partitions fit together.
-    subs = cut(topology)
-    described = admin.describe_topics(subs.topics)
-    counts = {name: one.partitions for name, one in described.items()}
-    needed = internal_topics(
-        subs,
-        counts,
-        config.application_id,
-        topic_config=config.topic(),
-        additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
-    )
-    _require_outputs(topology, config, admin, max(counts.values(), default=1))
-    require_compacted(
-        [store for sub in subs.subtopologies for store in sub.stores], admin.topic_configs
-    )
-    # 5. Internal topics: created at the first start, validated at every other (I10).
-    inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
-    now = {name: described[name].topic_id for name in inputs if name in described}
-    ids = InputIds(directory.input_ids(cluster_id), now)
-    kept = _prepare_internal(topology, needed, inputs, config, admin, ids)
-    _note_inputs(directory, cluster_id, ids)
-    partitions = {
-        **inputs,
-        **{name: partitions for name, (partitions, _) in needed.repartition.items()},
-    }
-    # 6. The stores' layouts are those of this program.
-    names = [short_name(config.application_id, name) for name in needed.repartition]
-    layouts = _compared_layouts(topology, config, admin, partitions, names)
-    # 7. The physical plan.
-    return Blueprint(
-        application_id=config.application_id,
-        cluster_id=cluster_id,
-        plan=_planned(topology, subs, config),
-        inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
-        stores={sub.index: sub.stores for sub in subs.subtopologies},
-        partitions=partitions,
-        offset_reset=offset_resets(subs, config),
-        repartition=frozenset(needed.repartition),
-        kept=kept,
-        fingerprint=fingerprint(subs),
-        layouts=layouts,
-        topology=topology,
-        global_partitions={topic: counts[topic] for topic in subs.global_topics},
     )
 
 
@@ -172,97 +119,8 @@ def _planned(topology: Graph, subs: SubTopologies, config: StreamsConfig) -> Phy
     return plan(chosen, subs.index_of, config.application_id)
 
 
-def _with_times(topology: Topology, config: StreamsConfig) -> Topology:
-    """With ``default.timestamp.extractor``; TopologyError without room beside offsets."""
-    found = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
-    require_room(found)
-    return found
-
-
-def _prepare_internal(
-    topology: Topology,
-    needed: InternalTopics,
-    counts: Mapping[str, int],
-    config: StreamsConfig,
-    admin: ClusterAdmin,
-    ids: InputIds,
-) -> frozenset[str]:
-    inputs = _partitions_of(counts)
-    # Where Kafka Streams ran the application last, everflow has to read what it stored (note 034).
-    committed = _committed(admin, config, inputs)
-    if any(of_kafka_streams(offset.metadata) for offset in committed.values()):
-        require_readable(config.application_id, topology)
-    specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
-    specs += [
-        TopicSpec(n, p, dict(c), LEFT_OUT if n in needed.left_out else "changelog")
-        for n, (p, c) in needed.changelog.items()
-    ]
-    topics, create_new = ClusterTopics(admin, config), config.create_new_topics
-    return prepare(topics, config.application_id, specs, inputs, ids=ids, create_new=create_new)
-
-
-def _note_inputs(directory: StateDirectory, cluster_id: str, ids: InputIds) -> None:
-    """Log the inputs that were created again since the last start, and note the present ids."""
-    for name in ids.recreated:
-        log.warning(
-            "Topic %s was deleted and created again while the application was stopped (topic id %s "
-            "-> %s). It is read from its committed offsets, or by auto.offset.reset without any; "
-            "results of the old topic stay",
-            name,
-            ids.before[name],
-            ids.now[name],
-        )
-    if ids.before != ids.now:
-        directory.record_input_ids(cluster_id, ids.now)
-
-
 def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
-
-
-def _committed(
-    admin: ClusterAdmin, config: StreamsConfig, partitions: Sequence[TopicPartition]
-) -> Mapping[TopicPartition, CommittedOffset]:
-    """The last committed offsets, whatever is pending: under load some transaction always is."""
-    group, timeout_s = config.application_id, COMMITTED_TIMEOUT_S
-    return admin.committed(group, partitions, timeout_s, stable=False)
-
-
-def _compared_layouts(
-    topology: Topology,
-    config: StreamsConfig,
-    admin: ClusterAdmin,
-    partitions: Mapping[str, int],
-    repartition: Iterable[str],
-) -> str:
-    """The text that is committed beside offsets (note 013). StoreLayoutError."""
-    committed = _committed(admin, config, _partitions_of(partitions))
-    found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
-    kept = layouts_to_keep(config.application_id, topology, found)
-    topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-    room = room_for_layouts(topology)
-    text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
-    if kept and not text:
-        log.warning(
-            "The layouts of %d stores are too long to be kept: the next start does not check them "
-            "(docs/design/013)",
-            len(kept),
-        )
-    return text
-
-
-def _require_outputs(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int
-) -> None:
-    dead_letters = config.errors_dead_letter_queue_topic_name
-    outputs = fixed_outputs(topology, dead_letters)
-    found = admin.describe_topics(outputs)
-    missing = {name: where for name, where in outputs.items() if name not in found}
-    if not missing:
-        return
-    error = missing_outputs(missing, admin.creates_topics(), partitions, dead_letters)
-    if error is not None:
-        raise error
 
 
 def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
@@ -307,8 +165,121 @@ def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
 
 
 class ClusterTopics:
+    """`internal_topics.TopicAdmin` on a real cluster, and a start's steps 4 to 7."""
+
     def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
         self._admin, self._config = admin, config
+
+    def prepared(self, topology: Topology, cluster_id: str, directory: StateDirectory) -> Blueprint:
+        """May be done again: a broker may not know a new topic's leader yet."""
+        admin, config = self._admin, self._config
+        # 4. The user's topics, and whether their partitions fit together.
+        subs = cut(topology)
+        described = admin.describe_topics(subs.topics)
+        counts = {name: one.partitions for name, one in described.items()}
+        needed = internal_topics(
+            subs,
+            counts,
+            config.application_id,
+            topic_config=config.topic(),
+            additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
+        )
+        self._require_outputs(topology, max(counts.values(), default=1))
+        require_compacted(
+            [store for sub in subs.subtopologies for store in sub.stores], admin.topic_configs
+        )
+        # 5. Internal topics: created at the first start, validated at every other (I10).
+        inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
+        now = {name: described[name].topic_id for name in inputs if name in described}
+        ids = InputIds(directory.input_ids(cluster_id), now)
+        kept = self._prepare_internal(topology, needed, inputs, ids)
+        for name in ids.recreated:
+            log.warning(
+                "Topic %s was deleted and created again while the application was stopped (topic "
+                "id %s -> %s). It is read from its committed offsets, or by auto.offset.reset "
+                "without any; results of the old topic stay",
+                name,
+                ids.before[name],
+                ids.now[name],
+            )
+        if ids.before != ids.now:
+            directory.record_input_ids(cluster_id, ids.now)
+        partitions = {
+            **inputs,
+            **{name: partitions for name, (partitions, _) in needed.repartition.items()},
+        }
+        # 6. The stores' layouts are those of this program.
+        names = [short_name(config.application_id, name) for name in needed.repartition]
+        layouts = self._compared_layouts(topology, partitions, names)
+        # 7. The physical plan.
+        return Blueprint(
+            application_id=config.application_id,
+            cluster_id=cluster_id,
+            plan=_planned(topology, subs, config),
+            inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
+            stores={sub.index: sub.stores for sub in subs.subtopologies},
+            partitions=partitions,
+            offset_reset=offset_resets(subs, config),
+            repartition=frozenset(needed.repartition),
+            kept=kept,
+            fingerprint=fingerprint(subs),
+            layouts=layouts,
+            topology=topology,
+            global_partitions={topic: counts[topic] for topic in subs.global_topics},
+        )
+
+    def _require_outputs(self, topology: Topology, partitions: int) -> None:
+        dead_letters = self._config.errors_dead_letter_queue_topic_name
+        outputs = fixed_outputs(topology, dead_letters)
+        found = self._admin.describe_topics(outputs)
+        missing = {name: where for name, where in outputs.items() if name not in found}
+        creates = self._admin.creates_topics() if missing else None
+        error = missing_outputs(missing, creates, partitions, dead_letters)
+        if error is not None:
+            raise error
+
+    def _prepare_internal(
+        self, topology: Topology, needed: InternalTopics, counts: Mapping[str, int], ids: InputIds
+    ) -> frozenset[str]:
+        inputs, name = _partitions_of(counts), self._config.application_id
+        # Where Kafka Streams ran the application last, its stores have to be read (note 034).
+        if any(of_kafka_streams(one.metadata) for one in self._committed(inputs).values()):
+            require_readable(name, topology)
+        repartition, changelog = needed.repartition.items(), needed.changelog.items()
+        specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in repartition]
+        specs += [
+            TopicSpec(n, p, dict(c), LEFT_OUT if n in needed.left_out else "changelog")
+            for n, (p, c) in changelog
+        ]
+        create_new = self._config.create_new_topics
+        return prepare(self, name, specs, inputs, ids=ids, create_new=create_new)
+
+    def _committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """Whatever is pending: under load some transaction always is."""
+        group = self._config.application_id
+        return self._admin.committed(group, partitions, COMMITTED_TIMEOUT_S, stable=False)
+
+    def _compared_layouts(
+        self, topology: Topology, partitions: Mapping[str, int], repartition: Iterable[str]
+    ) -> str:
+        """The text that is committed beside offsets (note 013). StoreLayoutError."""
+        committed = self._committed(_partitions_of(partitions)).values()
+        found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
+        kept = layouts_to_keep(self._config.application_id, topology, found)
+        topics = topics_in(found).get("repartition", frozenset()).union(repartition)
+        room = room_for_layouts(topology)
+        text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
+        if kept and not text:
+            log.warning(
+                "The layouts of %d stores are too long to be kept: the next start does not check "
+                "them (docs/design/013)",
+                len(kept),
+            )
+        return text
+
+    # --- `TopicAdmin` -----------------------------------------------------------------------------
 
     def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
         found = self._admin.describe_topics(names)
@@ -331,7 +302,7 @@ class ClusterTopics:
         return {tp: (starts[tp], ends[tp]) for tp in asked}
 
     def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
-        committed = _committed(self._admin, self._config, list(partitions))
+        committed = self._committed(list(partitions))
         parsed = {tp: parse_metadata(offset.metadata) for tp, offset in committed.items()}
         ours = [one for one in parsed.values() if one.batch_id is not None]
         java = {tp for tp, offset in committed.items() if of_kafka_streams(offset.metadata)}

@@ -21,7 +21,6 @@ from everflow.instance.restore.listeners import (
     SuspendReason,
 )
 from everflow.instance.restore.restoration import (
-    FoldedChunk,
     PreparedStore,
     named_keys,
     progress_of,
@@ -37,6 +36,7 @@ from everflow.instance.tasks.task import (
 )
 from everflow.logs import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
+from everflow.state.left_out import Chunk
 from everflow.state.lmdb_store import LmdbStore
 from everflow.user_program import ListenerGuard
 
@@ -179,7 +179,7 @@ class UpdaterServices:
     standbys: Callable[[], StandbyUpdateListener | None] = lambda: None
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
-    taken: Callable[[TaskId, TopicPartition, int, FoldedChunk], FoldedChunk] = (
+    taken: Callable[[TaskId, TopicPartition, int, Chunk], Chunk] = (
         lambda task, changelog, position, chunk: chunk
     )
     doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
@@ -496,7 +496,7 @@ class StateUpdater:
                 cause = str(fault) if of_it else ""
                 self._stalled.behind(task_id, task.task.role, str(behind[0]), cause)
 
-    def _load(self, task: CopiedTask, store: CopiedStore, chunk: FoldedChunk) -> None:
+    def _load(self, task: CopiedTask, store: CopiedStore, chunk: Chunk) -> None:
         at = store.progress.position
         chunk = self._services.taken(task.task.id, store.progress.changelog, at, chunk)
         at_end = store.end is not None and chunk.next_position >= store.end
@@ -672,7 +672,7 @@ cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by messag
 
 class FollowedRound(Protocol):
     @property
-    def chunks(self) -> Mapping[TopicPartition, FoldedChunk]: ...
+    def chunks(self) -> Mapping[TopicPartition, Chunk]: ...
     @property
     def gone(self) -> Mapping[TopicPartition, str]: ...
 

@@ -46,15 +46,21 @@ class Changelogs:
     def followed_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Up to where copies follow: last stable offsets; of reused topics committed ones (0:
         none)."""
-        own = [tp for tp in partitions if tp.topic not in self.reused]
-        ends = self.stable_ends(own) if own else {}
-        return ends | self._followed(partitions)
+        return self._own(partitions, self.stable_ends) | self._followed(partitions)
 
     def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """As `followed_ends`, for the logs whose leaders answer within a second."""
+        known = lambda own: self._admin.known_ends(own, "read_committed")  # noqa: E731
+        return self._own(partitions, known) | self._followed(partitions)
+
+    def _own(
+        self,
+        partitions: Collection[TopicPartition],
+        read: Callable[[list[TopicPartition]], Mapping[TopicPartition, int]],
+    ) -> dict[TopicPartition, int]:
+        """Of everflow's own changelogs."""
         own = [tp for tp in partitions if tp.topic not in self.reused]
-        ends = self._admin.known_ends(own, "read_committed") if own else {}
-        return ends | self._followed(partitions)
+        return dict(read(own)) if own else {}
 
     def _followed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         committed = self._read_offsets(partitions)
@@ -85,7 +91,8 @@ class Changelogs:
         with ThreadPoolExecutor(1) as beside:
             describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
             starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
-            found = self._ends(asked) if ends is None else ends
+            if ends is None:
+                ends = self._own(asked, self.log_ends) | self._read_offsets(asked)
             topics = describing.result()
         states = {}
         for tp in asked:
@@ -94,16 +101,12 @@ class Changelogs:
                 raise InternalTopicError(f"The changelog {tp.topic} is missing.")
             states[tp] = ChangelogState(
                 start=starts[tp],
-                end=found[tp],
+                end=ends[tp],
                 cluster_id=self._cluster_id,
                 topic_id=described.topic_id,
                 delete_retention_ms=self._delete_retention_ms(tp.topic),
             )
         return states
-
-    def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        own = [tp for tp in partitions if tp.topic not in self.reused]
-        return {**(self.log_ends(own) if own else {}), **self._read_offsets(partitions)}
 
     def known_delete_retention_ms(self, topic: str) -> int:
         """As `states` has read it, else the brokers' default; without I/O."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, 
 from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.left_out import KeptEntry, PlacedChunk, corrected
+from everflow.state.left_out import Chunk, KeptEntry, PlacedChunk, corrected
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -29,39 +29,12 @@ from everflow.state.task_directory import StateDirectory
 _NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
 
 
-class LogChunk(Protocol):
-    """Committed changelog records; ``next_position`` follows the last offset that it covers."""
-
-    @property
-    def keys(self) -> Sequence[bytes | None]: ...
-    @property
-    def values(self) -> Sequence[bytes | None]: ...
-    @property
-    def timestamps(self) -> Int64: ...
-    @property
-    def next_position(self) -> int: ...
-
-
-class FoldedChunk(LogChunk, Protocol):
-    """``records`` counts also those that a later one of the chunk replaces."""
-
-    @property
-    def records(self) -> int: ...
-
-
-@runtime_checkable
-class KnowsOffsets(Protocol):
-    """A chunk that knows where its records are."""
-
-    def offset_of(self, key: bytes) -> int | None: ...
-
-
 class ChangelogReader(Protocol):
     """The part of `kafka.reading.log_reader.LogReader` that restoring needs."""
 
     def read(
         self, tp: TopicPartition, start: int, end: int, *, every: bool = False
-    ) -> Iterable[FoldedChunk]:
+    ) -> Iterable[Chunk]:
         """Committed records of ``[start, end)`` in order; ``every``: none is replaced by a later
         one."""
 
@@ -219,7 +192,7 @@ def restore_all(
 
 @contextmanager
 def named_keys(
-    task: TaskId, name: str, store: LmdbStore, changelog: TopicPartition, chunk: FoldedChunk
+    task: TaskId, name: str, store: LmdbStore, changelog: TopicPartition, chunk: Chunk
 ) -> Iterator[None]:
     """While a chunk is loaded: DamagedEntryError where it has a key that the store cannot have."""
     try:
@@ -232,13 +205,13 @@ def named_keys(
 
 
 def _key_error(
-    task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: FoldedChunk
+    task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: Chunk
 ) -> DamagedEntryError | None:
     suffix = SUFFIX_BYTES.get(kind, 0)
     key = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
     if key is None:
         return None
-    offset = chunk.offset_of(key) if isinstance(chunk, KnowsOffsets) else None
+    offset: int | None = getattr(chunk, "offset_of", lambda _: None)(key)
     application = changelog.topic.removesuffix(f"-{store}-changelog")
     return DamagedEntryError(
         f"Store {store} of task {task} cannot be restored: record {changelog}"
@@ -252,7 +225,7 @@ def _key_error(
     )
 
 
-def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
+def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[Chunk]:
     if job.plan.records_max:
         every = job.store.kind == VERSIONED
         read = reader.read(job.changelog, job.plan.start, job.plan.end, every=every)

@@ -111,24 +111,14 @@ class TaskManager:
     def assigned(self, tasks: Collection[TaskId]) -> None:
         """The group assigned these tasks; the gate's book has them already."""
         if tasks:
-            moves.info(
-                "Assigned %s: %s",
-                counted(len(tasks), "task"),
-                _names(tasks),
-                extra=ABOUT_ASSIGNMENT,
-            )
+            _report(logging.INFO, "Assigned %s: %s", tasks)
         self.owned |= set(tasks)
         self._revoked -= set(tasks)
         self.reconcile()
 
     def revoked(self, tasks: Collection[TaskId]) -> None:
         """Give these up after the batches in flight; then the member may rejoin."""
-        moves.info(
-            "Revoked %s (they go to another instance): %s",
-            counted(len(tasks), "task"),
-            _names(tasks),
-            extra=ABOUT_ASSIGNMENT,
-        )
+        _report(logging.INFO, "Revoked %s (they go to another instance): %s", tasks)
         self.owned -= set(tasks)
         self._revoked |= set(tasks)
         self._cancel(tasks)
@@ -136,12 +126,8 @@ class TaskManager:
 
     def lost(self, tasks: Collection[TaskId]) -> None:
         """Others may own these already: close them without a commit. Copies go on."""
-        moves.warning(
-            "Lost %s (this instance left the group without a rebalance): %s",
-            counted(len(tasks), "task"),
-            _names(tasks),
-            extra=ABOUT_ASSIGNMENT,
-        )
+        text = "Lost %s (this instance left the group without a rebalance): %s"
+        _report(logging.WARNING, text, tasks)
         self.owned -= set(tasks)
         self._revoked -= set(tasks)
         self._cancel(tasks)
@@ -466,6 +452,10 @@ class TaskManager:
             task.to(TaskState.SUSPENDED)
         task.to(TaskState.CLOSED)
         self.services.close(task.stores)
+
+
+def _report(level: int, text: str, tasks: Collection[TaskId]) -> None:
+    moves.log(level, text, counted(len(tasks), "task"), _names(tasks), extra=ABOUT_ASSIGNMENT)
 
 
 def _names(tasks: Collection[TaskId]) -> str:

@@ -362,7 +362,7 @@ def test_they_are_waited_for_until_the_coordinator_tells_the_truth() -> None:
     ports, active = FakePorts(COMMITTED), task()
     made = recovery(ports, timeout_ms=10_000, lower_bounds=lower_bounds)
     told = iter([30, 30, 42])
-    ports.committed = lambda partitions: {IN: CommittedOffset(next(told), "")}  # type: ignore[method-assign]
+    ports.committed = lambda *_, **__: {IN: CommittedOffset(next(told), "")}  # type: ignore[method-assign]
     made.recover([active], [])
     assert active.positions == {IN: 42}
     assert lower_bounds.went_back({IN: CommittedOffset(41, "")}, [IN]), (
