@@ -23,6 +23,8 @@ STATE = "state "
 #             ▼                      ▼
 #        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
+    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; failed: ERROR."""
+
     CREATED = "CREATED"
     REBALANCING = "REBALANCING"
     RUNNING = "RUNNING"

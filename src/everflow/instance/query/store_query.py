@@ -203,7 +203,7 @@ class ReadOnlyStore:
         self._behind: EntryPlace | None = None
 
     def behind(self: _Store, place: EntryPlace | None) -> _Store:
-        """The same store, whose longer results begin behind this place, for the same query."""
+        """The same store, whose iterators begin behind this place, for the same query."""
         found = copy.copy(self)
         found._behind = place
         return found
@@ -222,7 +222,7 @@ class ReadOnlyStore:
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """Of the readable partitions. Expired windows and sessions count until they are removed."""
+        """Entries of the readable partitions; expired windows count until they are removed."""
         return sum(
             self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
         )

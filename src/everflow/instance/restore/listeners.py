@@ -35,6 +35,7 @@ class RestoreProgress:
 
     @property
     def done(self) -> bool:
+        """True if the whole range is in the store."""
         return self.position >= self.end
 
     @property
