@@ -20,13 +20,7 @@ from everflow.logs import log_path
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.describe import roads
 from everflow.topology.describe import summary as computed
-from everflow.topology.graph import (
-    GlobalTableNode,
-    SinkNode,
-    SourceNode,
-    StatefulNode,
-    WholeTableNode,
-)
+from everflow.topology.graph import SourceNode
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -265,30 +259,14 @@ _LIST_WIDTH = 76  # topics or stores named before "and n more"
 
 
 def topology_lines(topology: Topology) -> tuple[str, str, str]:
+    flows = topology.flows()
     sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
-    sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
-    read = [topic for node in sources if node.kind != "repartition" for topic in node.topics]
-    stores = [
-        spec.name
-        for node in topology.nodes
-        if isinstance(node, StatefulNode)
-        for spec in node.stores
-    ]
-    written = [
-        node.topic if isinstance(node.topic, str) else "(a topic per record)"
-        for node in sinks
-        if node.kind != "repartition"
-    ]
-    tables = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
-    read += [node.topic for node in tables if isinstance(node, GlobalTableNode)]
-    stores += [node.store.name for node in tables]
-    rekeyed = len(
-        {topic for node in sources if node.kind == "repartition" for topic in node.topics}
-    )
-    keeps = _listed(stores) if stores else "nothing (stateless)"
+    rekeyed = len({t for node in sources if node.kind == "repartition" for t in node.topics})
+    keeps = _listed(flows["keeps"]) or "nothing (stateless)"
     if rekeyed:
         keeps += f"; re-keys through {rekeyed} repartition topic{'s' * (rekeyed != 1)}"
-    return (f"reads  {_listed(read)}", f"keeps  {keeps}", f"writes {_listed(written) or 'nothing'}")
+    reads, writes = _listed(flows["reads"]), _listed(flows["writes"]) or "nothing"
+    return (f"reads  {reads}", f"keeps  {keeps}", f"writes {writes}")
 
 
 def _listed(names: Sequence[str]) -> str:

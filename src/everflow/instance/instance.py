@@ -25,7 +25,7 @@ from everflow.instance.commit_gate import DeferredOffsets, GateBook
 from everflow.instance.copies.global_tables import GlobalTables
 from everflow.instance.copies.known_copies import Copies, Settled
 from everflow.instance.copies.state_updater import StateUpdater
-from everflow.instance.query.key_metadata import HostMap
+from everflow.instance.query.queries import HostMap
 from everflow.instance.restore.listeners import RestoreTracker
 from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_warm, commit_starts
 from everflow.instance.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery

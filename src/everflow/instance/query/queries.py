@@ -3,27 +3,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+from kafka.partitioner.default import murmur2
+
+from everflow.assignment.user_data import HostTasks, hosts_of
 from everflow.clock import Clock
-from everflow.errors import RetriableError, StoreMismatchError
+from everflow.columns.key_partitions import MURMUR2
+from everflow.errors import EverflowError, RetriableError, StoreMismatchError
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.key_metadata import (
-    Hosts,
-    KeyQueryMetadata,
-    Partitioner,
-    StoreSite,
-    StreamsMetadata,
-    default_partitioner,
-    metadata_for_key,
-    metadata_of_hosts,
-    store_partitioner,
-    topics_into_stores,
-)
 from everflow.instance.query.store_query import (
     ReadOnlyKeyValueStore,
     ReadOnlySessionStore,
@@ -36,7 +31,11 @@ from everflow.instance.query.store_query import (
 )
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.task import TaskStore
+from everflow.kafka.admin import user_data_of_group
+from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId, TopicPartition
+from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder, value_reader
 from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
     StaleStateError,
@@ -47,8 +46,154 @@ from everflow.snapshots.query_errors import StoreNotFoundError as StoreNotFoundE
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
-from everflow.topology.partitioners import key_partitioners
+from everflow.topology.partitioners import (
+    KeyPartitioner,
+    key_partitioners,
+    partitions_of,
+    topics_into_stores,
+)
 from everflow.topology.program import Topology
+
+log = logging.getLogger("everflow")
+
+Partitioner = Callable[[bytes, int], int]
+"""``(key bytes, partition count) -> partition``."""
+
+
+Hosts = Mapping[str, HostTasks]
+"""Tasks by ``application.server``; instances without one are not in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSite:
+    """A store of the running topology, which the tasks ``subtopology`` x ``range(partitions)``
+    have, and its values' decoder (`PhysicalPlan.value_decoder`)."""
+
+    spec: StoreSpec
+    subtopology: int
+    partitions: int
+    decode: Callable[[bytes], Any]
+    everywhere: bool = False
+    results: ResultDecoder | None = None
+    partitioner: Partitioner | None = None
+
+    @cached_property
+    def value_reader(self) -> Callable[[bytes], Any] | None:
+        return value_reader(self.results or self.spec.value_serde)
+
+    def task(self, partition: int) -> TaskId:
+        return TaskId(self.subtopology, partition)
+
+
+@dataclass(frozen=True)
+class KeyQueryMetadata:
+    """Where a key is (KIP-535).
+
+    ``active_host``: end point (``application.server``) of the instance whose task processes it,
+    None where that is not known:
+    the task is being handed over, or its instance has no end point. ``standby_hosts``: end points
+    with a standby, sorted; a ``stale=True`` query can be sent there. ``partition``: of the store.
+    ``lag``: how many offsets the copy on the instance that was asked is behind its changelog now, 0
+    for its own active task; None where it has no copy, or the brokers do not say.
+    """
+
+    active_host: str | None
+    standby_hosts: tuple[str, ...]
+    partition: int
+    lag: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamsMetadata:
+    """An instance's stores and inputs, of active tasks and of standbys, as of a rebalance."""
+
+    host: str
+    store_names: frozenset[str] = frozenset()
+    topic_partitions: frozenset[TopicPartition] = frozenset()
+    standby_store_names: frozenset[str] = frozenset()
+    standby_topic_partitions: frozenset[TopicPartition] = frozenset()
+
+
+def default_partitioner(key: bytes, partitions: int) -> int:
+    """As Java's and everflow's producers: murmur2, sign bit cleared. librdkafka's own is
+    another."""
+    return (_hashed(key) & 0x7FFFFFFF) % partitions
+
+
+@lru_cache(maxsize=1_024)  # readers come back to some keys, and it is a loop of Python
+def _hashed(key: bytes) -> int:
+    return int(murmur2(key))
+
+
+def store_partitioner(by: KeyPartitioner | None, topic: str, serde: Serde) -> Partitioner | None:
+    if by is None or by == MURMUR2:
+        return None
+    return lambda key, partitions: int(
+        partitions_of(by, topic, pa.array([key], pa.binary()), serde, partitions)[0]
+    )
+
+
+def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> KeyQueryMetadata:
+    task = site.task(partition)
+    active = [host for host, tasks in (hosts or {}).items() if task in tasks.active]
+    standby = sorted(host for host, tasks in (hosts or {}).items() if task in tasks.standby)
+    return KeyQueryMetadata(active[0] if active else None, tuple(standby), partition)
+
+
+# --- the hosts of the last rebalance (note 005) ---------------------------------------------------
+# The leader sends them, or leaves them out if they are too large to send: then they are read from
+# the group.
+
+RETRY_MS = 1_000.0
+
+
+class HostMap:
+    """``describe`` reads the user data of all members, which takes a while. Safe from any
+    thread."""
+
+    group: GroupSettings | None = None
+
+    def __init__(
+        self,
+        clock: Clock,
+        describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group,
+    ) -> None:
+        self._clock = clock
+        self._describe = describe
+        self._reading = threading.Lock()
+        self._generation = -1
+        self._hosts: Mapping[str, HostTasks] | None = None
+        self._next_read_ms = 0.0
+
+    def replace(self, generation: int, hosts: Mapping[str, HostTasks] | None) -> None:
+        """A rebalance has ended; None: the map was left out. Returns at once."""
+        self._generation, self._hosts, self._next_read_ms = generation, hosts, 0.0
+
+    def known(self) -> Mapping[str, HostTasks]:
+        return self._hosts or {}
+
+    def hosts(self) -> Mapping[str, HostTasks] | None:
+        """Tasks by end point; None: not known. A map that was left out is read once for each
+        generation, while other callers wait; after a failure at most once a second."""
+        group = self.group
+        if self._hosts is not None or self._generation < 0 or group is None:
+            return self._hosts
+        with self._reading:
+            generation, now_ms = self._generation, self._clock.monotonic_ms()
+            if self._hosts is not None or now_ms < self._next_read_ms:
+                return self._hosts
+            try:
+                found = hosts_of(self._describe(group))
+            except EverflowError as error:
+                log.warning("The hosts of the stores cannot be read from the group: %s", error)
+                found = {}
+            if generation == self._generation and self._hosts is None:
+                self._hosts = found or None
+                self._next_read_ms = now_ms + RETRY_MS
+            return self._hosts
+
+
+# --- the queries ----------------------------------------------------------------------------------
 
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
 STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
@@ -101,6 +246,8 @@ class StoreQueries:
     ) -> None:
         """``own_host``: this instance's ``application.server``. ``inputs``: what a task reads."""
         self._sites = {site.spec.name: site for site in sites}
+        found = self._sites.items()
+        self._everywhere = frozenset(name for name, site in found if site.everywhere)
         self._inputs = inputs
         self._own_host = own_host
         self._ports = ports
@@ -177,10 +324,28 @@ class StoreQueries:
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
         if name is not None:
             self.site(name)
-        found = metadata_of_hosts(self._ports.hosts(), self._sites.values(), self._inputs)
+        hosts = sorted((self._ports.hosts() or {}).items())
+        found = [
+            StreamsMetadata(
+                host,
+                self._stores_of(tasks.active) | self._everywhere,
+                self._read_by(tasks.active),
+                self._stores_of(tasks.standby),
+                self._read_by(tasks.standby),
+            )
+            for host, tasks in hosts
+        ]
         return tuple(
             m for m in found if name is None or name in m.store_names | m.standby_store_names
         )
+
+    def _stores_of(self, tasks: frozenset[TaskId]) -> frozenset[str]:
+        here, sites = {task.subtopology for task in tasks}, self._sites.items()
+        names = (name for name, site in sites if site.subtopology in here)
+        return frozenset(names) - self._everywhere
+
+    def _read_by(self, tasks: frozenset[TaskId]) -> frozenset[TopicPartition]:
+        return frozenset(tp for task in tasks for tp in self._inputs(task))
 
     def lags(self) -> dict[str, dict[int, LagInfo]]:
         self.require_serving()

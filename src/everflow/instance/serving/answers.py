@@ -13,8 +13,7 @@ import pyarrow as pa
 from everflow.client import key_forms
 from everflow.errors import RetriableError
 from everflow.exact_texts import number_text, whole
-from everflow.instance.query.key_metadata import StoreSite
-from everflow.instance.query.queries import InteractiveQueries, StoreQueries
+from everflow.instance.query.queries import InteractiveQueries, StoreQueries, StoreSite
 from everflow.instance.query.store_query import (
     EntryPlace,
     ReadOnlyStore,

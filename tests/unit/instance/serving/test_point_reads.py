@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.config import StreamsConfig
-from everflow.instance.query.key_metadata import StoreSite
+from everflow.instance.query.queries import StoreSite
 from everflow.instance.serving.routes import served
 from everflow.serdes.windowed import window_store_key
 from unit.builders import store_spec

@@ -19,7 +19,7 @@ from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableErro
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.key_metadata import StoreSite, default_partitioner
+from everflow.instance.query.queries import StoreSite, default_partitioner
 from everflow.instance.serving import answers
 from everflow.instance.serving.answers import (
     MOST_BODY_BYTES,
