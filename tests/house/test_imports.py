@@ -81,7 +81,7 @@ MUTATIONS = {
         "instance.topics.topic_watch everflow.instance.commit_gate",
         "instance.restore.restoration everflow.instance.tasks.task",
         "worker.sink everflow.instance.thread.stream_thread",
-        "instance.tasks.task_recovery everflow.instance.copies.state_updater",
+        "instance.tasks.recovery everflow.instance.copies.state_updater",
         "instance.copies.known_copies everflow.instance.thread.stream_thread",
         "instance.thread.stream_thread everflow.instance.kafka_streams",
         "instance.query.queries everflow.instance.kafka_streams",

@@ -24,14 +24,18 @@ from everflow.instance.copies.known_copies import Copies, Freshness, StateCleane
 from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.instance.instance import Extension, Instance, InstanceSettings
 from everflow.instance.restore.changelogs import Changelogs
-from everflow.instance.restore.listeners import StandbyUpdateListener
-from everflow.instance.restore.restoration import PreparedStore, prepare_store
+from everflow.instance.restore.listeners import RestoreListener, StandbyUpdateListener
+from everflow.instance.restore.restoration import (
+    PreparedStore,
+    RestoreJob,
+    prepare_store,
+    restore_all,
+)
 from everflow.instance.restore.restore_plan import ChangelogState
 from everflow.instance.start_up import FENCE_TIMEOUT_S, extended, transactional_id
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, fence_lost_writers
 from everflow.instance.tasks.task import ActiveTask, TaskStore
-from everflow.instance.tasks.task_recovery import ClusterRecoveryPorts
 from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
@@ -42,6 +46,7 @@ from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.kafka.reading.fetch_connection import TailWatch
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, fence_all
@@ -52,7 +57,8 @@ from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
 from everflow.protocol.messages import WorkerClients
-from everflow.records import TaskId, TopicPartition
+from everflow.records import CommittedOffset, TaskId, TopicPartition
+from everflow.retry import StoppedError
 from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -120,6 +126,19 @@ class Dependencies:
                 task = TaskId(subtopology, partition)
                 found[task] = tuple(self.changelog(task, spec) for spec in logged)
         return found
+
+    def prepare(
+        self, task: TaskId, spec: StoreSpec, state: ChangelogState | None, incarnation: str
+    ) -> PreparedStore:
+        return prepare_store(
+            self.directory,
+            task,
+            spec,
+            state,
+            incarnation=incarnation,
+            now_ms=self.clock.now_ms(),
+            sync=self.config.state_sync,
+        )
 
     @property
     def changelog_topics(self) -> frozenset[str]:
@@ -240,6 +259,93 @@ class QueueLoop:
             self._turn(event)
 
 
+# --- recoveries ----------------------------------------------------------------------------------
+
+COMMITTED_TIMEOUT_S = 5.0
+"""Of waiting for an open transaction."""
+KNOWN_STARTS_S = 1.0
+
+
+@dataclass(kw_only=True)
+class ClusterRecoveryPorts:
+    """See `RecoveryPorts`; safe from several recovering threads (each replay has its own reader).
+    ``stopped`` is asked between the chunks of a replay, and ends it."""
+
+    given: Dependencies
+    listener: RestoreListener
+    stopped: Callable[[], bool]
+
+    def purged(self) -> Sequence[TopicPartition]:
+        return self.given.blueprint.purged()
+
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        fence_all(self.given.config.producer(), transactional_ids, FENCE_TIMEOUT_S)
+
+    def committed(
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        return self.given.admin.committed(
+            self.given.config.application_id, partitions, COMMITTED_TIMEOUT_S, stable=stable
+        )
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self.given.changelogs.log_ends(partitions)
+
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self.given.changelogs.stable_ends(partitions)
+
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
+        if known:
+            return self.given.admin.known_starts(partitions, KNOWN_STARTS_S)
+        return self.given.admin.list_offsets(partitions, "earliest", "read_uncommitted")
+
+    def offsets_since(
+        self, partitions: Sequence[TopicPartition], time_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        return self.given.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
+
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
+        given = self.given
+        specs = {spec.name: spec for spec in given.blueprint.stores.get(task.id.subtopology, ())}
+        changelogs = [store.changelog for store in task.stores if store.changelog is not None]
+        states = given.changelogs.states(changelogs, targets)
+        stores: list[TaskStore] = []
+        jobs: list[RestoreJob] = []
+        for store in task.stores:
+            state = None if store.changelog is None else states[store.changelog]
+            spec = specs[store.name]
+            prepared = given.prepare(task.id, spec, state, incarnation)
+            stores.append(TaskStore(store.name, prepared.store.path, store.changelog))
+            if prepared.plan is not None and store.changelog is not None:
+                jobs.append(
+                    RestoreJob(
+                        task=task.id,
+                        store_name=store.name,
+                        store=prepared.store,
+                        changelog=store.changelog,
+                        plan=prepared.plan,
+                        incarnation=incarnation,
+                        reused=None if spec.source_topic is None else spec,
+                        left_out=given.changelogs.left_out(store.changelog, prepared.plan.end),
+                    )
+                )
+        self._replay(jobs)
+        return tuple(stores)
+
+    def _replay(self, jobs: Sequence[RestoreJob]) -> None:
+        fetch_bytes = self.given.config.memory.restore_fetch
+        with LogReader(self.given.reader, latest=True, fetch_bytes=fetch_bytes) as reader:
+            done = restore_all(
+                jobs, reader, clock=self.given.clock, listener=self.listener, stopped=self.stopped
+            )
+        if any(not progress.done for progress in done) or len(done) < len(jobs):
+            raise StoppedError("stopped while restoring")
+
+
 class ClusterPorts:
     """`InstancePorts` and `ExtensionPorts` of a cluster. ``opened`` closes at the end."""
 
@@ -309,7 +415,9 @@ class ClusterPorts:
             ),
             states=self._changelogs.states,
             stable_ends=self._changelogs.answered_ends,
-            prepare=partial(self._prepare_copy, specs),
+            prepare=lambda task, store, *judged: self._dependencies.prepare(
+                task, specs[store], *judged
+            ),
             distrust=self._distrust,
             became_hot=lambda task: instance.member.became_hot(task),
             restores=instance.tracker,
@@ -321,24 +429,6 @@ class ClusterPorts:
         )
         lag, timeout_ms = self._config.acceptable_recovery_lag, self._config.task_timeout_ms
         return StateUpdater(services, self._clock, lag, timeout_ms)
-
-    def _prepare_copy(
-        self,
-        specs: Mapping[str, StoreSpec],
-        task: TaskId,
-        store: str,
-        state: ChangelogState,
-        incarnation: str,
-    ) -> PreparedStore:
-        return prepare_store(
-            self._directory,
-            task,
-            specs[store],
-            state,
-            incarnation=incarnation,
-            now_ms=self._clock.now_ms(),
-            sync=self._config.state_sync,
-        )
 
     def _distrust(self, task: TaskId, store: str, reason: str) -> None:
         self._directory.distrust(self._directory.store_path(task, store), reason)
@@ -367,7 +457,7 @@ class ClusterPorts:
         def prepare(
             task: TaskId, store: str, state: ChangelogState, incarnation: str
         ) -> PreparedStore:
-            found = self._prepare_copy(specs, task, store, state, incarnation)
+            found = self._dependencies.prepare(task, specs[store], state, incarnation)
             assert found.plan is not None
             tables.prepared(task, found.store.path, found.plan.end)
             return found
@@ -540,17 +630,7 @@ class ClusterPorts:
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
         config, blueprint = self._config, self._dependencies.blueprint
         ports = ClusterRecoveryPorts(
-            admin=self._admin,
-            group=config.application_id,
-            producer_config=config.producer(),
-            reader_config=self._dependencies.reader,
-            fetch_bytes=config.memory.restore_fetch,
-            directory=self._directory,
-            purged=blueprint.purged,
-            specs=lambda subtopology: blueprint.stores.get(subtopology, ()),
-            changelogs=self._changelogs,
-            state_sync=config.state_sync,
-            clock=self._clock,
+            given=self._dependencies,
             listener=instance.tracker,
             stopped=(lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
         )

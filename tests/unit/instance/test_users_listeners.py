@@ -118,7 +118,6 @@ def test_the_standby_update_listener_reaches_the_state_updater(
             _clock=dependencies.clock,
             _changelogs=dependencies.changelogs,
             _standbys=standbys,
-            _prepare_copy=lambda *_: None,
             _distrust=None,
             doubt_topics=lambda _: None,
         )
