@@ -68,7 +68,6 @@ class StalledCopies:
         """When each copy last made progress, or was last found to be stalled."""
         self._over: set[TaskId] = set()
         self._said_ms: dict[TaskId, float] = {}
-        self._stalled: Mapping[TaskId, StalledCopy] = {}
 
     def failed(
         self, tasks: Mapping[TaskId, TaskRole], cause: str, *, rests_after_ms: float | None = None
@@ -91,13 +90,11 @@ class StalledCopies:
                 )
         if rests_after_ms is not None:
             self._timeouts.rest(tasks, now_ms, rests_after_ms)
-        self._publish()
 
     def progressed(self, task: TaskId) -> None:
         self._moved_ms[task] = self._clock.monotonic_ms()
         if task in self._roles:
             self._forget(task)
-            self._publish()
 
     def behind(self, task: TaskId, role: TaskRole, where: str, cause: str = "") -> None:
         now_ms = self._clock.monotonic_ms()
@@ -115,27 +112,22 @@ class StalledCopies:
         for task in gone:
             self._forget(task)
             self._moved_ms.pop(task, None)
-        if gone:
-            self._publish()
 
     def resting(self) -> Set[TaskId]:
         return self._timeouts.resting(self._clock.monotonic_ms())
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        return self._stalled
+        return {
+            task: StalledCopy(role, stalled)
+            for task, stalled in self._timeouts.stalled().items()
+            if (role := self._roles.get(task)) is not None
+        }
 
     def _forget(self, task: TaskId) -> None:
         self._timeouts.progressed(task)
         self._roles.pop(task, None)
         self._said_ms.pop(task, None)
         self._over.discard(task)
-
-    def _publish(self) -> None:
-        self._stalled = {
-            task: StalledCopy(self._roles[task], stalled)
-            for task, stalled in self._timeouts.stalled().items()
-            if task in self._roles
-        }
 
 
 def concerned(

@@ -70,75 +70,33 @@ class ServicePath:
 
 COPIES = ("stale", "max_lag", "partition")
 PAGED = (*COPIES, "limit", "after")
+KEYS = ("first", "last", "prefix", "reverse", *PAGED)
+TIMES = ("from", "to", "reverse", *PAGED)
+KEYS_AND_TIMES = ("first", "last", *TIMES)
+ONE, AT = "/stores/{store}", "/stores/{store}/window/{start}"
 PATHS: Sequence[ServicePath] = (
     ServicePath("/stores", "listed", "Every store, and which of its partitions can be read here."),
-    ServicePath(
-        "/stores/{store}", "described", "One store, and about how many entries it has.", COPIES
-    ),
+    ServicePath(ONE, "described", "One store, and about how many entries it has.", COPIES),
     ServicePath("/instances", "instances", "The hosts and their stores, as of the last rebalance."),
     ServicePath("/status", "status", "The instance's status, if it has http.listen."),
-    ServicePath("/stores/{store}/owner/{key:path}", "owner", "The host of a key."),
+    ServicePath(f"{ONE}/owner/{{key:path}}", "owner", "The host of a key."),
+    ServicePath(f"{ONE}/entries", "entries", "Entries here, in order of key bytes.", KEYS),
+    ServicePath(f"{ONE}/entries", "entries_of", "The values of many keys.", COPIES, "POST"),
+    ServicePath(f"{ONE}/entries/{{key:path}}", "entry", "The value of a key.", (*COPIES, "as_of")),
     ServicePath(
-        "/stores/{store}/entries",
-        "entries",
-        "Entries here in order of key bytes, partition by partition.",
-        ("first", "last", "prefix", "reverse", *PAGED),
+        f"{ONE}/versions/{{key:path}}", "versions", "A key's versions.", (*COPIES, "from", "to")
     ),
     ServicePath(
-        "/stores/{store}/entries",
-        "entries_of",
-        "The values of many keys; the host of a key that is not here.",
-        COPIES,
-        "POST",
+        f"{ONE}/windows", "windows", "Windows here that begin in an interval.", KEYS_AND_TIMES
+    ),
+    ServicePath(f"{AT}/{{key:path}}", "window", "The window of a key at a time.", COPIES),
+    ServicePath(AT, "window_of", "The windows of many keys at a time.", COPIES, "POST"),
+    ServicePath(f"{ONE}/windows/{{key:path}}", "windows", "A key's windows in an interval.", TIMES),
+    ServicePath(
+        f"{ONE}/sessions", "sessions", "Sessions here that touch an interval.", KEYS_AND_TIMES
     ),
     ServicePath(
-        "/stores/{store}/entries/{key:path}",
-        "entry",
-        "The value of a key; of a versioned store also as of a time.",
-        (*COPIES, "as_of"),
-    ),
-    ServicePath(
-        "/stores/{store}/versions/{key:path}",
-        "versions",
-        "The versions of a key of a versioned store, in order of time.",
-        (*COPIES, "from", "to"),
-    ),
-    ServicePath(
-        "/stores/{store}/windows",
-        "windows",
-        "Windows of all keys here that begin in an interval of time.",
-        ("first", "last", "from", "to", "reverse", *PAGED),
-    ),
-    ServicePath(
-        "/stores/{store}/window/{start}/{key:path}",
-        "window",
-        "The window of a key that begins at a time.",
-        COPIES,
-    ),
-    ServicePath(
-        "/stores/{store}/window/{start}",
-        "window_of",
-        "The window of each of many keys that begins at a time.",
-        COPIES,
-        "POST",
-    ),
-    ServicePath(
-        "/stores/{store}/windows/{key:path}",
-        "windows",
-        "Windows of a key that begin in an interval of time.",
-        ("from", "to", "reverse", *PAGED),
-    ),
-    ServicePath(
-        "/stores/{store}/sessions",
-        "sessions",
-        "Sessions of all keys here that touch an interval of time.",
-        ("first", "last", "from", "to", "reverse", *PAGED),
-    ),
-    ServicePath(
-        "/stores/{store}/sessions/{key:path}",
-        "sessions",
-        "Sessions of a key that touch an interval of time.",
-        ("from", "to", "reverse", *PAGED),
+        f"{ONE}/sessions/{{key:path}}", "sessions", "A key's sessions in an interval.", TIMES
     ),
 )
 

@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
@@ -121,25 +122,20 @@ class Recovery:
         changelogs = sorted(
             {s.changelog for task in tasks for s in task.stores if s.changelog is not None}
         )
+        ask = partial(self._retry, deadline=deadline)
         if fence:
-            self._retry(lambda: self.ports.fence(fence), "fencing earlier writers", deadline)
+            ask(lambda: self.ports.fence(fence), "fencing earlier writers")
         if not tasks:
             return {}, {}
-        committed = self._retry(
-            lambda: self._committed(inputs), "reading committed offsets", deadline
-        )
+        committed = ask(lambda: self._committed(inputs), "reading committed offsets")
         reused = set(inputs).intersection(changelogs)
         own = [tp for tp in changelogs if tp not in reused]
-        targets = self._retry(
-            lambda: self.ports.log_ends(own), "reading ends of changelogs", deadline
-        )
+        targets = ask(lambda: self.ports.log_ends(own), "reading ends of changelogs")
         ends = self._stable_ends(inputs, targets, deadline)
         # A topic that is input and changelog has been applied up to its committed offset.
         read = {tp: committed[tp].offset if tp in committed else 0 for tp in reused}
         targets = {**targets, **read}
-        starts = self._retry(
-            lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics", deadline
-        )
+        starts = ask(lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics")
         spans = {tp: (starts[tp], end) for tp, end in ends.items()}
         self._refuse_expired(tasks, committed, spans)
         started: dict[TopicPartition, int] = {}
