@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from everflow.config import StreamsConfig
@@ -111,15 +110,12 @@ def application(
     async def openapi(_: Request) -> Response:
         return _json(described)
 
-    async def index(_: Request) -> Response:
-        return HTMLResponse(page(described))
-
     routes = [
         Route(path.path, _endpoint(path, answers, guard, scheme), methods=[path.method])
         for path in PATHS
     ]
     return Starlette(
-        routes=[Route("/", index), Route("/openapi.json", openapi), *routes],
+        routes=[Route("/", openapi), Route("/openapi.json", openapi), *routes],
         exception_handlers={HTTPException: _unknown},
     )
 
@@ -232,7 +228,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(as_json(content), status, headers, media_type="application/json")
 
 
-# --- its description, as OpenAPI 3.1 and as a page ------------------------------------------------
+# --- its description, as OpenAPI 3.1 --------------------------------------------------------------
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
     "stale": ("boolean", "Also from a copy: a standby, or one that is being restored."),
@@ -303,28 +299,6 @@ def _operation(path: ServicePath, shown: str) -> dict[str, Any]:
         keys = {"type": "object", "properties": {"keys": {"type": "array"}}, "required": ["keys"]}
         operation["requestBody"] = {"content": {"application/json": {"schema": keys}}}
     return operation
-
-
-def page(described: Mapping[str, Any]) -> str:
-    rows = [
-        f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(operation['summary'])}</td><td>"
-        + "<br>".join(
-            f"<code>{escape(one['name'])}</code>: {escape(one['description'])}"
-            for one in operation["parameters"]
-        )
-        + "</td></tr>"
-        for path, operations in described["paths"].items()
-        for method, operation in operations.items()
-    ]
-    title = escape(described["info"]["title"])
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
-        "<style>body{font:15px/1.5 system-ui;margin:2rem;max-width:80rem}table{border-collapse:"
-        "collapse}td{border-top:1px solid #ccc;padding:.4rem .8rem;vertical-align:top}</style>"
-        f"<h1>{title}</h1><p>As <a href=openapi.json>OpenAPI</a>.</p>"
-        f"<table>{''.join(rows)}</table></html>"
-    )
 
 
 # --- opening it: address, tokens, certificate -----------------------------------------------------
