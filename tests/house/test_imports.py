@@ -86,7 +86,7 @@ MUTATIONS = {
         "instance.thread.stream_thread everflow.instance.kafka_streams",
         "instance.query.queries everflow.instance.kafka_streams",
         "instance.client_state everflow.instance.tasks.task",
-        "instance.foreground everflow.instance.kafka_streams",
+        "instance.bounded_run everflow.instance.kafka_streams",
     ),
     "Classes of the DSL above lowering": (
         "dsl.lowering.stateless everflow.dsl.streams",

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import signal
+import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import thread as _executors  # noqa: F401  # registers its own end first
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
@@ -19,6 +25,7 @@ from everflow.config import StreamsConfig, asked_at
 from everflow.errors import ConfigError, EverflowError
 from everflow.foreign_names import Telling
 from everflow.instance.assembly import ClusterPorts, Dependencies, instance_log, instance_settings
+from everflow.instance.bounded_run import BoundedRun, bounded_run
 from everflow.instance.client_state import (
     ENDED,
     STOPPING,
@@ -36,9 +43,8 @@ from everflow.instance.describe import (
     summary,
     task_lines,
 )
-from everflow.instance.foreground import Foreground, bounded_run
 from everflow.instance.instance import RESTORE_THREADS, Instance
-from everflow.instance.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
+from everflow.instance.life import DRAIN_SHARE, InstanceLife, leaves
 from everflow.instance.observer import Observer, observed
 from everflow.instance.query.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.instance.restore.changelogs import Changelogs, LeftOutLogs
@@ -67,9 +73,11 @@ from everflow.memory import share_one_area
 from everflow.metrics import Metrics
 from everflow.operators.optimization import optimized
 from everflow.records import TaskId
+from everflow.retry import waiting
 from everflow.state.disk import MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
+from everflow.stop_signals import owned
 from everflow.topology.program import Topology, checked_topology
 from everflow.travel.parcel import InertInstance, in_worker
 from everflow.windows import Duration, duration_ms
@@ -197,7 +205,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         """The instances, of one application or of all, that were started in this process and have
         not begun to end: where a notebook's cell that was run again has taken the variable of one,
         ``KafkaStreams.running()[0].close()`` ends it."""
-        found = [one for one in running_here() if isinstance(one, KafkaStreams)]
+        found = _unclosed.running()
         return [one for one in found if application_id in (None, one.config.application_id)]
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
@@ -702,3 +710,182 @@ class KafkaStreams(InteractiveQueries, Telling):
 
 def _first_line(error: EverflowError) -> str:
     return (str(error).splitlines() or [""])[0]
+
+
+# --- in the foreground (docs/STOPPING.md) ---------------------------------------------------------
+
+TICK_S = 0.1
+RUN_END_S = 30.0
+"""Beyond the time for handing over, an end may take so long before it goes on in the background."""
+
+
+@dataclass(kw_only=True)
+class Foreground:
+    """``signal``: the first one's number; ``joined``: whether the start had gone through by
+    then."""
+
+    streams: KafkaStreams
+    leave_group: bool | None
+    signal: int | None = None
+    joined: bool = False
+    bound: BoundedRun | None = None
+    _ending_since_s: float = math.inf
+
+    @property
+    def timeout_s(self) -> float:
+        return self.streams.config.drain_timeout_ms / 1000 / DRAIN_SHARE + RUN_END_S
+
+    @property
+    def ending(self) -> str:
+        return self.streams._life.ending
+
+    @property
+    def log_file(self) -> Path | None:
+        return None if self.streams._log_file is None else self.streams._log_file.path
+
+    def run(self) -> None:
+        """Start, and return when it has ended. Raises the error that stopped it; the caller reports
+        it."""
+        streams = self.streams
+        streams._caller_raises = True
+        with owned() as signals, signals.told_to(self._on_signal):
+            if self.bound is not None:
+                self.bound.open()
+            streams.start()
+            if self.bound is not None:
+                self.bound.started()
+            over = False
+            with waiting("joining the group"):
+                while not over and streams.state is ClientState.REBALANCING:
+                    over = self._is_over()
+            while not over:
+                over = self._is_over()
+        if streams.error is not None:
+            raise streams.error
+
+    def _is_over(self) -> bool:
+        self._end_if_reached()
+        return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
+
+    def _end_if_reached(self) -> None:
+        if self.bound is None or self.streams.state in STOPPING:
+            return
+        why = self.bound.reached()
+        if why is not None:
+            self._ending_since_s = time.monotonic()
+            moves.info("stopping: %s", why)
+            self.streams._begin_close(self.timeout_s, self.leave_group)
+
+    def _overdue(self) -> bool:
+        """True if the shutdown takes too long. It then goes on in the background."""
+        if self._ending_since_s == math.inf:
+            return False
+        over = time.monotonic() - self._ending_since_s > self.timeout_s
+        if over:
+            log.warning(
+                "The shutdown takes longer than %.0f s and goes on in the background",
+                self.timeout_s,
+            )
+        return over
+
+    def _on_signal(self, count: int, number: int) -> None:
+        streams = self.streams
+        if count == 1:
+            self.signal, self.joined = number, streams._joined
+            self._ending_since_s = time.monotonic()
+            hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
+            moves.info(
+                "stopping: %s (%s; %s does not wait)",
+                self._what(),
+                signal.Signals(number).name,
+                hurry,
+            )
+            streams._begin_close(self.timeout_s, self.leave_group)
+        elif count == 2:
+            moves.info(
+                "stopping now: batches in flight have a second to end, nothing more is handed over"
+            )
+            streams._life.hurry.set()
+        else:
+            moves.info(
+                "still stopping: nothing can make it quicker but kill -9, which loses nothing that "
+                "was committed"
+            )
+
+    def _what(self) -> str:
+        if self.streams.state in STOPPING:
+            return "its end has begun already"
+        if not self.joined:
+            return "it had not joined its group yet"
+        if leaves(self.leave_group, static=self.streams.config.group_instance_id is not None):
+            return "it commits, hands its tasks over, leaves the group"
+        return "it commits, and stays in the group for a restart"
+
+
+# --- instances that a program does not close ------------------------------------------------------
+# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
+# of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
+# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
+# public; without it nothing is closed.
+#
+# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
+# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
+
+HURRIED_S = 10.0
+
+
+class _Unclosed:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: weakref.WeakSet[KafkaStreams] = weakref.WeakSet()
+        self._process = 0
+
+    def watch(self, instance: KafkaStreams) -> None:
+        """It is closed when the program ends, unless its end has begun by then."""
+        with self._lock:
+            self._started.add(instance)
+            first, self._process = self._process != os.getpid(), os.getpid()
+        register: Callable[[Callable[[], None]], None] | None = getattr(
+            threading, "_register_atexit", None
+        )
+        if first and register is not None:
+            register(self._close)
+        if first:
+            _before_kernel_ends(self._close)
+
+    def running(self) -> list[KafkaStreams]:
+        """Those that were started in this process and have not begun to end."""
+        with self._lock:
+            # Otherwise a fork's copy: the instance is its parent's.
+            mine = self._process == os.getpid()
+            return [found for found in self._started if mine and found.state not in STOPPING]
+
+    def _close(self) -> None:
+        """On the main thread, which has nothing else to do any more, or a kernel's for control."""
+        for instance in self.running():
+            log.warning(
+                "The program ends without closing its instance: it is closed now "
+                "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
+            )
+            try:
+                instance.close()
+            except KeyboardInterrupt:
+                instance._hurry_up(HURRIED_S)
+
+
+def _before_kernel_ends(close: Callable[[], None]) -> None:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kernel = getattr(shell, "kernel", None)
+    shut_down = getattr(kernel, "do_shutdown", None)
+    if kernel is None or shut_down is None:
+        return
+
+    def close_and_shut_down(restart: bool) -> Any:
+        close()
+        return shut_down(restart)
+
+    kernel.do_shutdown = close_and_shut_down
+
+
+_unclosed = _Unclosed()
+close_at_exit = _unclosed.watch

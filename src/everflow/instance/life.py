@@ -5,15 +5,10 @@ start checks, and begins once the start has given up."""
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import thread as _executors  # noqa: F401  # registers its own end first
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from everflow.clock import Clock, Deadline, Spawn
 from everflow.errors import EverflowError, FatalError, without_history
@@ -406,84 +401,3 @@ def drained_or_ended(
             if applies():
                 return reason
     return None
-
-
-# --- instances that a program does not close ------------------------------------------------------
-# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
-# of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
-# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
-# public; without it nothing is closed.
-#
-# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
-# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
-
-HURRIED_S = 10.0
-
-
-class Closable(Protocol):
-    """The part of `KafkaStreams` that is needed here."""
-
-    @property
-    def state(self) -> ClientState: ...
-
-    def close(self) -> bool: ...
-
-    def _hurry_up(self, timeout_s: float) -> bool: ...
-
-
-class _Unclosed:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._started: weakref.WeakSet[Closable] = weakref.WeakSet()
-        self._process = 0
-
-    def watch(self, instance: Closable) -> None:
-        """It is closed when the program ends, unless its end has begun by then."""
-        with self._lock:
-            self._started.add(instance)
-            first, self._process = self._process != os.getpid(), os.getpid()
-        register: Callable[[Callable[[], None]], None] | None = getattr(
-            threading, "_register_atexit", None
-        )
-        if first and register is not None:
-            register(self._close)
-        if first:
-            _before_kernel_ends(self._close)
-
-    def running(self) -> list[Closable]:
-        """Those that were started in this process and have not begun to end."""
-        with self._lock:
-            # Otherwise a fork's copy: the instance is its parent's.
-            mine = self._process == os.getpid()
-            return [found for found in self._started if mine and found.state not in STOPPING]
-
-    def _close(self) -> None:
-        """On the main thread, which has nothing else to do any more, or a kernel's for control."""
-        for instance in self.running():
-            log.warning(
-                "The program ends without closing its instance: it is closed now "
-                "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
-            )
-            try:
-                instance.close()
-            except KeyboardInterrupt:
-                instance._hurry_up(HURRIED_S)
-
-
-def _before_kernel_ends(close: Callable[[], None]) -> None:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel = getattr(shell, "kernel", None)
-    shut_down = getattr(kernel, "do_shutdown", None)
-    if kernel is None or shut_down is None:
-        return
-
-    def close_and_shut_down(restart: bool) -> Any:
-        close()
-        return shut_down(restart)
-
-    kernel.do_shutdown = close_and_shut_down
-
-
-_unclosed = _Unclosed()
-close_at_exit = _unclosed.watch
-running_here = _unclosed.running

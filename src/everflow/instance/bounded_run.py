@@ -1,37 +1,27 @@
-"""Runs an instance until SIGINT, SIGTERM or SIGHUP (docs/STOPPING.md), or until its bound."""
+"""A `KafkaStreams.run` with a bound: a number of records, or a time."""
 
 from __future__ import annotations
 
 import logging
 import math
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, TopologyError
-from everflow.instance.client_state import STOPPING, ClientState
-from everflow.instance.life import DRAIN_SHARE, InstanceLife, leaves
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.written_records import RawWritten, WrittenRecords
-from everflow.logs import LogFile, moves
 from everflow.records import TopicPartition
-from everflow.retry import waiting
 from everflow.serdes import SerdeError
-from everflow.stop_signals import owned
 from everflow.topology.graph import SinkNode
 from everflow.topology.program import Topology
 from everflow.user_program import user_line
 from everflow.windows import duration_ms
 
 log = logging.getLogger("everflow")
-
-
-# --- a run with a bound: a number of records, or a time -------------------------------------------
 
 READ_ALL_S = 20.0
 
@@ -196,131 +186,3 @@ def _decoded(tp: TopicPartition, raw: RawWritten, sink: SinkNode) -> WrittenReco
             f"wrote it: {error}"
         ) from None
     return WrittenRecord(key, value, raw.timestamp)
-
-
-TICK_S = 0.1
-END_S = 30.0
-"""Beyond the time for handing over, an end may take so long before it goes on in the background."""
-
-
-class RunsInForeground(Protocol):
-    """The part of `KafkaStreams` that is needed here."""
-
-    config: StreamsConfig
-    _life: InstanceLife
-    _joined: bool
-    _log_file: LogFile | None
-    _caller_raises: bool
-
-    @property
-    def state(self) -> ClientState: ...
-
-    @property
-    def error(self) -> EverflowError | None: ...
-
-    def start(self) -> None: ...
-
-    def _begin_close(self, timeout: float, leave_group: bool | None) -> None: ...
-
-
-@dataclass(kw_only=True)
-class Foreground:
-    """``signal``: the first one's number; ``joined``: whether the start had gone through by
-    then."""
-
-    streams: RunsInForeground
-    leave_group: bool | None
-    signal: int | None = None
-    joined: bool = False
-    bound: BoundedRun | None = None
-    _ending_since_s: float = math.inf
-
-    @property
-    def timeout_s(self) -> float:
-        return self.streams.config.drain_timeout_ms / 1000 / DRAIN_SHARE + END_S
-
-    @property
-    def ending(self) -> str:
-        return self.streams._life.ending
-
-    @property
-    def log_file(self) -> Path | None:
-        return None if self.streams._log_file is None else self.streams._log_file.path
-
-    def run(self) -> None:
-        """Start, and return when it has ended. Raises the error that stopped it; the caller reports
-        it."""
-        streams = self.streams
-        streams._caller_raises = True
-        with owned() as signals, signals.told_to(self._on_signal):
-            if self.bound is not None:
-                self.bound.open()
-            streams.start()
-            if self.bound is not None:
-                self.bound.started()
-            over = False
-            with waiting("joining the group"):
-                while not over and streams.state is ClientState.REBALANCING:
-                    over = self._is_over()
-            while not over:
-                over = self._is_over()
-        if streams.error is not None:
-            raise streams.error
-
-    def _is_over(self) -> bool:
-        self._end_if_reached()
-        return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
-
-    def _end_if_reached(self) -> None:
-        if self.bound is None or self.streams.state in STOPPING:
-            return
-        why = self.bound.reached()
-        if why is not None:
-            self._ending_since_s = time.monotonic()
-            moves.info("stopping: %s", why)
-            self.streams._begin_close(self.timeout_s, self.leave_group)
-
-    def _overdue(self) -> bool:
-        """True if the shutdown takes too long. It then goes on in the background."""
-        if self._ending_since_s == math.inf:
-            return False
-        over = time.monotonic() - self._ending_since_s > self.timeout_s
-        if over:
-            log.warning(
-                "The shutdown takes longer than %.0f s and goes on in the background",
-                self.timeout_s,
-            )
-        return over
-
-    def _on_signal(self, count: int, number: int) -> None:
-        streams = self.streams
-        if count == 1:
-            self.signal, self.joined = number, streams._joined
-            self._ending_since_s = time.monotonic()
-            hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
-            moves.info(
-                "stopping: %s (%s; %s does not wait)",
-                self._what(),
-                signal.Signals(number).name,
-                hurry,
-            )
-            streams._begin_close(self.timeout_s, self.leave_group)
-        elif count == 2:
-            moves.info(
-                "stopping now: batches in flight have a second to end, nothing more is handed over"
-            )
-            streams._life.hurry.set()
-        else:
-            moves.info(
-                "still stopping: nothing can make it quicker but kill -9, which loses nothing that "
-                "was committed"
-            )
-
-    def _what(self) -> str:
-        if self.streams.state in STOPPING:
-            return "its end has begun already"
-        if not self.joined:
-            return "it had not joined its group yet"
-        if leaves(self.leave_group, static=self.streams.config.group_instance_id is not None):
-            return "it commits, hands its tasks over, leaves the group"
-        return "it commits, and stays in the group for a restart"
