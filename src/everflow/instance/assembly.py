@@ -488,8 +488,8 @@ class ClusterPorts:
     def copies(self, instance: Instance) -> Copies:
         copies = Copies(
             instance.updater.followed,
-            instance.running_ids,
-            instance.recovering_ids,
+            lambda: [task.id for task in instance.running_tasks()],
+            lambda: list(instance.manager.recovering),
             instance.tracker.positions,
             self._changelogs.known_delete_retention_ms,
             self._clock,

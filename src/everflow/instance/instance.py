@@ -13,7 +13,7 @@ from typing import Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline, Running, Spawn
-from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
+from everflow.errors import EverflowError, TaskTimeoutError
 from everflow.instance.client_state import (
     STOPPING,
     ClientState,
@@ -230,9 +230,6 @@ class Instance:
             for tp, offset in dict(task.positions).items()
         }
 
-    def running_ids(self) -> list[TaskId]:
-        return [task.id for task in self.running_tasks()]
-
     def settled_tasks(self) -> list[Settled]:
         """The running tasks, each as of its thread's last moment between batches."""
         found = []
@@ -245,9 +242,6 @@ class Instance:
                 stores = tuple(store.path for store in task.stores if store.changelog is not None)
                 found.append(Settled(task.id, task.epoch, task.incarnation, stores, at_ms))
         return found
-
-    def recovering_ids(self) -> list[TaskId]:
-        return list(self.manager.recovering)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -263,7 +257,7 @@ class Instance:
             committed=self._committed,
             on_warm=lambda: self.loop.post(self._look_at_tasks),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
-            give_back=self._give_back,
+            give_back=lambda *given: self.loop.post(lambda: self.manager.given_back(*given)),
             global_tasks=self.global_tables.contexts,
             consumed=self.ports.consumed,
             uncaught=lambda error: self.uncaught.limits_for(error),
@@ -286,7 +280,7 @@ class Instance:
         return TaskServices(
             create=self.ports.create,
             recover=self._recover,
-            submit=self._submit,
+            submit=lambda work, quick: (self.tails if quick else self.restores).submit(work),
             post=self.loop.post,
             before_release=self._before_release,
             release=self.member.release,
@@ -301,12 +295,6 @@ class Instance:
     def _committed(self, positions: Mapping[TopicPartition, int]) -> None:
         if self.settings.exactly_once:  # else they may be among those that are deferred
             self.lower_bounds.raised(positions)
-
-    def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
-        self.loop.post(lambda: self.manager.given_back(tasks, why))
-
-    def _submit(self, work: Callable[[], None], quick: bool) -> None:
-        (self.tails if quick else self.restores).submit(work)
 
     def _recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
         started, _ = self.ports.recovery(self, stop, pauses=True).recover(tasks, ())

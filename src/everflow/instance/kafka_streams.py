@@ -220,7 +220,7 @@ class KafkaStreams(InteractiveQueries, Telling):
             instance.ends.ends(),
             {**instance.updater.followed(), **instance.global_tables.followed()},
         )
-        restores = (instance.recovering_ids(), self._tracker.progress())
+        restores = (list(instance.manager.recovering), self._tracker.progress())
         stalled = {**instance.updater.stalled(), **instance.global_tables.stalled()}
         return statuses(
             *known,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,14 +35,9 @@ class TakenRecords:
     records: int
 
 
-class LeftOut(NamedTuple):
-    """Records that did not enter the store: the number of dead letters; others by node and reason;
-    those that their handler left out, by cause, and the first few in a line each."""
-
-    dead_letters: int
-    dropped: Mapping[str, Mapping[str, int]]
-    causes: Sequence[LetterGroup]
-    lines: Sequence[str]
+Left = Callable[[int, Mapping[str, Mapping[str, int]], Sequence[LetterGroup], Sequence[str]], None]
+"""Takes the records that did not enter the store: the number of dead letters; others by node and
+reason; those that their handler left out, by cause, and the first few in a line each."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class GlobalRecords:
     sources: Mapping[str, Source]
     handlers: Handlers
     writer: Callable[[], SinkWriter]
-    tell: Callable[[LeftOut], None] = lambda left_out: None
+    tell: Left = lambda *_: None
 
     def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
         """The records that enter the store. UndecodableRecord stops the application,
@@ -80,7 +74,7 @@ class GlobalRecords:
         sent = self._sent(result, source)
         if keyless:
             result.dropped.setdefault(source.node, {})[KEYLESS] = keyless
-        self.tell(LeftOut(sent, result.dropped, result.letters, lines))
+        self.tell(sent, result.dropped, result.letters, lines)
 
     def _sent(self, result: StepResult, source: Source) -> int:
         now_ms = int(time.time() * 1000)

@@ -27,8 +27,7 @@ from everflow.topology.plan import LoadedTable
 from everflow.user_program import error_text, place
 
 if TYPE_CHECKING:
-    from everflow.protocol.messages import TaskContext
-    from everflow.worker.global_records import LeftOut
+    from everflow.protocol.messages import LetterGroup, TaskContext
 
 
 POLL_MS = 50.0
@@ -358,20 +357,25 @@ _WHY = {
 }
 
 
-def count_left_out(metrics: Metrics, left_out: LeftOut) -> None:
-    dropped: dict[Labels, float] = {
+def count_left_out(
+    metrics: Metrics,
+    dead_letters: int,
+    dropped: Mapping[str, Mapping[str, int]],
+    groups: Sequence[LetterGroup],
+    lines: Sequence[str],
+) -> None:
+    counts: dict[Labels, float] = {
         (GLOBAL, node, reason): float(count)
-        for node, reasons in left_out.dropped.items()
+        for node, reasons in dropped.items()
         for reason, count in reasons.items()
     }
-    causes = {(one.exception, one.node, one.topic): one for one in left_out.causes}
-    metrics.add(names.DEAD_LETTERS, left_out.dead_letters)
-    metrics.add(names.DROPPED_RECORDS, sum(dropped.values()))
-    metrics.add_series(names.DROPPED, dropped)
+    causes = {(one.exception, one.node, one.topic): one for one in groups}
+    metrics.add(names.DEAD_LETTERS, dead_letters)
+    metrics.add(names.DROPPED_RECORDS, sum(counts.values()))
+    metrics.add_series(names.DROPPED, counts)
     metrics.add_series(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
     metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
-    if left_out.lines:
-        moves.warning("records skipped by a global table: %s", "; ".join(left_out.lines))
-    for node, reasons in left_out.dropped.items():
-        for reason, number in reasons.items():
-            moves.warning("%s dropped %s %s", node, counted(number, "record"), _WHY[reason])
+    if lines:
+        moves.warning("records skipped by a global table: %s", "; ".join(lines))
+    for (_, node, reason), count in counts.items():
+        moves.warning("%s dropped %s %s", node, counted(int(count), "record"), _WHY[reason])

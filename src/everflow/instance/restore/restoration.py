@@ -111,6 +111,18 @@ class RestoreJob:
     left_out: Mapping[bytes, KeptEntry] = field(default_factory=dict)
     """The records of that topic that processing skipped, up to the plan's end."""
 
+    def load(
+        self,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        times: Int64,
+        position: int,
+        clock: Clock,
+    ) -> None:
+        now_ms = clock.now_ms() if position >= self.plan.end else -1
+        owner = self.incarnation
+        self.store.load_chunk(keys, values, times, position, incarnation=owner, now_ms=now_ms)
+
 
 def progress_of(
     task: TaskId, store: str, changelog: TopicPartition, plan: RestorePlan
@@ -152,7 +164,7 @@ def restore(
                 return progress
             position = min(chunk.next_position, plan.end)
             with named_keys(job.task, job.store_name, job.store, job.changelog, chunk):
-                _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
+                job.load(chunk.keys, chunk.values, chunk.timestamps, position, clock)
             progress = replace(
                 progress,
                 position=position,
@@ -161,7 +173,7 @@ def restore(
             )
             user.batch_restored(progress, chunk.records)
         # Also without records: it notes how far the store is, and that it is fresh.
-        _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
+        job.load((), (), _NO_TIMESTAMPS, plan.end, clock)
     except BaseException as error:
         user.restore_suspended(progress, f"{type(error).__name__}: {error}")
         raise
@@ -233,22 +245,3 @@ def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[Chunk]:
             placed = cast("Iterable[PlacedChunk]", read)  # of a log, as reused topics are
             read = corrected(placed, job.plan.start, job.left_out, job.reused)
         yield from read
-
-
-def _load(
-    job: RestoreJob,
-    keys: Sequence[bytes | None],
-    values: Sequence[bytes | None],
-    timestamps: Int64,
-    position: int,
-    clock: Clock,
-) -> None:
-    at_end = position >= job.plan.end
-    job.store.load_chunk(
-        keys,
-        values,
-        timestamps,
-        position,
-        incarnation=job.incarnation,
-        now_ms=clock.now_ms() if at_end else -1,
-    )

@@ -69,7 +69,7 @@ class TaskServices:
 
     create: Callable[[TaskId], ActiveTask]
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]
-    submit: Callable[[Callable[[], None], bool], None]
+    submit: Callable[[Callable[[], None], bool], object]
     post: Callable[[Callable[[], None]], None]
     before_release: Callable[[Collection[TaskId]], None]
     release: Callable[[], None]
