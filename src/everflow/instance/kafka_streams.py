@@ -613,7 +613,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         from everflow.instance.serving.routes import served
 
         status = None if self._observer is None else self._observer.status
-        return self._life.opened.enter_context(served(self, self._asked, self.config, status))
+        return self._life.opened.enter_context(served(self, self.config, status))
 
     @property
     def query_address(self) -> str | None:

@@ -255,47 +255,6 @@ class StoreQueries:
         self._lock = threading.Lock()
         self._ends: dict[TopicPartition, tuple[int, float]] = {}
 
-    def store(
-        self,
-        name: str,
-        partition: int | None,
-        stale: bool,
-        max_lag: int | None,
-        partitioner: Partitioner | None,
-    ) -> ReadOnlyStore:
-        site = self.site(name)
-        given: Any = partition
-        if isinstance(given, str) and not given.isdigit():
-            kind = STORE_KINDS[site.spec.kind].__name__
-            raise TypeError(
-                f"store({name!r}) is a {kind} already; the second argument is a partition, not "
-                f"{given!r}."
-            )
-        if (
-            partition is not None
-            and not 0 <= whole_number(partition, "partition") < site.partitions
-        ):
-            raise ValueError(
-                f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}."
-            )
-        if max_lag is not None and whole_number(max_lag, "max_lag") < 0:
-            raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
-        if max_lag is not None and not stale:
-            raise ValueError(
-                "max_lag bounds how far a copy may be behind: it goes with stale=True."
-            )
-        access = _Access(
-            queries=self,
-            site=site,
-            partition=partition,
-            stale=stale,
-            max_lag=max_lag,
-            partitioner=partitioner,
-        )
-        return STORE_KINDS[site.spec.kind](
-            site.spec, StoreReader(access), site.decode, site.results
-        )
-
     @property
     def sites(self) -> dict[str, StoreSite]:
         return self._sites
@@ -308,18 +267,10 @@ class StoreQueries:
             raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
         return site
 
-    def key_metadata(
-        self, name: str, key: Any, partitioner: Partitioner | None
-    ) -> KeyQueryMetadata:
-        site = self.site(name)
-        partition = partition_of(site, key_bytes(site.spec, key), partitioner)
+    def place(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
         if site.everywhere:  # whoever is asked has it
-            lag = self.lag_here(site, partition)
-            return KeyQueryMetadata(self._own_host or None, (), partition, lag)
-        return replace(
-            metadata_for_key(site, partition, self._ports.hosts()),
-            lag=self.lag_here(site, partition),
-        )
+            return KeyQueryMetadata(self._own_host or None, (), partition)
+        return metadata_for_key(site, partition, self._ports.hosts())
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
         if name is not None:
@@ -552,18 +503,48 @@ class InteractiveQueries:
             name: as in the topology.
             partition: only this one; None = all that are here.
             stale: read also the copies of standbys, warm-ups and tasks being restored here
-            (KIP-535): committed content, but
-                of some time ago.
+                (KIP-535): committed content, but of some time ago.
             max_lag: how far such a copy may be behind its changelog, in offsets, the end not older
-            than one second; a query
-                that finds it further behind raises StaleStateError. None = any lag.
+                than one second, else StaleStateError. None = any lag.
             partitioner: how whoever writes the input topics partitions keys, a function of (key
-            bytes, number of partitions); None = as the program's sources say.
+                bytes, number of partitions); None = as the program's sources say.
 
         Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be;
         InvalidStateStoreError if the instance does not run, as do the store's own methods.
         """
-        return self._asked().store(name, partition, stale, max_lag, partitioner)
+        queries = self._asked()
+        site = queries.site(name)
+        given: Any = partition
+        if isinstance(given, str) and not given.isdigit():
+            kind = STORE_KINDS[site.spec.kind].__name__
+            raise TypeError(
+                f"store({name!r}) is a {kind} already; the second argument is a partition, not "
+                f"{given!r}."
+            )
+        if (
+            partition is not None
+            and not 0 <= whole_number(partition, "partition") < site.partitions
+        ):
+            raise ValueError(
+                f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}."
+            )
+        if max_lag is not None and whole_number(max_lag, "max_lag") < 0:
+            raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
+        if max_lag is not None and not stale:
+            raise ValueError(
+                "max_lag bounds how far a copy may be behind: it goes with stale=True."
+            )
+        access = _Access(
+            queries=queries,
+            site=site,
+            partition=partition,
+            stale=stale,
+            max_lag=max_lag,
+            partitioner=partitioner,
+        )
+        return STORE_KINDS[site.spec.kind](
+            site.spec, StoreReader(access), site.decode, site.results
+        )
 
     def query_metadata_for_key(
         self, store: str, key: Any, partitioner: Partitioner | None = None
@@ -573,7 +554,10 @@ class InteractiveQueries:
 
         Raises StoreNotFoundError, SerdeError (a key of another type).
         """
-        return self._asked().key_metadata(store, key, partitioner)
+        queries = self._asked()
+        site = queries.site(store)
+        partition = partition_of(site, key_bytes(site.spec, key), partitioner)
+        return replace(queries.place(site, partition), lag=queries.lag_here(site, partition))
 
     def streams_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
         """The instances that have a store, active or as a standby, by end point; empty while that

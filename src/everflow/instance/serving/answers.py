@@ -13,7 +13,7 @@ import pyarrow as pa
 from everflow.client import key_forms
 from everflow.errors import RetriableError
 from everflow.exact_texts import number_text, whole
-from everflow.instance.query.queries import InteractiveQueries, StoreQueries, StoreSite
+from everflow.instance.query.queries import InteractiveQueries, StoreSite
 from everflow.instance.query.store_query import (
     EntryPlace,
     ReadOnlyStore,
@@ -265,16 +265,14 @@ TOGETHER = 50
 
 
 class ServedStores:
-    """One method for each path. ``queries``: InvalidStateStoreError before the start."""
+    """One method for each path."""
 
     def __init__(
         self,
         stores: InteractiveQueries,
-        queries: Callable[[], StoreQueries],
         status: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        self._stores = stores
-        self._queries = queries
+        self._stores, self._queries = stores, stores._asked
         self._status = status
 
     def status(self, asked: Parameters) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, EverflowError, RetriableError
-from everflow.instance.query.queries import InteractiveQueries, StoreQueries
+from everflow.instance.query.queries import InteractiveQueries
 from everflow.instance.serving.answers import (
     ENTRIES,
     MOST_BODY_BYTES,
@@ -311,7 +311,6 @@ LEAST_TOKEN = 16
 @contextmanager
 def served(
     stores: InteractiveQueries,
-    queries: Callable[[], StoreQueries],
     config: StreamsConfig,
     status: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[str]:
@@ -321,7 +320,7 @@ def served(
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"
-    answers = ServedStores(stores, queries, status)
+    answers = ServedStores(stores, status)
     app = application(answers, tokens, scheme, version("everflow"))
     # With a token any host name is allowed: no foreign site's page has a token.
     own = [ANY] if tokens else [config.application_server, *config.allowed_hosts]

@@ -51,7 +51,7 @@ def service(instance: Instance, token_file: Path | None = None) -> Iterator[str]
         query_listen="127.0.0.1:0",
         query_token_file="" if token_file is None else str(token_file),
     )
-    with served(instance, instance._asked, config) as address:
+    with served(instance, config) as address:
         yield address
 
 
