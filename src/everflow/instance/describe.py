@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -66,9 +67,8 @@ def statuses(
     ``handing_over``: revoked, not given up yet; ``stalled_copies`` make no progress and may not be
     open yet."""
     troubled = troubles or {}
-    found = {
-        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
-    }
+    active = partial(TaskStatus, role=TaskRole.ACTIVE)
+    found = {task: active(state=TaskState.CREATED, lag=None) for task in owned}
     found |= {
         task: TaskStatus(
             role=copy.role,
@@ -87,22 +87,13 @@ def statuses(
         if task not in found
     }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}
-    found |= {
-        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None)
-        for task in handing_over
-    }
+    found |= {task: active(state=TaskState.SUSPENDED, lag=None) for task in handing_over}
     for task in running:
         positions = dict(task.positions)
         known = all(tp in ends for tp in positions)
         lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
-        found[task.id] = TaskStatus(
-            role=TaskRole.ACTIVE,
-            state=task.state,
-            lag=lag,
-            rate=0.0,
-            remaining_s=0.0,
-            trouble=troubled.get(task.id),
-        )
+        why = troubled.get(task.id)
+        found[task.id] = active(state=task.state, lag=lag, remaining_s=0.0, trouble=why)
     return dict(sorted(found.items()))
 
 

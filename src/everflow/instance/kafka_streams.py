@@ -54,7 +54,6 @@ from everflow.instance.restore.listeners import (
     StandbyUpdateListener,
 )
 from everflow.instance.start_up import prepare_cluster, require_tasks, with_existing_topics
-from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.task import TaskState
 from everflow.instance.thread.retry_policy import (
     MOST_REPLACEMENTS,
@@ -491,7 +490,8 @@ class KafkaStreams(InteractiveQueries, Telling):
             *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()]),
         ]
         if self.error is not None:
-            parts.append(f"error [{self.error.code}] {_first_line(self.error)}")
+            text = str(self.error).partition("\n")[0]
+            parts.append(f"error [{self.error.code}] {text}")
         return f"KafkaStreams({self.config.application_id}: {', '.join(filter(None, parts))})"
 
     def _repr_html_(self) -> str:
@@ -594,7 +594,11 @@ class KafkaStreams(InteractiveQueries, Telling):
         # 9-12. The instance, which joins the group last.
         instance = self._life.instance = self._wired(
             ClusterPorts(
-                dependencies, context, lambda: self._standby_listener, opened, self._show_growth
+                dependencies,
+                context,
+                lambda: self._standby_listener,
+                opened,
+                (lambda _: None) if self._observer is None else self._observer.know,
             )
         )
         instance.uncaught = self._uncaught
@@ -604,10 +608,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
         instance.start()
         self._joined = True
-
-    def _show_growth(self, blueprint: Blueprint) -> None:
-        if self._observer is not None:
-            self._observer.know(blueprint)
 
     def _served(self) -> str:
         from everflow.instance.serving.routes import served
@@ -706,10 +706,6 @@ class KafkaStreams(InteractiveQueries, Telling):
     def _on_ended(self) -> None:
         if self._log_file is not None:
             self._log_file.close()
-
-
-def _first_line(error: EverflowError) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 # --- in the foreground (docs/STOPPING.md) ---------------------------------------------------------

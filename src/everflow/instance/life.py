@@ -131,13 +131,7 @@ class InstanceLife:
         with self.opened:
             try:
                 if self.instance is not None:
-                    InstanceEnd(
-                        instance=self.instance,
-                        leave_group=leave_group,
-                        drain_s=drain_s,
-                        hurry=self.hurry,
-                        note=self.note_end,
-                    ).run()
+                    InstanceEnd(self, self.instance, leave_group, drain_s).run()
             finally:
                 self.note_end("closing its connections")
 
@@ -163,16 +157,15 @@ STEP_MS = 30_000.0
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
-@dataclass(kw_only=True)
+@dataclass
 class InstanceEnd:
     """Ends an instance, started or not. ``leave_group`` as for `GroupMember.leave`; ``drain_s`` 0:
-    no task is handed over; ``hurry``: set to cut batches off; ``note``: gets each step's name."""
+    no task is handed over."""
 
+    life: InstanceLife
     instance: Instance
     leave_group: bool | None
     drain_s: float
-    hurry: threading.Event
-    note: Callable[[str], None]
     cut_off: bool = False
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
@@ -187,13 +180,13 @@ class InstanceEnd:
             "waiting for the batches in flight": self._end_threads,
             "waiting for restores and copies to stop": self._end_recoveries,
             "ending the transaction of a batch that was cut off": self._abort_cut_off,
-            "committing offsets": self._commit_deferred,
+            "committing offsets": lambda: quietly(lambda: self.instance.deferred.commit([])),
             "closing the stores": self._checkpoint,
             "leaving the group": self._leave,
         }
         bounded = (self._end_loop, self._end_recoveries, self._checkpoint)
         for name, step in steps.items():
-            self.note(name)
+            self.life.note_end(name)
             try:
                 with waiting(name):
                     if step in bounded:
@@ -248,7 +241,7 @@ class InstanceEnd:
         member.drain(self.leave_group)
         ended: dict[str, Callable[[], bool]] = {
             f"{self.drain_s:.0f} s are over ({limit})": deadline.expired,
-            "asked to stop now": self.hurry.is_set,
+            "asked to stop now": self.life.hurry.is_set,
             "evicted from the group": lambda: member.metadata().generation < 0,
             "a stream thread has ended": lambda: any(thread.join(0) for thread in instance.threads),
             "the brokers do not answer": self._brokers_away,
@@ -311,7 +304,7 @@ class InstanceEnd:
         return threads
 
     def _why_cut_off(self, hangs: Deadline) -> str | None:
-        if self.hurry.is_set():
+        if self.life.hurry.is_set():
             return "asked to stop now"
         if hangs.expired():
             return f"it has not ended within {HANGS_MS / 1000:g} s"
@@ -356,9 +349,6 @@ class InstanceEnd:
                 "this state folder ends it, or its time-out.",
                 error,
             )
-
-    def _commit_deferred(self) -> None:
-        quietly(lambda: self.instance.deferred.commit([]))
 
     def _checkpoint(self) -> None:
         self.instance.ports.checkpoint(self.instance.running_tasks())

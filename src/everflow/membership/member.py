@@ -66,14 +66,6 @@ def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> Ev
     )
 
 
-def unheard_error(group_id: str, waited_s: float) -> ShutdownRequestedError:
-    """For one that asked all to end and is not alone in the group after ``waited_s`` seconds."""
-    return ShutdownRequestedError(
-        f"Application {group_id} shuts down, as this instance asked. Not all others were seen to "
-        f"end within {waited_s:g} s: look whether some still run."
-    )
-
-
 def _other_program(
     group_id: str, data: AssignmentData, identity: Identity
 ) -> IncompatibleTopologyError:
@@ -335,7 +327,11 @@ class GroupMember:
         answer."""
         self._assignor.shutting_down_all = True
         gives_up_ms = self._clock.monotonic_ms() + SPREADS_MS
-        self._ending = gives_up_ms, unheard_error(self._settings.group_id, SPREADS_MS / 1000)
+        late = ShutdownRequestedError(
+            f"Application {self._settings.group_id} shuts down, as this instance asked. Not all "
+            f"others were seen to end within {SPREADS_MS / 1000:g} s: look whether some still run."
+        )
+        self._ending = gives_up_ms, late
         self.request_rejoin("the whole application is to shut down")
 
     def leave(self, timeout_s: float = 5.0, leave_group: bool | None = None) -> None:

@@ -9,7 +9,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
 
@@ -462,7 +461,11 @@ def rows_of(
             for partition in partitions:
                 lag = reader.access.lag(partition) if columns.lag else None
                 with opened(_copied(reader, partition, home)) as copy:
-                    blame = partial(_place_of, columns=columns, partition=partition)
+
+                    def blame(key: bytes, partition: int = partition) -> str:
+                        store = columns.spec.name
+                        return f"the key {key!r:.200} in partition {partition} of store {store!r}"
+
                     yield partition, batches(copy, columns, partition, blame, lag)
 
     return Rows(columns.schema, parts())
@@ -475,10 +478,6 @@ def _copied(reader: StoreReader, partition: int, home: Path) -> LmdbStore:
         return store.copy_to(place)
 
     return reader.of_copy(partition, copied)
-
-
-def _place_of(key: bytes, *, columns: EntryColumns, partition: int) -> str:
-    return f"the key {key!r:.200} in partition {partition} of store {columns.spec.name!r}"
 
 
 # --- session stores (KIP-94, KIP-617) -------------------------------------------------------------

@@ -208,15 +208,12 @@ class TopicWatch:
         changed = self._changes.after(now, doubted)
         if changed is not None:
             self._failed(changed)
-        else:
-            self._check_new_topics()
-        return changed is not None
-
-    def _check_new_topics(self) -> None:
+            return True
         try:
             self._check_new()
         except EverflowError as error:
             log.debug("New topics cannot be listed now: %s", error)
+        return False
 
     def start(self) -> None:
         """Note the topics as they are (one request), then check them on a thread until `close`."""
