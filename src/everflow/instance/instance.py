@@ -13,7 +13,7 @@ from typing import Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline, Running, Spawn
-from everflow.errors import EverflowError, TaskTimeoutError
+from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.client_state import (
     STOPPING,
     ClientState,
@@ -27,7 +27,7 @@ from everflow.instance.copies.known_copies import Copies, Settled
 from everflow.instance.copies.state_updater import StateUpdater
 from everflow.instance.query.queries import HostMap
 from everflow.instance.restore.listeners import RestoreTracker
-from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_warm, commit_starts
+from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_warm
 from everflow.instance.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskStore, TaskTimeouts, fitted
 from everflow.instance.tasks.task_manager import TaskManager, TaskServices
@@ -53,7 +53,7 @@ from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.protocol.messages import format_metadata
 from everflow.records import TaskId, TopicPartition
-from everflow.retry import quietly, retrying
+from everflow.retry import attempting, quietly, retrying
 from everflow.topology.patterns import TopicGrowth
 
 log = logging.getLogger("everflow")
@@ -298,8 +298,19 @@ class Instance:
 
     def _recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
         started, _ = self.ports.recovery(self, stop, pauses=True).recover(tasks, ())
-        attempt_ms = min(self.settings.task_timeout_ms, ATTEMPT_MS)
-        commit_starts(self.member.commit, started, attempt_ms, self.clock, stop)
+        if not started:
+            return
+        # Before anything is processed: then records in internal topics without a committed offset
+        # always mean lost offsets (D5).
+        offsets = {tp: (at, format_metadata(START_METADATA, {})) for tp, at in started.items()}
+
+        def commit() -> None:
+            if not self.member.commit(offsets):
+                raise RetriableError("the group is rebalancing")
+
+        limit = Deadline(self.clock, min(self.settings.task_timeout_ms, ATTEMPT_MS))
+        what = "committing starting offsets"
+        attempting(commit, what, clock=self.clock, deadline=limit, stop=stop)
 
     def _before_release(self, tasks: Collection[TaskId]) -> None:
         if self.deferred.held():

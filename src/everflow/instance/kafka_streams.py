@@ -53,7 +53,7 @@ from everflow.instance.restore.listeners import (
     RestoreTracker,
     StandbyUpdateListener,
 )
-from everflow.instance.start_up import prepare_cluster, require_tasks, with_existing_topics
+from everflow.instance.start_up import prepare_cluster
 from everflow.instance.tasks.task import TaskState
 from everflow.instance.thread.retry_policy import (
     MOST_REPLACEMENTS,
@@ -568,9 +568,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         # 2-7. Check the cluster, fence earlier writers, create and check topics and stores.
         admin = ClusterAdmin(config.admin(), stop=stop)
         opened.callback(admin.close)
-        topology = with_existing_topics(self._topology, config, admin)
-        blueprint = prepare_cluster(topology, config, admin, directory, self._clock, stop)
-        require_tasks(blueprint)
+        blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         if self._observer is not None:
             transactions = TransactionStates(config.producer()) if config.exactly_once else None
             self._observer.know(blueprint, admin, transactions)
@@ -603,9 +601,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
         instance.uncaught = self._uncaught
         ports = self._query_ports(dependencies, instance)
-        self._queries = store_queries(
-            topology, blueprint, config.application_server, ports, self._clock
-        )
+        self._queries = store_queries(blueprint, config.application_server, ports, self._clock)
         instance.start()
         self._joined = True
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
-from everflow.errors import RetriableError, TopologyError
+from everflow.errors import TopologyError
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.topics.internal_topics import (
     LEFT_OUT,
@@ -27,9 +27,9 @@ from everflow.instance.topics.internal_topics import (
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, moves, some
-from everflow.protocol.messages import format_metadata, of_kafka_streams, parse_metadata
+from everflow.protocol.messages import of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.retry import StoppedError, attempting, retrying, waiting
+from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Graph, SourceNode, extractor_named
 from everflow.topology.idle_sources import require_room, room_for_layouts
@@ -69,36 +69,36 @@ def prepare_cluster(
     """Steps 2-7 of a start. ``stop``, set meanwhile, ends it with an EverflowError. Raises
     TaskTimeoutError (no broker answers), TopologyError, InternalTopicError, OffsetsExpiredError,
     StoreLayoutError, StateFormatError."""
+    # 2. Wait until a broker answers.
+    cluster_id = admin.wait_until_reachable(
+        config.task_timeout_ms / 1000,
+        lambda line: log.warning("%s", line),
+        limit="task.timeout.ms",
+    )
+    if pattern_sources(topology):
+        topology = with_topics(topology, admin.list_topics(), config.application_id)
+    for source in pattern_sources(topology):
+        assert source.reading.pattern is not None
+        moves.info(
+            "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
+        )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
     require_room(topology)
-    # 2. Wait until a broker answers.
-    cluster_id = _reached(admin, config)
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
-    return retrying(
+    blueprint = retrying(
         lambda: ClusterTopics(admin, config).prepared(topology, cluster_id, directory),
         "preparing topics",
         clock=clock,
         deadline=Deadline(clock, config.task_timeout_ms),
         stop=stop,
     )
-
-
-def with_existing_topics(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin
-) -> Topology:
-    """The topology with topics in place of patterns. TaskTimeoutError, TopologyError."""
-    if not pattern_sources(topology):
-        return topology
-    _reached(admin, config)
-    found = with_topics(topology, admin.list_topics(), config.application_id)
-    for source in pattern_sources(found):
-        assert source.reading.pattern is not None
-        moves.info(
-            "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
+    if not any(blueprint.inputs.values()):
+        raise TopologyError(
+            "The topology reads no topic; add builder.stream(...) or builder.table(...)."
         )
-    return found
+    return blueprint
 
 
 def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
@@ -126,14 +126,6 @@ def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
 def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
     """The same after a restart on the same state folder (D6)."""
     return f"{config.application_id}-{process_id}-{thread}"
-
-
-def _reached(admin: ClusterAdmin, config: StreamsConfig) -> str:
-    return admin.wait_until_reachable(
-        config.task_timeout_ms / 1000,
-        lambda line: log.warning("%s", line),
-        limit="task.timeout.ms",
-    )
 
 
 def _fence_recorded(
@@ -313,34 +305,6 @@ class ClusterTopics:
     def topics_with_offsets(self) -> frozenset[str]:
         offsets = self._admin.all_committed(self._config.application_id)
         return frozenset(tp.topic for tp in offsets)
-
-
-def require_tasks(blueprint: Blueprint) -> None:
-    if not any(blueprint.inputs.values()):
-        raise TopologyError(
-            "The topology reads no topic; add builder.stream(...) or builder.table(...)."
-        )
-
-
-def commit_starts(
-    commit: Callable[[Mapping[TopicPartition, tuple[int, str]]], bool],
-    started: Mapping[TopicPartition, int],
-    timeout_ms: float,
-    clock: Clock,
-    stop: threading.Event,
-) -> None:
-    """Commit where new partitions begin, before they are processed: then records in internal topics
-    without a committed offset always mean lost offsets (D5). RetriableError."""
-    if not started:
-        return
-    offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
-
-    def once() -> None:
-        if not commit(offsets):
-            raise RetriableError("the group is rebalancing")
-
-    deadline = Deadline(clock, timeout_ms)
-    attempting(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
 
 
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:

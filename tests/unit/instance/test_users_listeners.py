@@ -130,7 +130,6 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     )
     monkeypatch.setattr(kafka_streams, "check_clients", lambda config: None)
     monkeypatch.setattr(kafka_streams, "prepare_cluster", lambda *_: blueprint)
-    monkeypatch.setattr(kafka_streams, "require_tasks", lambda blueprint: None)
     monkeypatch.setattr("everflow.spark.session.get_context", lambda *_: None)
     monkeypatch.setattr(kafka_streams, "ClusterPorts", ports_with_an_updater)
     topology = Topology(())  # the Spark that a real one needs takes seconds to start

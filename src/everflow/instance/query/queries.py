@@ -52,7 +52,6 @@ from everflow.topology.partitioners import (
     partitions_of,
     topics_into_stores,
 )
-from everflow.topology.program import Topology
 
 log = logging.getLogger("everflow")
 
@@ -589,10 +588,10 @@ class InteractiveQueries:
 
 
 def store_queries(
-    topology: Topology, blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
+    blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
 ) -> StoreQueries:
-    topics = topics_into_stores(topology, blueprint.application_id)
-    spread, plan = key_partitioners(topology), blueprint.plan
+    topics = topics_into_stores(blueprint.topology, blueprint.application_id)
+    spread, plan = key_partitioners(blueprint.topology), blueprint.plan
 
     def partitioner(spec: StoreSpec) -> Partitioner | None:
         prefix = f"{blueprint.application_id}-"
