@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -50,8 +51,7 @@ class BoundedRun:
     def open(self) -> None:
         if not self.sinks:
             return
-        admin = ClusterAdmin(self.config.admin())
-        try:
+        with closing(ClusterAdmin(self.config.admin())) as admin:
             found = admin.describe_topics(list(self.sinks))
             missing = sorted(self.sinks.keys() - found.keys())
             if missing:
@@ -66,8 +66,6 @@ class BoundedRun:
                 for number in range(description.partitions)
             ]
             starts = admin.end_offsets(parts, "read_uncommitted")
-        finally:
-            admin.close()
         self._reader = WrittenRecords(self.config.consumer(), starts)
 
     def started(self) -> None:
@@ -86,11 +84,8 @@ class BoundedRun:
     def result(self) -> list[WrittenRecord] | dict[str, list[WrittenRecord]] | None:
         if not self.collects or self._reader is None:
             return None
-        admin = ClusterAdmin(self.config.admin())
-        try:
+        with closing(ClusterAdmin(self.config.admin())) as admin:
             ends = admin.end_offsets(list(self._reader.records), "read_committed")
-        finally:
-            admin.close()
         if not self._reader.read_to(ends, READ_ALL_S):
             log.warning("The last output records were not read within %.0f s", READ_ALL_S)
         found: dict[str, list[WrittenRecord]] = {topic: [] for topic in self.sinks}

@@ -413,15 +413,12 @@ class KafkaStreams(InteractiveQueries, Telling):
         state_dir = Path(self.config.state_dir).expanduser()
         if not (state_dir / self.config.application_id).is_dir():
             return
-        directory = StateDirectory.open(state_dir, self.config.application_id)
-        try:
+        with closing(StateDirectory.open(state_dir, self.config.application_id)) as directory:
             for task in directory.tasks():
                 for store in directory.stores(task):
                     LmdbStore.close_at(directory.store_path(task, store))
                 directory.remove_task(task)
             log.info("Deleted the stores in %s", directory.path)
-        finally:
-            directory.close()
 
     def _member(self, why: str) -> Instance:
         instance = self._life.instance

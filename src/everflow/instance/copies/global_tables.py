@@ -117,16 +117,11 @@ class GlobalTables:
 
     def _too_late(self, patience_ms: float) -> TaskTimeoutError:
         with self._lock:
-            waits = self._waits
-        text = (
+            why = self._waits or "the brokers do not answer, or a transaction is open in them."
+        return TaskTimeoutError(
             f"No more records of the global tables' topics came for {patience_ms / 1000:g} s "
-            f"(task.timeout.ms): "
+            f"(task.timeout.ms): {why}"
         )
-        if waits is None:
-            return TaskTimeoutError(
-                f"{text}the brokers do not answer, or a transaction is open in them."
-            )
-        return TaskTimeoutError(f"{text}{waits}")
 
     @property
     def filled(self) -> bool:

@@ -27,6 +27,7 @@ from everflow.errors import (
     start_over,
 )
 from everflow.instance.tasks.task import ActiveTask, TaskStore
+from everflow.instance.topics.internal_topics import NO_IDS, why_no_offsets
 from everflow.logs import some
 from everflow.protocol.messages import parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
@@ -251,13 +252,8 @@ class Recovery:
                 ):
                     names = some(map(str, task.inputs), _NAMED)
                     others = sorted(committed.keys() - set(task.inputs))
-                    why = (
-                        f"The group still has offsets of {some(others, _NAMED)}, so it was not "
-                        f"deleted: those of {names} were, by themselves or with their topic."
-                        if others
-                        else "The brokers do not report the reason: the offsets expired "
-                        "(offsets.retention.minutes), they were deleted with their topic or by "
-                        "themselves, or the group was deleted."
+                    why = why_no_offsets(
+                        self.application_id, map(str, task.inputs), NO_IDS, map(str, others)
                     )
                     raise OffsetsExpiredError(
                         f"Task {task.id} has no committed offsets of {names}, but its changelog "
