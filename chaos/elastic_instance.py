@@ -115,7 +115,7 @@ class LoggedStreams(KafkaStreams):
             if self._life.instance is not None:
                 self._log.write(
                     "copies",
-                    running=_names(self._life.instance.running_ids()),
+                    running=_names([task.id for task in self._life.instance.running_tasks()]),
                     sums=_sums(self._life.instance.copies),
                 )
 

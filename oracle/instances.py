@@ -30,7 +30,7 @@ import psutil
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from everflow.instance.query.key_metadata import default_partitioner
+from everflow.instance.query.queries import default_partitioner
 from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
 from oracle.programs import KEYS, VALUES, Node, Program

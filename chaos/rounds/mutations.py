@@ -84,8 +84,8 @@ def _any_offsets() -> None:
 
 def _no_wait() -> None:
     """A changelog is replayed as far as it can be read now, whatever transaction is open on it."""
+    from everflow.instance.assembly import ClusterRecoveryPorts
     from everflow.instance.tasks.recovery import Recovery
-    from everflow.instance.tasks.task_recovery import ClusterRecoveryPorts
 
     def read_now(self: Recovery, inputs: Any, targets: Any, _: object) -> Any:
         return dict(self.ports.stable_ends(sorted({*inputs, *targets})))

@@ -17,8 +17,8 @@ _NO_TIMES: Int64 = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Chunk:
-    """`restoration.FoldedChunk`: only the number of its records counts, and the content behind them
-    (see `SimulatedStore`)."""
+    """`everflow.state.left_out.Chunk`: only the number of its records counts, and the content
+    behind them (see `SimulatedStore`)."""
 
     keys: Any
     values: Any

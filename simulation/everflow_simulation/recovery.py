@@ -38,16 +38,11 @@ class SimulatedRecoveryPorts:
             fence(self.log, self.clock, transactional_id)
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
         self._travel()
-        return self.log.stable_committed(partitions)
-
-    def committed_last(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, CommittedOffset]:
-        self._travel()
-        return self.log.committed_last(partitions)
+        read = self.log.stable_committed if stable else self.log.committed_last
+        return read(partitions)
 
     def purged(self) -> Sequence[TopicPartition]:
         return ()  # nothing is deleted here
@@ -60,10 +55,10 @@ class SimulatedRecoveryPorts:
         self._travel()
         return self.log.stable_ends(partitions)
 
-    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
-
-    known_starts = log_starts
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from everflow.instance.client_state import ClientState, IllegalStateError, StateListener
     from everflow.instance.describe import TaskStatus
     from everflow.instance.kafka_streams import KafkaStreams
-    from everflow.instance.query.key_metadata import KeyQueryMetadata, StreamsMetadata
-    from everflow.instance.query.queries import LagInfo
+    from everflow.instance.query.queries import KeyQueryMetadata, LagInfo, StreamsMetadata
     from everflow.instance.query.store_query import (
         ReadOnlyKeyValueStore,
         ReadOnlySessionStore,
@@ -237,8 +236,7 @@ _NAMES = {
     "instance.client_state": "ClientState IllegalStateError StateListener",
     "instance.kafka_streams": "KafkaStreams",
     "instance.thread.stream_thread": "StreamThreadExceptionResponse",
-    "instance.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
-    "instance.query.queries": "LagInfo",
+    "instance.query.queries": "KeyQueryMetadata LagInfo StreamsMetadata",
     "snapshots.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "
     "StateMovingError StoreKindError "
     "StoreNotFoundError",

@@ -80,13 +80,12 @@ MUTATIONS = {
         "protocol.messages everflow.instance.tasks.task",
         "instance.topics.topic_watch everflow.instance.commit_gate",
         "instance.restore.restoration everflow.instance.tasks.task",
-        "worker.sink everflow.instance.thread.stream_thread",
-        "instance.tasks.task_recovery everflow.instance.copies.state_updater",
+        "instance.tasks.recovery everflow.instance.copies.state_updater",
         "instance.copies.known_copies everflow.instance.thread.stream_thread",
         "instance.thread.stream_thread everflow.instance.kafka_streams",
         "instance.query.queries everflow.instance.kafka_streams",
         "instance.client_state everflow.instance.tasks.task",
-        "instance.foreground everflow.instance.kafka_streams",
+        "instance.bounded_run everflow.instance.kafka_streams",
     ),
     "Classes of the DSL above lowering": (
         "dsl.lowering.stateless everflow.dsl.streams",
@@ -113,6 +112,7 @@ MUTATIONS = {
         "operators.joins.asof everflow.dsl.expressions",
     ),
     "A worker reaches neither Spark's side of the driver nor the driver's rooms": (
+        "worker.sink everflow.instance.thread.stream_thread",
         "worker.serve everflow.spark.session",
         "worker.sink everflow.instance.tasks.task",
     ),

@@ -61,7 +61,7 @@ NO_INTEGERS = (
         lambda text: encoded(text, Format.long),
         lambda text: TaskId.parse(f"0_{text}"),
         lambda text: TopicPartition.parse(f"topic-{text}"),
-        lambda text: Parameters([("limit", text)]).number("limit", None),
+        lambda text: Parameters([("limit", text)], ["limit"]).number("limit", None),
     ],
 )
 def test_an_integer_is_written_as_json_writes_it(read: Callable[[str], Any], text: str) -> None:

@@ -21,7 +21,7 @@ from everflow.console.watch import LagReader, input_topics
 from everflow.errors import EverflowError, RetriableError
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import summary, task_lines
-from everflow.instance.foreground import Foreground
+from everflow.instance.kafka_streams import Foreground
 from everflow.instance.thread.batch_counts import tables
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients

@@ -24,38 +24,42 @@ from everflow.instance.copies.known_copies import Copies, Freshness, StateCleane
 from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.instance.instance import Extension, Instance, InstanceSettings
 from everflow.instance.restore.changelogs import Changelogs
-from everflow.instance.restore.listeners import StandbyUpdateListener
-from everflow.instance.restore.restoration import FoldedChunk, PreparedStore, prepare_store
+from everflow.instance.restore.listeners import RestoreListener, StandbyUpdateListener
+from everflow.instance.restore.restoration import (
+    PreparedStore,
+    RestoreJob,
+    prepare_store,
+    restore_all,
+)
 from everflow.instance.restore.restore_plan import ChangelogState
 from everflow.instance.start_up import FENCE_TIMEOUT_S, extended, transactional_id
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.recovery import ATTEMPT_MS, ON_DISK, Recovery, fence_lost_writers
 from everflow.instance.tasks.task import ActiveTask, TaskStore
-from everflow.instance.tasks.task_recovery import ClusterRecoveryPorts
 from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
-from everflow.instance.topics import end_offsets
-from everflow.instance.topics.end_offsets import EndOffsets, EndSums, ShrunkLogs
+from everflow.instance.topics.end_offsets import EndOffsets, EndSums, PartitionRacks, ShrunkLogs
 from everflow.instance.topics.topic_watch import TopicChanges, TopicWatch
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.kafka.reading.fetch_connection import TailWatch
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.kafka.writing.writer_settings import QUEUE
 from everflow.logs import LogFile, log_path, some
-from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
+from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
-from everflow.metrics import Metrics
 from everflow.protocol.messages import WorkerClients
-from everflow.records import TaskId, TopicPartition
-from everflow.state.left_out import PlacedChunk, as_processed
+from everflow.records import CommittedOffset, TaskId, TopicPartition
+from everflow.retry import StoppedError
+from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -75,9 +79,6 @@ WATCH_REQUEST_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """The material of an instance's parts, known once the cluster has been checked
-    (`start_up.prepare_cluster`)."""
-
     config: StreamsConfig
     clock: Clock
     admin: ClusterAdmin
@@ -87,8 +88,7 @@ class Dependencies:
 
     @property
     def reader(self) -> dict[str, Any]:
-        """librdkafka settings for reading changelogs; with a rack, from the nearest replicas
-        (KIP-392)."""
+        """librdkafka settings for reading changelogs, from the nearest replicas (KIP-392)."""
         return {**self._rack, **self.config.consumer()}
 
     @property
@@ -127,10 +127,26 @@ class Dependencies:
                 found[task] = tuple(self.changelog(task, spec) for spec in logged)
         return found
 
+    def prepare(
+        self, task: TaskId, spec: StoreSpec, state: ChangelogState | None, incarnation: str
+    ) -> PreparedStore:
+        return prepare_store(
+            self.directory,
+            task,
+            spec,
+            state,
+            incarnation=incarnation,
+            now_ms=self.clock.now_ms(),
+            sync=self.config.state_sync,
+        )
+
+    @property
+    def changelog_topics(self) -> frozenset[str]:
+        return frozenset(tp.topic for tps in self.changelogs_of_tasks().values() for tp in tps)
+
 
 def instance_log(config: StreamsConfig) -> LogFile | None:
-    """The open log file of an instance that has locked its folder; None, with a warning, if it
-    cannot be written."""
+    """The open log file in a locked folder; None, with a warning, if it cannot be written."""
     path = log_path(config.state_dir, config.application_id)
     try:
         return LogFile(path)
@@ -140,7 +156,6 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
 
 
 def client_id(config: StreamsConfig, process_id: str) -> str:
-    """The client id of the group's member, unique to the instance."""
     return f"{config.client_id or config.application_id}-{process_id}"
 
 
@@ -167,99 +182,6 @@ def states_of_global_topics(
         topic_id = None if state.topic_id is None else f"{state.topic_id} ({read_as})"
         found[tp] = replace(state, topic_id=topic_id)
     return found
-
-
-def global_records(
-    dependencies: Dependencies, opened: ExitStack, metrics: Metrics
-) -> GlobalRecords:
-    """Decodes the records of global tables' topics. ``opened`` closes what this opens."""
-    config = dependencies.config
-    writers: list[RecordWriter] = []
-
-    def writer() -> RecordWriter:
-        found = RecordWriter.get(config.producer(), None)
-        if found not in writers:
-            writers.append(found)
-            opened.callback(found.close)
-        return found
-
-    sources = {
-        table.source.topic: table.source for table in dependencies.blueprint.plan.global_tables
-    }
-    return GlobalRecords(
-        sources,
-        config.handlers(),
-        writer,
-        partial(count_left_out, metrics),
-    )
-
-
-# --- the group -----------------------------------------------------------------------------------
-
-
-def group_settings(dependencies: Dependencies) -> GroupSettings:
-    """Settings of the group's channel. The client id contains the process id, so that a description
-    of the group shows which processes live (`lost_writers`)."""
-    config = dependencies.config
-    return GroupSettings(
-        bootstrap_servers=config.bootstrap_servers,
-        group_id=config.application_id,
-        instance_id=config.group_instance_id,
-        session_timeout_ms=config.session_timeout_ms,
-        heartbeat_interval_ms=config.heartbeat_interval_ms,
-        rebalance_timeout_ms=config.rebalance_timeout_ms,
-        client_id=client_id(config, dependencies.directory.process_id),
-        client=security_keywords(config.main_consumer()),
-    )
-
-
-def task_assignor(
-    dependencies: Dependencies, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks
-) -> MemberAssignor:
-    """This instance's side of the group's protocol, and the assignment when it is the leader."""
-    config, blueprint = dependencies.config, dependencies.blueprint
-    identity = Identity(
-        process_id=dependencies.directory.process_id,
-        threads=config.num_stream_threads,
-        rack=config.client_rack,
-        tags=config.tags(),
-        endpoint=config.application_server,
-        instance_id=config.group_instance_id,
-        topology=blueprint.fingerprint,
-    )
-    changelogs = {
-        index: [spec.changelog_topic(config.application_id) for spec in dependencies.logged(index)]
-        for index in blueprint.inputs
-    }
-    delay_ms = config.scheduled_rebalance_max_delay_ms
-    rules, clock = config.assignment(), dependencies.clock
-    decide = decision(
-        config.task_assignor_class,
-        patience_s(config.session_timeout_ms, config.rebalance_timeout_ms),
-    )
-    return MemberAssignor(
-        identity,
-        blueprint.inputs,
-        changelogs,
-        copies,
-        end_sums,
-        racks,
-        rules,
-        decide,
-        max_delay_ms=delay_ms,
-        clock=clock,
-    )
-
-
-def racks_of(dependencies: Dependencies) -> end_offsets.PartitionRacks:
-    """The racks are read only if the assignor uses them."""
-    wanted = dependencies.config.rack_aware_assignment_strategy != "none"
-    topics = {
-        tp.topic for listed in dependencies.changelogs_of_tasks().values() for tp in listed
-    } | set(dependencies.blueprint.partitions)
-    return end_offsets.PartitionRacks(
-        dependencies.admin.replica_racks, topics if wanted else (), dependencies.clock
-    )
 
 
 # --- stream threads ------------------------------------------------------------------------------
@@ -337,9 +259,95 @@ class QueueLoop:
             self._turn(event)
 
 
+# --- recoveries ----------------------------------------------------------------------------------
+
+COMMITTED_TIMEOUT_S = 5.0
+"""Of waiting for an open transaction."""
+KNOWN_STARTS_S = 1.0
+
+
+@dataclass(kw_only=True)
+class ClusterRecoveryPorts:
+    """See `RecoveryPorts`; safe from several recovering threads (each replay has its own reader).
+    ``stopped`` is asked between the chunks of a replay, and ends it."""
+
+    given: Dependencies
+    listener: RestoreListener
+    stopped: Callable[[], bool]
+
+    def purged(self) -> Sequence[TopicPartition]:
+        return self.given.blueprint.purged()
+
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        fence_all(self.given.config.producer(), transactional_ids, FENCE_TIMEOUT_S)
+
+    def committed(
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        return self.given.admin.committed(
+            self.given.config.application_id, partitions, COMMITTED_TIMEOUT_S, stable=stable
+        )
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self.given.changelogs.log_ends(partitions)
+
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self.given.changelogs.stable_ends(partitions)
+
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
+        if known:
+            return self.given.admin.known_starts(partitions, KNOWN_STARTS_S)
+        return self.given.admin.list_offsets(partitions, "earliest", "read_uncommitted")
+
+    def offsets_since(
+        self, partitions: Sequence[TopicPartition], time_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        return self.given.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
+
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
+        given = self.given
+        specs = {spec.name: spec for spec in given.blueprint.stores.get(task.id.subtopology, ())}
+        changelogs = [store.changelog for store in task.stores if store.changelog is not None]
+        states = given.changelogs.states(changelogs, targets)
+        stores: list[TaskStore] = []
+        jobs: list[RestoreJob] = []
+        for store in task.stores:
+            state = None if store.changelog is None else states[store.changelog]
+            spec = specs[store.name]
+            prepared = given.prepare(task.id, spec, state, incarnation)
+            stores.append(TaskStore(store.name, prepared.store.path, store.changelog))
+            if prepared.plan is not None and store.changelog is not None:
+                jobs.append(
+                    RestoreJob(
+                        task=task.id,
+                        store_name=store.name,
+                        store=prepared.store,
+                        changelog=store.changelog,
+                        plan=prepared.plan,
+                        incarnation=incarnation,
+                        reused=None if spec.source_topic is None else spec,
+                        left_out=given.changelogs.left_out(store.changelog, prepared.plan.end),
+                    )
+                )
+        self._replay(jobs)
+        return tuple(stores)
+
+    def _replay(self, jobs: Sequence[RestoreJob]) -> None:
+        fetch_bytes = self.given.config.memory.restore_fetch
+        with LogReader(self.given.reader, latest=True, fetch_bytes=fetch_bytes) as reader:
+            done = restore_all(
+                jobs, reader, clock=self.given.clock, listener=self.listener, stopped=self.stopped
+            )
+        if any(not progress.done for progress in done) or len(done) < len(jobs):
+            raise StoppedError("stopped while restoring")
+
+
 class ClusterPorts:
-    """`InstancePorts` and `ExtensionPorts` of a cluster. ``opened`` closes at the end of the
-    instance what was opened here."""
+    """`InstancePorts` and `ExtensionPorts` of a cluster. ``opened`` closes at the end."""
 
     def __init__(
         self,
@@ -352,26 +360,34 @@ class ClusterPorts:
         self._dependencies, self._context = dependencies, context
         self._standbys, self._opened = standbys, opened
         self._on_growth = on_growth
+        self._config, self._clock = dependencies.config, dependencies.clock
+        self._admin, self._changelogs = dependencies.admin, dependencies.changelogs
+        self._directory = dependencies.directory
         self._blueprint = dependencies.blueprint
-        """The blueprint of tasks that are created. The one of `_dependencies` is newer while the
-        threads for new topics are started."""
+        """Of tasks that are created; older than `_dependencies`' while threads for new topics
+        start."""
         self._end_sums = EndSums(
-            dependencies.changelogs.followed_ends,
+            self._changelogs.followed_ends,
             dependencies.changelogs_of_tasks(),
-            dependencies.clock,
-            dependencies.admin.stop,
+            self._clock,
+            self._admin.stop,
         )
-        self._racks = racks_of(dependencies)
+        topics = dependencies.changelog_topics | set(dependencies.blueprint.partitions)
+        uses_racks = self._config.rack_aware_assignment_strategy != "none"
+        self._racks = PartitionRacks(
+            self._admin.replica_racks, topics if uses_racks else (), self._clock
+        )
         self._racks.refresh()
         self._purged: dict[TopicPartition, int] = {}
         self._spare = SpareMemory(trim_of_libc())
+        self._letter_writers: list[RecordWriter] = []
         self._gate: CommitGate
         self._gate_path: str
         self._keeper: StateKeeper
         self._watch: TopicWatch
         self._topics: TopicChanges
         self._member: GroupMember
-        require_slots(context, dependencies.config.num_stream_threads)
+        require_slots(context, self._config.num_stream_threads)
         self.open_job: OpenJob = job_opener(context, dependencies)
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
@@ -381,26 +397,27 @@ class ClusterPorts:
     # --- parts -----------------------------------------------------------------------------------
 
     def updater(self, instance: Instance) -> StateUpdater:
-        dependencies, config = self._dependencies, self._dependencies.config
-        specs = dependencies.blueprint.store_specs()
+        specs = self._dependencies.blueprint.store_specs()
         reused = {spec.source_topic: spec for spec in specs.values()}
 
-        def taken(_: TaskId, tp: TopicPartition, position: int, chunk: FoldedChunk) -> FoldedChunk:
+        def taken(_: TaskId, tp: TopicPartition, position: int, chunk: Chunk) -> Chunk:
             spec = reused.get(tp.topic)
             if spec is None:
                 return chunk
-            left_out = dependencies.changelogs.left_out(tp)
+            left_out = self._changelogs.left_out(tp)
             return as_processed(cast("PlacedChunk", chunk), position, left_out, spec)
 
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(
-                dependencies.reader,
-                every=dependencies.versioned,
-                to_ends=dependencies.changelogs.reused,
+                self._dependencies.reader,
+                every=self._dependencies.versioned,
+                to_ends=self._changelogs.reused,
             ),
-            states=dependencies.changelogs.states,
-            stable_ends=dependencies.changelogs.answered_ends,
-            prepare=partial(self._prepare_copy, specs),
+            states=self._changelogs.states,
+            stable_ends=self._changelogs.answered_ends,
+            prepare=lambda task, store, *judged: self._dependencies.prepare(
+                task, specs[store], *judged
+            ),
             distrust=self._distrust,
             became_hot=lambda task: instance.member.became_hot(task),
             restores=instance.tracker,
@@ -410,112 +427,141 @@ class ClusterPorts:
             taken=taken,
             doubt_topics=self.doubt_topics,
         )
-        clock = dependencies.clock
-        return StateUpdater(services, clock, config.acceptable_recovery_lag, config.task_timeout_ms)
-
-    def _prepare_copy(
-        self,
-        specs: Mapping[str, StoreSpec],
-        task: TaskId,
-        store: str,
-        state: ChangelogState,
-        incarnation: str,
-    ) -> PreparedStore:
-        return prepare_store(
-            self._dependencies.directory,
-            task,
-            specs[store],
-            state,
-            incarnation=incarnation,
-            now_ms=self._dependencies.clock.now_ms(),
-            sync=self._dependencies.config.state_sync,
-        )
+        lag, timeout_ms = self._config.acceptable_recovery_lag, self._config.task_timeout_ms
+        return StateUpdater(services, self._clock, lag, timeout_ms)
 
     def _distrust(self, task: TaskId, store: str, reason: str) -> None:
-        directory = self._dependencies.directory
-        directory.distrust(directory.store_path(task, store), reason)
+        self._directory.distrust(self._directory.store_path(task, store), reason)
 
     def global_tables(self, instance: Instance) -> GlobalTables:
-        """They have an updater of their own: global tables and the replicas of tasks do not delay
-        each other."""
-        dependencies, clock = self._dependencies, self._dependencies.clock
-        plan = dependencies.blueprint.plan
-        tasks = dependencies.blueprint.global_tasks(dependencies.directory)
+        """They have an updater of their own, so that they and the replicas do not delay each
+        other."""
+        plan, clock = self._dependencies.blueprint.plan, self._clock
+        tasks = self._dependencies.blueprint.global_tasks(self._directory)
         loaded = LoadedTables(
             plan.loaded_tables,
-            dependencies.directory.loaded_tables,
+            self._directory.loaded_tables,
             lambda: [thread.batch_since_ms for thread in instance.threads],
             clock,
         )
         if not tasks:
             return GlobalTables((), None, instance.failed, clock, loaded)
-        intake = global_records(dependencies, self._opened, instance.metrics)
+        intake = GlobalRecords(
+            {table.source.topic: table.source for table in plan.global_tables},
+            self._config.handlers(),
+            self._letter_writer,
+            partial(count_left_out, instance.metrics),
+        )
         specs = {table.store.name: table.store for table in plan.global_tables}
 
         def prepare(
             task: TaskId, store: str, state: ChangelogState, incarnation: str
         ) -> PreparedStore:
-            found = self._prepare_copy(specs, task, store, state, incarnation)
+            found = self._dependencies.prepare(task, specs[store], state, incarnation)
             assert found.plan is not None
             tables.prepared(task, found.store.path, found.plan.end)
             return found
 
         services = UpdaterServices(
-            open_follower=lambda: CopyFollower(dependencies.reader, folds=False),
-            states=lambda asked: states_of_global_topics(dependencies, asked),
-            stable_ends=dependencies.changelogs.answered_ends,
+            open_follower=lambda: CopyFollower(self._dependencies.reader, folds=False),
+            states=partial(states_of_global_topics, self._dependencies),
+            stable_ends=self._changelogs.answered_ends,
             prepare=prepare,
             distrust=self._distrust,
+            restores=instance.tracker,
             new_incarnation=new_incarnation,
             taken=lambda _, tp, __, chunk: _taken(intake, tables, tp, chunk),
             doubt_topics=self.doubt_topics,
             name="everflow-global-tables",
         )
-        updater = StateUpdater(services, clock, sys.maxsize, dependencies.config.task_timeout_ms)
+        updater = StateUpdater(services, clock, sys.maxsize, self._config.task_timeout_ms)
         tables = GlobalTables(tasks, updater, instance.failed, clock, loaded)
         return tables
 
+    def _letter_writer(self) -> RecordWriter:
+        found = RecordWriter.get(self._config.producer(), None)
+        if found not in self._letter_writers:
+            self._letter_writers.append(found)
+            self._opened.callback(found.close)
+        return found
+
     def copies(self, instance: Instance) -> Copies:
-        sources = (
-            instance.updater.followed,
-            instance.running_ids,
-            instance.recovering_ids,
-            instance.tracker.positions,
-        )
         copies = Copies(
-            *sources,
-            self._dependencies.changelogs.known_delete_retention_ms,
-            self._dependencies.clock,
+            instance.updater.followed,
+            lambda: [task.id for task in instance.running_tasks()],
+            lambda: list(instance.manager.recovering),
+            instance.tracker.positions,
+            self._changelogs.known_delete_retention_ms,
+            self._clock,
         )
         copies.scan(
-            self._dependencies.directory,
+            self._directory,
             self._dependencies.logged,
             self._dependencies.changelog,
-            self._dependencies.changelogs.states,
+            self._changelogs.states,
         )
         applied = copies.applied(self._dependencies.blueprint.partitions)
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
     def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The offsets within their logs. One beyond its log's end belongs to an earlier topic of
-        that name (`errors.read_again`)."""
         try:
-            ends = self._dependencies.admin.known_ends(applied, "read_uncommitted")
+            ends = self._admin.known_ends(applied, "read_uncommitted")
         except EverflowError as error:
             log.info("The committed offsets noted in the stores are not used: %s", error)
             return {}
         return {tp: at for tp, at in applied.items() if at <= ends.get(tp, -1)}
 
     def member(self, instance: Instance) -> GroupMember:
-        assignor = task_assignor(self._dependencies, instance.copies, self._end_sums, self._racks)
-        settings = instance.hosts.group = group_settings(self._dependencies)
+        config, blueprint = self._config, self._dependencies.blueprint
+        identity = Identity(
+            process_id=self._directory.process_id,
+            threads=config.num_stream_threads,
+            rack=config.client_rack,
+            tags=config.tags(),
+            endpoint=config.application_server,
+            instance_id=config.group_instance_id,
+            topology=blueprint.fingerprint,
+        )
+        changelogs = {
+            index: [
+                spec.changelog_topic(config.application_id)
+                for spec in self._dependencies.logged(index)
+            ]
+            for index in blueprint.inputs
+        }
+        decide = decision(
+            config.task_assignor_class,
+            patience_s(config.session_timeout_ms, config.rebalance_timeout_ms),
+        )
+        assignor = MemberAssignor(
+            identity,
+            blueprint.inputs,
+            changelogs,
+            instance.copies,
+            self._end_sums,
+            self._racks,
+            config.assignment(),
+            decide,
+            max_delay_ms=config.scheduled_rebalance_max_delay_ms,
+            clock=self._clock,
+        )
+        settings = instance.hosts.group = GroupSettings(
+            bootstrap_servers=config.bootstrap_servers,
+            group_id=config.application_id,
+            instance_id=config.group_instance_id,
+            session_timeout_ms=config.session_timeout_ms,
+            heartbeat_interval_ms=config.heartbeat_interval_ms,
+            rebalance_timeout_ms=config.rebalance_timeout_ms,
+            client_id=client_id(config, self._directory.process_id),
+            client=security_keywords(config.main_consumer()),
+        )
         return GroupMember(
             settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing
         )
 
     def open_gate(self, instance: Instance) -> None:
-        application_id = self._dependencies.config.application_id
+        application_id = self._config.application_id
         backend = GateBackend(
             member=instance.member.metadata,
             encode=lambda m: GroupMetadata(
@@ -529,18 +575,17 @@ class ClusterPorts:
         self._opened.callback(self._gate.close)
 
     def ends(self, instance: Instance) -> EndOffsets:
-        dependencies, config = self._dependencies, self._dependencies.config
-        admin, clock = dependencies.admin, dependencies.clock
+        admin, config = self._admin, self._config
         shrunk = ShrunkLogs(
             config.application_id,
             instance.running_positions,
             lambda asked: admin.end_offsets(asked, "read_uncommitted"),
-            clock,
+            self._clock,
             self._ids_of,
         )
         return EndOffsets(
-            lambda asked: admin.known_ends(asked, dependencies.isolation),
-            clock,
+            lambda asked: admin.known_ends(asked, self._dependencies.isolation),
+            self._clock,
             config.poll_interval_ms,
             shrunk,
             instance.stop,
@@ -548,7 +593,7 @@ class ClusterPorts:
         )
 
     def _ids_of(self, topic: str) -> tuple[str, str]:
-        described = self._dependencies.admin.describe_topics([topic], WATCH_REQUEST_S).get(topic)
+        described = self._admin.describe_topics([topic], WATCH_REQUEST_S).get(topic)
         return self._topics.ids.get(topic, ""), "" if described is None else described.topic_id
 
     def pool(self, name: str, size: int) -> ThreadPoolExecutor:
@@ -556,11 +601,11 @@ class ClusterPorts:
 
     def thread_settings(self, number: int) -> ThreadSettings:
         """Also records the thread's transactional id: the next start on this folder fences it."""
-        config, directory = self._dependencies.config, self._dependencies.directory
+        config, directory, plan = self._config, self._directory, self._dependencies.blueprint.plan
         name = transactional_id(config, directory.process_id, number)
         if config.exactly_once and name not in directory.transactional_ids:
             directory.record_transactional_ids([name])  # of a thread that is added later
-        clocks = self._dependencies.blueprint.plan.wall_clocks
+        clocks = plan.wall_clocks
         return ThreadSettings(
             application_id=config.application_id,
             guarantee=config.processing_guarantee,
@@ -571,48 +616,37 @@ class ClusterPorts:
             keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
             clocked=frozenset(clocks),
             max_task_idle_ms=config.max_task_idle_ms,
-            idle=self._dependencies.blueprint.plan.idle,
-            functions=self._dependencies.blueprint.plan.functions,
+            idle=plan.idle,
+            functions=plan.functions,
             may_continue=config.handlers().may_continue,
             transaction_timeout_ms=self._producer_config().get("transaction.timeout.ms"),
         )
 
     def _producer_config(self) -> dict[str, Any]:
         """Settings of the workers' producers; their queues count as the instance's memory."""
-        config = self._dependencies.config
-        queue = config.memory.worker(config.num_stream_threads).queue
-        return {QUEUE: queue >> 10, **config.producer()}
+        queue = self._config.memory.worker(self._config.num_stream_threads).queue
+        return {QUEUE: queue >> 10, **self._config.producer()}
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
-        dependencies, config = self._dependencies, self._dependencies.config
+        config, blueprint = self._config, self._dependencies.blueprint
         ports = ClusterRecoveryPorts(
-            admin=dependencies.admin,
-            group=config.application_id,
-            producer_config=config.producer(),
-            reader_config=dependencies.reader,
-            fetch_bytes=config.memory.restore_fetch,
-            directory=dependencies.directory,
-            purged=dependencies.blueprint.purged,
-            specs=lambda subtopology: dependencies.blueprint.stores.get(subtopology, ()),
-            changelogs=dependencies.changelogs,
-            state_sync=config.state_sync,
-            clock=dependencies.clock,
+            given=self._dependencies,
             listener=instance.tracker,
             stopped=(lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
         )
         return Recovery(
             ports=ports,
             application_id=config.application_id,
-            offset_reset=dependencies.blueprint.offset_reset,
+            offset_reset=blueprint.offset_reset,
             lower_bounds=instance.lower_bounds,
-            clock=dependencies.clock,
+            clock=self._clock,
             timeout_ms=min(config.task_timeout_ms, ATTEMPT_MS),
             stop=stop,
             new_incarnation=new_incarnation,
         )
 
     def wired(self, instance: Instance) -> None:
-        dependencies, member, book = self._dependencies, instance.member, instance.book
+        member, book = instance.member, instance.book
 
         def generation() -> int | None:
             running = instance.states.state is ClientState.RUNNING
@@ -621,22 +655,17 @@ class ClusterPorts:
         freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
         own = frozenset(instance.global_tables.tasks)
         cleaner = StateCleaner(
-            dependencies.directory,
+            self._directory,
             instance.copies,
             lambda: instance.manager.in_use() | book.owned() | own,
             generation,
-            dependencies.clock,
-            dependencies.config.state_cleanup_delay_ms,
+            self._clock,
+            self._config.state_cleanup_delay_ms,
         )
-        self._keeper = StateKeeper(
-            freshness, cleaner, dependencies.directory.sweep, dependencies.clock
-        )
-        blueprint = dependencies.blueprint
-        changelogs = {
-            tp.topic for listed in dependencies.changelogs_of_tasks().values() for tp in listed
-        }
+        self._keeper = StateKeeper(freshness, cleaner, self._directory.sweep, self._clock)
+        blueprint = self._dependencies.blueprint
         tables = blueprint.global_partitions
-        names = changelogs.union(blueprint.partitions, tables)
+        names = self._dependencies.changelog_topics.union(blueprint.partitions, tables)
         external = set(blueprint.partitions) - blueprint.repartition
         partitions = {**blueprint.partitions, **tables}
         self._topics = TopicChanges(
@@ -644,10 +673,10 @@ class ClusterPorts:
         )
         self._member = instance.member
         self._watch = TopicWatch(
-            lambda: dependencies.admin.describe_topics(self._topics.topics, WATCH_REQUEST_S),
+            lambda: self._admin.describe_topics(self._topics.topics, WATCH_REQUEST_S),
             self._topics,
             instance.failed,
-            dependencies.clock,
+            self._clock,
             Extension(instance=instance, ports=self).check,
         )
 
@@ -661,9 +690,7 @@ class ClusterPorts:
         return may_grow(blueprint.topology, inputs, topic, partitions, blueprint.application_id)
 
     def growth(self) -> TopicGrowth:
-        """Topics created since the start that match a pattern of the program, and topics that have
-        new partitions which may be read."""
-        blueprint, admin = self._dependencies.blueprint, self._dependencies.admin
+        blueprint, admin = self._dependencies.blueprint, self._admin
         read = {**blueprint.partitions, **blueprint.global_partitions}
         if pattern_sources(blueprint.topology):
             shapes = admin.list_topics(WATCH_REQUEST_S)
@@ -675,8 +702,8 @@ class ClusterPorts:
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
         before = self._dependencies, self.open_job
-        config, blueprint = before[0].config, before[0].blueprint
-        dependencies = replace(before[0], blueprint=extended(blueprint, growth, config))
+        blueprint = extended(before[0].blueprint, growth, self._config)
+        dependencies = replace(before[0], blueprint=blueprint)
         self.open_job = job_opener(self._context, dependencies)
         self._dependencies = dependencies
 
@@ -686,7 +713,7 @@ class ClusterPorts:
         return undo
 
     def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        return self._dependencies.blueprint.task(task, self._dependencies.directory).inputs
+        return self._dependencies.blueprint.inputs_of(task)
 
     def exchange(self) -> None:
         self._blueprint = self._dependencies.blueprint
@@ -697,7 +724,7 @@ class ClusterPorts:
         self._on_growth(self._blueprint)
 
     def create(self, task: TaskId) -> ActiveTask:
-        return self._blueprint.task(task, self._dependencies.directory)
+        return self._blueprint.task(task, self._directory)
 
     def slots(self) -> int:
         from everflow.spark.session import slots_of
@@ -707,52 +734,45 @@ class ClusterPorts:
     # --- effects ---------------------------------------------------------------------------------
 
     def kill_workers(self, number: int, pids: Sequence[int]) -> None:
-        kill_and_wait(pids, self._dependencies.clock)
+        kill_and_wait(pids, self._clock)
 
     def consumed(self, topics: Collection[str]) -> bool:
-        dependencies = self._dependencies
-        partitions = dependencies.blueprint.partitions
+        partitions = self._dependencies.blueprint.partitions
         asked = [TopicPartition(topic, p) for topic in topics for p in range(partitions[topic])]
         try:
-            ends = dependencies.admin.end_offsets(asked, dependencies.isolation)
-            done = dependencies.admin.committed(
-                dependencies.config.application_id, asked, CONSUMED_S
-            )
+            ends = self._admin.end_offsets(asked, self._dependencies.isolation)
+            done = self._admin.committed(self._config.application_id, asked, CONSUMED_S)
         except EverflowError:
             return False
         return all(end == 0 or (tp in done and done[tp].offset >= end) for tp, end in ends.items())
 
     def fence(self, own: bool) -> int:
-        dependencies, config = self._dependencies, self._dependencies.config
-        directory = dependencies.directory
+        directory = self._directory
         if own:
-            fence_all(config.producer(), directory.transactional_ids, FENCE_S)
+            fence_all(self._config.producer(), directory.transactional_ids, FENCE_S)
             return 0
         fenced = fence_lost_writers(
-            config.application_id,
+            self._config.application_id,
             directory.process_id,
-            open_ids=dependencies.admin.open_transactions,
-            clients=lambda: dependencies.admin.client_ids(config.application_id),
-            fence=lambda ids: fence_all(config.producer(), ids, FENCE_TIMEOUT_S),
+            open_ids=self._admin.open_transactions,
+            clients=lambda: self._admin.client_ids(self._config.application_id),
+            fence=lambda ids: fence_all(self._config.producer(), ids, FENCE_TIMEOUT_S),
         )
         return len(fenced)
 
     def check(self) -> None:
-        """Checks the folder's lock and the gate's socket, cleans up the folder, and returns spare
-        memory."""
-        self._dependencies.directory.require_held()
+        self._directory.require_held()
         self._gate.require_reachable()
         self._keeper.turn()
         self._spare.trim_if_due()
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Deletes records of repartition topics that were read; and reads the racks again."""
         self._racks.refresh()
         repartition = self._dependencies.blueprint.repartition
         ours = {tp: offset for tp, offset in positions.items() if tp.topic in repartition}
         due = {tp: offset for tp, offset in ours.items() if offset > self._purged.get(tp, 0)}
         if due:
-            self._dependencies.admin.delete_records(due)
+            self._admin.delete_records(due)
             self._purged.update(due)
 
     def begin(self) -> None:
@@ -773,7 +793,6 @@ class ClusterPorts:
             LmdbStore.close_at(store.path)
 
     def checkpoint(self, running: Sequence[ActiveTask]) -> None:
-        """`StateDirectory.close` flushes the stores afterwards."""
         self._keeper.close()
         for task in running:
             self.close_stores(task.stores)
@@ -791,11 +810,8 @@ def instance_settings(config: StreamsConfig) -> InstanceSettings:
     )
 
 
-def _taken(
-    intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: FoldedChunk
-) -> FoldedChunk:
-    """The records of a chunk that enter a global table; ``tables`` get the error if a record
-    fails."""
+def _taken(intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: Chunk) -> Chunk:
+    """The records of a chunk that enter a global table; ``tables`` get the error of a record."""
     try:
         return intake.taken(tp, cast(LogChunk, chunk))
     except UndecodableRecord as error:

@@ -23,8 +23,7 @@ STATE = "state "
 #             ▼                      ▼
 #        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
-    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; a failure: ->
-    PENDING_ERROR -> ERROR."""
+    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; failed: ERROR."""
 
     CREATED = "CREATED"
     REBALANCING = "REBALANCING"
@@ -36,8 +35,7 @@ class ClientState(enum.Enum):
 
 
 class IllegalStateError(EverflowError):
-    """An instance cannot do this in its present state; the message names the state in which it
-    can."""
+    """An instance cannot do this in its state; the message names the state in which it can."""
 
     code = "EF-ILLEGAL-STATE"
 
@@ -55,14 +53,12 @@ CLIENT_TRANSITIONS: Mapping[ClientState, frozenset[ClientState]] = {
 STOPPING = frozenset({_S.PENDING_SHUTDOWN, _S.NOT_RUNNING, _S.PENDING_ERROR, _S.ERROR})
 ENDED = frozenset({_S.NOT_RUNNING, _S.ERROR})
 LAST_STATES = (f"{STATE}PENDING_SHUTDOWN -> ", f"{STATE}PENDING_ERROR -> ")
-"""Prefixes of the log line of the last change."""
 
 StateListener = Callable[[ClientState, ClientState], None]
 
 
 class StateMachine:
-    """The present state; any thread may ask for a change. The listener gets ``(new, old)``, one
-    call at a time and in order."""
+    """Any thread may ask for a change. The listener gets ``(new, old)``, one call at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -77,9 +73,8 @@ class StateMachine:
             return self._state
 
     def to(self, state: ClientState) -> bool:
-        """Change; False if it is the state already, or if the instance is on its way out and
-        ``state`` is not (a late event of a thread that still runs). IllegalTransitionError for any
-        other step the machine does not have."""
+        """Change; False if it is the state already, or for a late event of an instance that ends.
+        IllegalTransitionError for any other step that the machine does not have."""
         with self._lock:
             old = self._state
             if state is old or (old in STOPPING and state not in CLIENT_TRANSITIONS[old]):
@@ -108,8 +103,7 @@ _LOOK_S = 0.1
 
 
 class Pause:
-    """Whether an instance is paused (KIP-834), for its threads, restores and state updater. It
-    keeps through rebalances. Safe from any thread."""
+    """Whether an instance is paused (KIP-834), also through rebalances. Safe from any thread."""
 
     def __init__(self) -> None:
         self._resumed = threading.Event()
@@ -118,7 +112,6 @@ class Pause:
         """Set on `resume`: threads that wait for other events while they are paused."""
 
     def pause(self) -> None:
-        """From now on nothing new begins; what is in flight ends as usual."""
         self._resumed.clear()
 
     def resume(self) -> None:
@@ -131,7 +124,6 @@ class Pause:
         return not self._resumed.is_set()
 
     def hold(self, stop: threading.Event) -> bool:
-        """Wait while paused. True if ``stop`` is set."""
         while self.paused and not stop.is_set():
             self._resumed.wait(_LOOK_S)
         return stop.is_set()

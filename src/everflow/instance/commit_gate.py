@@ -1,10 +1,6 @@
-"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment.
-
-The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches,
-ownership); `CommitGate` is the Unix-socket server the workers ask. Why a gate: metadata taken at
-job start dies with every rebalance, metadata taken blindly is ``(-1, "")`` after an eviction, and
-the broker accepts such an offset commit unfenced (scenarios 6-8).
-"""
+"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment. Metadata
+taken at a job's start dies with every rebalance, metadata taken blindly is ``(-1, "")`` after an
+eviction, and the broker accepts such an offset commit unfenced (scenarios 6-8)."""
 
 from __future__ import annotations
 
@@ -39,8 +35,6 @@ _SOCKET = "gate.sock"
 
 
 class Offset(NamedTuple):
-    """One offset that a worker wants to commit."""
-
     topic: str
     partition: int
     offset: int
@@ -74,9 +68,8 @@ def decide(
 ) -> Decision:
     """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not
     answered before, the member stands in a generation, and every task has been owned without a
-    break since the batch began. A task that is being given up (``revoked_in``: generation and
-    member id at that moment) may commit in that generation only: in any other it can be another
-    member's."""
+    break since the batch began. A task that is given up may commit only in the generation of that
+    moment (``revoked_in``): in any other it can be another member's."""
     if batch is None:
         return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
     if answered:
@@ -97,13 +90,12 @@ def decide(
 
 
 _served_last: dict[int, object] = {}
-"""Worker process -> the book it has reported to last. Instances in one process share Spark's idle
-workers: one that serves another instance by now is no longer ours to kill."""
+"""Worker process -> the book it reported to last. Instances in one process share Spark's workers:
+one that serves another instance is no longer ours to kill."""
 
 
 class GateBook:
-    """Ownership of tasks and the batches in flight. Any thread may call; every method returns at
-    once."""
+    """Ownership of tasks, and the batches in flight. Safe from any thread; returns at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,8 +110,7 @@ class GateBook:
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks became ours; those owned already keep their epoch, unless they were being
-        given up."""
+        """These tasks became ours; owned ones keep their epoch unless they were being given up."""
         with self._lock:
             self._epoch += 1
             for task in tasks:
@@ -139,8 +130,7 @@ class GateBook:
                     self._revoked_in[task] = (member.generation, member.member_id)
 
     def release(self, tasks: Iterable[TaskId]) -> None:
-        """Revoked tasks were given up. One that has become ours again meanwhile (after an eviction)
-        stays."""
+        """Revoked tasks were given up. One that became ours again (after an eviction) stays."""
         with self._lock:
             for task in tasks:
                 if task not in self._owned_again:
@@ -148,8 +138,7 @@ class GateBook:
                     self._revoked_in.pop(task, None)
 
     def disown_all(self) -> None:
-        """The member was lost. Called from the membership's listener, before a new generation can
-        be seen."""
+        """The member was lost. Called before a new generation can be seen."""
         with self._lock:
             self._epochs.clear()
             self._revoked_in.clear()
@@ -188,8 +177,7 @@ class GateBook:
             self._answered.discard(batch_id)
 
     def abandon(self, thread: int) -> None:
-        """This stream thread was left behind for good: it begins no batch, a worker that
-        comes for the one in flight is sent away, and one that asks to commit is refused."""
+        """This stream thread is left behind: it begins no batch, and its workers are refused."""
         with self._lock:
             self._abandoned.add(thread)
             for batch in [one for one in self._open.values() if one.thread == thread]:
@@ -197,8 +185,7 @@ class GateBook:
                 self._answered.discard(batch.batch_id)
 
     def hello(self, batch_id: str, slot: str, pid: int) -> bool:
-        """Record the worker process of a hop; False if the batch is not in flight (the worker must
-        stop)."""
+        """Record a worker process; False if the batch is not in flight: the worker must stop."""
         with self._lock:
             batch = self._open.get(batch_id)
             if batch is None:
@@ -208,8 +195,7 @@ class GateBook:
             return True
 
     def take_pids(self, thread: int) -> tuple[int, ...]:
-        """Worker processes recorded for a stream thread that have served nobody else in this
-        process since; forgets them."""
+        """Worker processes of a stream thread that have served nobody else since; forgets them."""
         with self._lock:
             pids = set(self._pids.pop(thread, {}).values())
             return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
@@ -217,8 +203,7 @@ class GateBook:
     @property
     def finishing(self) -> bool:
         """True if a batch is in flight that has been run before. The member joins no new generation
-        meanwhile: a batch that was refused because the group had moved on should not be refused a
-        second time."""
+        meanwhile, or the batch could be refused a second time."""
         with self._lock:
             return any(BatchId.parse(batch_id).attempt > 0 for batch_id in self._open)
 
@@ -238,16 +223,9 @@ class GateBook:
 
 @dataclass(frozen=True)
 class GateBackend:
-    """The group member as the gate sees it, and the settings that workers get.
-
-    Attributes:
-        member: metadata of the member at the moment of the call.
-        encode: the group metadata bytes librdkafka wants.
-        commit: at-least-once: commit these offsets through the member; True = taken, False = the
-        group is rebalancing, the
-            offsets are held back and go with the next batch. May raise; then the answer is no.
-        clients: of this instance's workers.
-    """
+    """The group member as the gate sees it, and the ``clients`` settings of workers. ``commit``: at
+    least once, through the member; False: the group is rebalancing, the offsets are held back and
+    go with the next batch. An error is a no."""
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]
@@ -256,7 +234,6 @@ class GateBackend:
 
 
 def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one question of a worker (`everflow.worker.ports`)."""
     op, batch_id = question.get("op"), str(question.get("batch"))
     if op == "hello":
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
@@ -316,12 +293,8 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @dataclass(kw_only=True)
 class CommitGate:
-    """The server: one per instance, on a Unix socket in a folder of its own that only this user may
-    enter.
-
-    That is not the state folder: whoever deletes that under a running instance would cut off the
-    workers, too. ``close`` ends the gate; workers that ask later get "driver gone".
-    """
+    """The server: one per instance, on a Unix socket in a folder that only this user may enter. Not
+    in the state folder: whoever deletes that would cut off the workers, too."""
 
     book: GateBook
     backend: GateBackend
@@ -330,8 +303,7 @@ class CommitGate:
     _serving: bool = field(default=False, init=False)
 
     def start(self) -> str:
-        """Listen; gives the socket's path. SetupError if no folder for it can be made. Removes what
-        killed instances left."""
+        """Listen; returns the socket's path. SetupError if no folder for it can be made."""
         remove_abandoned()
         try:
             self._folder = socket_folder()
@@ -355,8 +327,7 @@ class CommitGate:
         return str(path)
 
     def require_reachable(self) -> None:
-        """FatalError if the socket was deleted while the gate runs (somebody tidied the temporary
-        folder): no batch could commit any more. Quick; often."""
+        """FatalError if the socket was deleted: no batch could commit any more. Quick; often."""
         server = self._server
         if server is not None and not os.path.lexists(str(server.server_address)):
             raise FatalError(
@@ -368,7 +339,6 @@ class CommitGate:
             )
 
     def close(self) -> None:
-        """Stop listening and remove the socket. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             if self._serving:
@@ -386,8 +356,8 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 
 class DeferredOffsets:
-    """Commits offsets through the member and keeps those that it would not take. Any thread may
-    call. ``committed`` gets what was committed."""
+    """Commits offsets through the member and holds those that it would not take; ``committed`` gets
+    the others. Any thread may call."""
 
     def __init__(
         self, commit: CommitOffsets, committed: Callable[[Mapping[TopicPartition, int]], None]
@@ -428,13 +398,11 @@ class DeferredOffsets:
             return taken
 
     def held(self) -> frozenset[TopicPartition]:
-        """Partitions whose offsets wait."""
         with self._lock:
             return frozenset(self._held)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
-        """These partitions are others' now; their offsets must not be committed over theirs.
-        Returns at once."""
+        """These are others' now: they must not be committed over theirs. Returns at once."""
         with self._lock:
             self._forgotten.update(partitions)
             for tp in partitions:

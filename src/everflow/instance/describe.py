@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,13 +21,7 @@ from everflow.logs import log_path
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.describe import roads
 from everflow.topology.describe import summary as computed
-from everflow.topology.graph import (
-    GlobalTableNode,
-    SinkNode,
-    SourceNode,
-    StatefulNode,
-    WholeTableNode,
-)
+from everflow.topology.graph import SourceNode
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -69,13 +64,11 @@ def statuses(
     stalled_copies: Mapping[TaskId, TaskRole] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
-    ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
-    runs is RUNNING. ``troubles``: of their threads, and of ``stalled_copies``, which make no
-    progress and may not be open yet."""
+    ``handing_over``: revoked, not given up yet; ``stalled_copies`` make no progress and may not be
+    open yet."""
     troubled = troubles or {}
-    found = {
-        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
-    }
+    active = partial(TaskStatus, role=TaskRole.ACTIVE)
+    found = {task: active(state=TaskState.CREATED, lag=None) for task in owned}
     found |= {
         task: TaskStatus(
             role=copy.role,
@@ -94,22 +87,13 @@ def statuses(
         if task not in found
     }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}
-    found |= {
-        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None)
-        for task in handing_over
-    }
+    found |= {task: active(state=TaskState.SUSPENDED, lag=None) for task in handing_over}
     for task in running:
         positions = dict(task.positions)
         known = all(tp in ends for tp in positions)
         lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
-        found[task.id] = TaskStatus(
-            role=TaskRole.ACTIVE,
-            state=task.state,
-            lag=lag,
-            rate=0.0,
-            remaining_s=0.0,
-            trouble=troubled.get(task.id),
-        )
+        why = troubled.get(task.id)
+        found[task.id] = active(state=task.state, lag=lag, remaining_s=0.0, trouble=why)
     return dict(sorted(found.items()))
 
 
@@ -129,8 +113,8 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
 
 
 def input_lag(tasks: Iterable[TaskStatus]) -> float:
-    """Input records that wait for the active tasks; NaN while one of them does not run yet, or its
-    ends were not read yet."""
+    """Input records that wait for active tasks; NaN while one does not run or its ends are
+    unknown."""
     ours = [
         task
         for task in tasks
@@ -164,9 +148,8 @@ ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
 )
 FAILING = "failing"
 ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
-"""The roles that operators see. An active task that cannot process yet is restoring, or starting
-while it waits for its stream thread; failing if its batches fail; leaving while it is handed
-over."""
+"""The roles that operators see: an active task that cannot process yet is restoring, or starting
+while it waits for its stream thread; leaving while it is handed over."""
 _OF_STATE = {
     TaskState.RUNNING: ACTIVE,
     TaskState.RESTORING: RESTORING,
@@ -186,9 +169,7 @@ def role_of(status: TaskStatus) -> str:
 
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
     """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
-
-    Restores and warm-ups have their progress, added up. Failing tasks have the cause: ``2 failing ·
-    no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock, None for now."""
+    Failing tasks have the cause. ``now_ms``: wall clock, None for now."""
     counts = Counter(role_of(status) for status in tasks.values())
     parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
     for role in (RESTORING, WARM_UP):
@@ -210,8 +191,8 @@ def trouble(found: Trouble, now_ms: float | None = None) -> str:
 
 
 def progress(copies: Collection[TaskStatus]) -> str:
-    """``43 %, 12,000 records/s, 3 s left`` of copies being built, added up; ``begins`` while
-    nothing is known."""
+    """``43 %, 12,000 records/s, 3 s left`` of copies, added up; ``begins`` while nothing is
+    known."""
     known = [
         (status.copied, status.lag)
         for status in copies
@@ -269,31 +250,14 @@ _LIST_WIDTH = 76  # topics or stores named before "and n more"
 
 
 def topology_lines(topology: Topology) -> tuple[str, str, str]:
-    """The program in three lines: what it reads, what it keeps, what it writes."""
+    flows = topology.flows()
     sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
-    sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
-    read = [topic for node in sources if node.kind != "repartition" for topic in node.topics]
-    stores = [
-        spec.name
-        for node in topology.nodes
-        if isinstance(node, StatefulNode)
-        for spec in node.stores
-    ]
-    written = [
-        node.topic if isinstance(node.topic, str) else "(a topic per record)"
-        for node in sinks
-        if node.kind != "repartition"
-    ]
-    tables = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
-    read += [node.topic for node in tables if isinstance(node, GlobalTableNode)]
-    stores += [node.store.name for node in tables]
-    rekeyed = len(
-        {topic for node in sources if node.kind == "repartition" for topic in node.topics}
-    )
-    keeps = _listed(stores) if stores else "nothing (stateless)"
+    rekeyed = len({t for node in sources if node.kind == "repartition" for t in node.topics})
+    keeps = _listed(flows["keeps"]) or "nothing (stateless)"
     if rekeyed:
         keeps += f"; re-keys through {rekeyed} repartition topic{'s' * (rekeyed != 1)}"
-    return (f"reads  {_listed(read)}", f"keeps  {keeps}", f"writes {_listed(written) or 'nothing'}")
+    reads, writes = _listed(flows["reads"]), _listed(flows["writes"]) or "nothing"
+    return (f"reads  {reads}", f"keeps  {keeps}", f"writes {writes}")
 
 
 def _listed(names: Sequence[str]) -> str:

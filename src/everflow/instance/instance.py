@@ -1,8 +1,6 @@
 """Joins an instance's parts: the order in which they start, and their reactions to events.
-
-`InstanceEnd` ends them. `KafkaStreams` runs both on a cluster (`ClusterPorts`), the simulation on a
-simulated one: neither has an order or a reaction of its own (note 011).
-"""
+`KafkaStreams` runs it on a cluster (`ClusterPorts`), the simulation on a simulated one (note
+011)."""
 
 from __future__ import annotations
 
@@ -27,9 +25,9 @@ from everflow.instance.commit_gate import DeferredOffsets, GateBook
 from everflow.instance.copies.global_tables import GlobalTables
 from everflow.instance.copies.known_copies import Copies, Settled
 from everflow.instance.copies.state_updater import StateUpdater
-from everflow.instance.query.key_metadata import HostMap
+from everflow.instance.query.queries import HostMap
 from everflow.instance.restore.listeners import RestoreTracker
-from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_warm, commit_starts
+from everflow.instance.start_up import START_METADATA, WARM_UP_WAIT_S, await_warm
 from everflow.instance.tasks.recovery import ATTEMPT_MS, CommittedLowerBounds, Recovery
 from everflow.instance.tasks.task import ActiveTask, TaskState, TaskStore, TaskTimeouts, fitted
 from everflow.instance.tasks.task_manager import TaskManager, TaskServices
@@ -55,7 +53,7 @@ from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.protocol.messages import format_metadata
 from everflow.records import TaskId, TopicPartition
-from everflow.retry import quietly, retrying
+from everflow.retry import attempting, quietly, retrying
 from everflow.topology.patterns import TopicGrowth
 
 log = logging.getLogger("everflow")
@@ -89,19 +87,17 @@ class Pool(Protocol):
 class EventLoop(Protocol):
     """Runs events one after the other, and `Instance.turn` with each."""
 
-    def post(self, event: Callable[[], None], /) -> None:
-        """Run it after those posted before; from any thread."""
+    def post(self, event: Callable[[], None], /) -> None: ...
 
     def start(self) -> None: ...
     def end(self) -> None:
-        """Run no event that is posted from now on; returns when earlier ones have run. Also if it
-        was never started."""
+        """Run no later event; returns when earlier ones have run. Also if it was never started."""
 
 
 class InstancePorts(Protocol):
     """Makes the parts of an instance that know its cluster, each once and in this order, and has
-    the effects outside these parts. A part may use the instance's earlier parts, and call the
-    instance once it was started."""
+    the effects outside these parts. A part may use earlier parts, and call the instance once it was
+    started."""
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> EventLoop: ...
     def updater(self, instance: Instance) -> StateUpdater: ...
@@ -121,21 +117,16 @@ class InstancePorts(Protocol):
     def spawn(self) -> Spawn: ...
     def new_incarnation(self) -> str: ...
     def create(self, task: TaskId) -> ActiveTask: ...
-    def slots(self) -> int:
-        """The number of tasks that Spark runs at a time."""
+    def slots(self) -> int: ...
 
-    def kill_workers(self, number: int, pids: Sequence[int]) -> None:
-        """End these processes of a stream thread; returns when they are gone."""
+    def kill_workers(self, number: int, pids: Sequence[int]) -> None: ...
 
     def consumed(self, topics: Collection[str]) -> bool:
-        """True if the application has consumed all records of the topics; False if that is not
-        known."""
+        """True if the application has consumed all records of the topics, as far as is known."""
 
-    def topic_ids(self) -> Mapping[str, str]:
-        """The ids that the input topics had when the instance started."""
+    def topic_ids(self) -> Mapping[str, str]: ...
 
-    def doubt_topics(self, topics: Collection[str]) -> None:
-        """Leaders reported other topic ids for logs of these topics."""
+    def doubt_topics(self, topics: Collection[str]) -> None: ...
 
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> int:
@@ -143,11 +134,9 @@ class InstancePorts(Protocol):
         Returns how many ids of others were fenced."""
 
     def check(self) -> None:
-        """Called with every turn of the loop; quick. EverflowError if the instance cannot go on,
-        for example without its folder's lock."""
+        """With every turn of the loop; quick. EverflowError if the instance cannot go on."""
 
-    def purge(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Called now and then: delete records before these positions, which were committed."""
+    def purge(self, positions: Mapping[TopicPartition, int]) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -159,8 +148,7 @@ class InstancePorts(Protocol):
 
 
 class Instance:
-    """Joins an instance's parts. ``stop``: set to end all waits. ``failed``: called when the
-    instance cannot go on."""
+    """``stop``: set to end all waits. ``failed``: called when the instance cannot go on."""
 
     def __init__(
         self,
@@ -209,8 +197,7 @@ class Instance:
         ports.wired(self)
 
     def start(self) -> None:
-        """Start all parts and join; returns before tasks run. TaskTimeoutError if no broker lets it
-        join, StoppedError."""
+        """Start all parts and join; returns before tasks run. TaskTimeoutError, StoppedError."""
         self.ports.begin()
         self.ends.start()
         for thread in self.threads:
@@ -243,9 +230,6 @@ class Instance:
             for tp, offset in dict(task.positions).items()
         }
 
-    def running_ids(self) -> list[TaskId]:
-        return [task.id for task in self.running_tasks()]
-
     def settled_tasks(self) -> list[Settled]:
         """The running tasks, each as of its thread's last moment between batches."""
         found = []
@@ -258,9 +242,6 @@ class Instance:
                 stores = tuple(store.path for store in task.stores if store.changelog is not None)
                 found.append(Settled(task.id, task.epoch, task.incarnation, stores, at_ms))
         return found
-
-    def recovering_ids(self) -> list[TaskId]:
-        return list(self.manager.recovering)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -276,7 +257,7 @@ class Instance:
             committed=self._committed,
             on_warm=lambda: self.loop.post(self._look_at_tasks),
             paused=lambda: self.pause.paused or not self.global_tables.filled,
-            give_back=self._give_back,
+            give_back=lambda *given: self.loop.post(lambda: self.manager.given_back(*given)),
             global_tasks=self.global_tables.contexts,
             consumed=self.ports.consumed,
             uncaught=lambda error: self.uncaught.limits_for(error),
@@ -299,7 +280,7 @@ class Instance:
         return TaskServices(
             create=self.ports.create,
             recover=self._recover,
-            submit=self._submit,
+            submit=lambda work, quick: (self.tails if quick else self.restores).submit(work),
             post=self.loop.post,
             before_release=self._before_release,
             release=self.member.release,
@@ -315,16 +296,21 @@ class Instance:
         if self.settings.exactly_once:  # else they may be among those that are deferred
             self.lower_bounds.raised(positions)
 
-    def _give_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
-        self.loop.post(lambda: self.manager.given_back(tasks, why))
-
-    def _submit(self, work: Callable[[], None], quick: bool) -> None:
-        (self.tails if quick else self.restores).submit(work)
-
     def _recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
         started, _ = self.ports.recovery(self, stop, pauses=True).recover(tasks, ())
-        attempt_ms = min(self.settings.task_timeout_ms, ATTEMPT_MS)
-        commit_starts(self.member.commit, started, attempt_ms, self.clock, stop)
+        if not started:
+            return
+        # Before anything is processed: then records in internal topics without a committed offset
+        # always mean lost offsets (D5).
+        offsets = {tp: (at, format_metadata(START_METADATA, {})) for tp, at in started.items()}
+
+        def commit() -> None:
+            if not self.member.commit(offsets):
+                raise RetriableError("the group is rebalancing")
+
+        limit = Deadline(self.clock, min(self.settings.task_timeout_ms, ATTEMPT_MS))
+        what = "committing starting offsets"
+        attempting(commit, what, clock=self.clock, deadline=limit, stop=stop)
 
     def _before_release(self, tasks: Collection[TaskId]) -> None:
         if self.deferred.held():
@@ -388,8 +374,8 @@ class Instance:
             post(lambda: self.failed(event.error))  # it calls the user's state listener
 
     def _fence_lost(self) -> None:
-        """Tasks were assigned: their last owner may have vanished in a transaction, for whose end
-        their recovery waits. So this runs on a thread of its own."""
+        """The tasks' last owner may have vanished in a transaction, for whose end recovery
+        waits."""
         self.fencing.submit(
             lambda: self.metrics.add(names.WRITERS_FENCED, self.ports.fence(own=False))
         )
@@ -418,19 +404,14 @@ class Instance:
 
 LOOK_S = 0.1
 SPARE_SLOTS = 1
-"""Each thread may keep a task slot of Spark for good (design note 004); with none left, all other
-work would wait for ever."""
+"""A thread keeps its task slot of Spark (note 004); other work needs one, too."""
 
 
 class ThreadCount:
-    """Starts and ends stream threads (KIP-663). It changes ``threads``, the instance's own list, in
-    place and on its loop only; tasks that stay on their thread do not pause (I4). Safe from any
-    thread; one change at a time.
-
-    A new thread gets tasks once its workers run. Threads hand tasks over between two batches, with
-    open stores; a thread that ends first gives all its tasks to the others. The group gets the
-    number, for the balance is per thread. A new plan replaces all threads in the same way (note
-    037)."""
+    """Starts and ends stream threads (KIP-663), safe from any thread; one change at a time. It
+    changes ``threads``, the instance's own list, on its loop only. A new thread gets tasks once its
+    workers run. Threads hand tasks over between two batches, with open stores; other tasks do not
+    pause (I4)."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -463,9 +444,8 @@ class ThreadCount:
 
     def replace_all(self, warmed: Callable[[], None], before: Callable[[], None]) -> bool:
         """Threads in the place of all: ``warmed`` runs once their workers do, and ``before`` on the
-        loop, before they get tasks, which each thread gives up after its batch. Blocks. False, and
-        nothing is done, where Spark has no slots for twice as many threads, where the new ones do
-        not get warm, or where the instance ends."""
+        loop, before they get tasks. Blocks. False, and nothing is done, where Spark has too few
+        slots, the new threads do not get warm, or the instance ends."""
         with self._changing:
             going = list(self._threads)
             if self._instance.ports.slots() < 2 * len(going) + SPARE_SLOTS:
@@ -484,15 +464,12 @@ class ThreadCount:
                 return False
             for thread, given_up in zip(going, empty, strict=True):
                 if self._wait(given_up, None):
-                    thread.stop()
-                    while not thread.join(LOOK_S) and self.may_change:
-                        pass
+                    self._end(thread)
             self._on_loop(lambda: self._all_left(going))
             return True
 
     def _opened(self, count: int) -> list[StreamThread]:
-        """So many new threads, whose workers run: the first task would stand still while Spark
-        starts Python workers. None where they do not, in time or before the instance ends."""
+        """New threads whose workers run; none where they do not in time, or the instance ends."""
         used = {thread.number for thread in self._threads}
         free = (number for number in itertools.count() if number not in used)
         opened = [self._instance.open_thread(number) for number in itertools.islice(free, count)]
@@ -526,11 +503,14 @@ class ThreadCount:
                     f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is "
                     f"still in flight. It stays."
                 )
-            thread.stop()
-            while not thread.join(LOOK_S) and self.may_change:
-                pass
+            self._end(thread)
             self._on_loop(lambda: self._all_left([thread]))
             return thread.name
+
+    def _end(self, thread: StreamThread) -> None:
+        thread.stop()
+        while not thread.join(LOOK_S) and self.may_change:
+            pass
 
     # --- on the instance's loop ------------------------------------------------------------------
 
@@ -565,7 +545,6 @@ class ThreadCount:
     # ---------------------------------------------------------------------------------------------
 
     def _on_loop(self, change: Callable[[], None]) -> None:
-        """Run it there, and return when it has run, or when the instance ends."""
         done = threading.Event()
 
         def run() -> None:
@@ -593,42 +572,33 @@ def _stop(threads: Sequence[StreamThread]) -> None:
 
 
 class ExtensionPorts(Protocol):
-    """Effects of an extension on the cluster (`ClusterPorts`)."""
-
     @property
     def spawn(self) -> Spawn: ...
-    def growth(self) -> TopicGrowth:
-        """The growth since the program was planned; blocks for a request."""
+    def growth(self) -> TopicGrowth: ...
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
-        """Threads that are opened from now on run the program with these topics. What it returns
-        takes that back."""
+        """Threads opened from now on run the program with these topics. Returns what undoes
+        that."""
 
-    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """The task's inputs in the prepared plan."""
+    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]: ...
 
     def exchange(self) -> None:
         """Tasks that are created from now on have the inputs that were prepared."""
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery: ...
-    def grown(self, growth: TopicGrowth) -> None:
-        """The instance reads the topics now: check them, and show their tasks."""
+    def grown(self, growth: TopicGrowth) -> None: ...
 
 
 @dataclass(kw_only=True)
 class Extension:
     """Takes up new topics while the instance runs (note 037): threads that run the new plan are
-    started beside the present ones, and tasks go over between two of their batches. No task is
-    given up, and none waits.
-
-    `check` belongs to the thread that watches topics. New topics are taken up on a thread of its
-    own, one growth at a time."""
+    started beside the present ones, and tasks go over between two of their batches. `check` belongs
+    to the thread that watches topics; one growth at a time, on a thread of its own."""
 
     instance: Instance
     ports: ExtensionPorts
     _logged: set[str] = field(default_factory=set)
     _hopeless: set[str] = field(default_factory=set)
-    """Topics that need a restart."""
     _running: Running | None = None
     _begun: list[ActiveTask] = field(default_factory=list)
     _started: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -683,8 +653,7 @@ class Extension:
         return done
 
     def _begin(self) -> None:
-        """Find where the new partitions of running tasks begin. No other instance reads them while
-        the tasks are owned here without a break."""
+        """Find where new partitions of running tasks begin: nobody else reads them meanwhile."""
         self._begun = []
         for task in self.instance.running_tasks():
             lacking = tuple(tp for tp in self.ports.inputs(task.id) if tp not in task.inputs)
@@ -694,8 +663,8 @@ class Extension:
         self._started, _ = recovery.recover(self._begun, ())
 
     def _exchange(self) -> None:
-        """On the instance's loop, where no revoked task is released meanwhile. A task whose new
-        partitions have no committed start is recovered, like a task that moves."""
+        """On the instance's loop. A task whose new partitions have no committed start is
+        recovered."""
         self.ports.exchange()
         book, begun = self.instance.book, self.instance.begun
         begun.clear()

@@ -1,17 +1,19 @@
-"""`KafkaStreams`: one instance of an application, from start to close.
-
-What it does between start and close is `Instance`'s: here is what users call, and what a start
-checks and opens first.
-"""
+"""`KafkaStreams`: one instance of an application, from start to close (`Instance`)."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import signal
+import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import thread as _executors  # noqa: F401  # registers its own end first
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
@@ -23,6 +25,7 @@ from everflow.config import StreamsConfig, asked_at
 from everflow.errors import ConfigError, EverflowError
 from everflow.foreign_names import Telling
 from everflow.instance.assembly import ClusterPorts, Dependencies, instance_log, instance_settings
+from everflow.instance.bounded_run import BoundedRun, bounded_run
 from everflow.instance.client_state import (
     ENDED,
     STOPPING,
@@ -36,24 +39,13 @@ from everflow.instance.describe import (
     banner,
     copies_metrics,
     input_lag,
-    progress,
-    role_of,
     statuses,
     summary,
-    trouble,
+    task_lines,
 )
-from everflow.instance.foreground import Foreground, bounded_run
-from everflow.instance.instance import RESTORE_THREADS, Instance, ThreadCount
-from everflow.instance.life import DRAIN_SHARE, InstanceLife, close_at_exit, leaves, running_here
-from everflow.instance.observer import (
-    Observer,
-    dead_letters_of,
-    exported,
-    peers_of,
-    rules_of,
-    subject_of,
-    watched,
-)
+from everflow.instance.instance import RESTORE_THREADS, Instance
+from everflow.instance.life import DRAIN_SHARE, InstanceLife, leaves
+from everflow.instance.observer import Observer, observed
 from everflow.instance.query.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.instance.restore.changelogs import Changelogs, LeftOutLogs
 from everflow.instance.restore.listeners import (
@@ -61,8 +53,7 @@ from everflow.instance.restore.listeners import (
     RestoreTracker,
     StandbyUpdateListener,
 )
-from everflow.instance.start_up import prepare_cluster, require_tasks, with_existing_topics
-from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.start_up import prepare_cluster
 from everflow.instance.tasks.task import TaskState
 from everflow.instance.thread.retry_policy import (
     MOST_REPLACEMENTS,
@@ -81,9 +72,11 @@ from everflow.memory import share_one_area
 from everflow.metrics import Metrics
 from everflow.operators.optimization import optimized
 from everflow.records import TaskId
+from everflow.retry import waiting
 from everflow.state.disk import MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
+from everflow.stop_signals import owned
 from everflow.topology.program import Topology, checked_topology
 from everflow.travel.parcel import InertInstance, in_worker
 from everflow.windows import Duration, duration_ms
@@ -145,8 +138,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._log_file: LogFile | None = None
         self._observer: Observer | None = None
         self._looked: tuple[float, float] | None = None
-        """When it was last displayed in a notebook (s), and how many records had been processed by
-        then."""
+        """When it was last displayed (s), and how many records had been processed by then."""
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -212,7 +204,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         """The instances, of one application or of all, that were started in this process and have
         not begun to end: where a notebook's cell that was run again has taken the variable of one,
         ``KafkaStreams.running()[0].close()`` ends it."""
-        found = [one for one in running_here() if isinstance(one, KafkaStreams)]
+        found = _unclosed.running()
         return [one for one in found if application_id in (None, one.config.application_id)]
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
@@ -227,7 +219,7 @@ class KafkaStreams(InteractiveQueries, Telling):
             instance.ends.ends(),
             {**instance.updater.followed(), **instance.global_tables.followed()},
         )
-        restores = (instance.recovering_ids(), self._tracker.progress())
+        restores = (list(instance.manager.recovering), self._tracker.progress())
         stalled = {**instance.updater.stalled(), **instance.global_tables.stalled()}
         return statuses(
             *known,
@@ -277,8 +269,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
-        """The banner, for a caller that shows it before `start`, which then does not log it;
-        ``program``: where the topology was loaded from."""
+        """The banner, which `start` then does not log; ``program``: where the topology comes
+        from."""
         self._introduced = True
         return banner(self.config, self._topology, program)
 
@@ -374,7 +366,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         the workers did not start within a minute.
 
         Raises IllegalStateError if the instance does not run, or Spark has no task slot left."""
-        return self._counted().add()
+        return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
         """Remove the stream thread that was added last (KIP-663). Returns its name when it has
@@ -386,7 +378,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         Raises IllegalStateError if the instance does not run or has one thread only;
         TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: no
         limit): the thread then stays."""
-        return self._counted().remove(timeout)
+        return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
         """End every instance of the application, this one too, for a fault that no restart mends
@@ -397,13 +389,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         that names this instance; none drains, all leave the group. Does not wait for them.
         Instances that are started later run. Raises IllegalStateError if the instance is not a
         member of the group."""
-        instance = self._life.instance
-        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
-            raise IllegalStateError(
-                f"In state {self.state.name} an instance cannot ask the others to end: it asks "
-                f"through the group, which it is in "
-                f"while REBALANCING or RUNNING."
-            )
+        instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
@@ -427,24 +413,21 @@ class KafkaStreams(InteractiveQueries, Telling):
         state_dir = Path(self.config.state_dir).expanduser()
         if not (state_dir / self.config.application_id).is_dir():
             return
-        directory = StateDirectory.open(state_dir, self.config.application_id)
-        try:
+        with closing(StateDirectory.open(state_dir, self.config.application_id)) as directory:
             for task in directory.tasks():
                 for store in directory.stores(task):
                     LmdbStore.close_at(directory.store_path(task, store))
                 directory.remove_task(task)
             log.info("Deleted the stores in %s", directory.path)
-        finally:
-            directory.close()
 
-    def _counted(self) -> ThreadCount:
+    def _member(self, why: str) -> Instance:
         instance = self._life.instance
         if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
-                f"In state {self.state.name} there are no stream threads to add to or to remove: "
-                f"start the instance first."
+                f"In state {self.state.name} {why}. It has to be REBALANCING or RUNNING: start the "
+                f"instance first."
             )
-        return instance.thread_count
+        return instance
 
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:
@@ -485,7 +468,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._life.states.wait_ended(timeout)
 
     def _begin_close(self, timeout: float, leave_group: bool | None) -> None:
-        """`close` without the waiting."""
         drains = leaves(leave_group, static=self.config.group_instance_id is not None)
         self._life.close(
             leave_group,
@@ -493,8 +475,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
 
     def _hurry_up(self, timeout_s: float) -> bool:
-        """Wait for an end that has begun: from now on it hands nothing over and cuts batches in
-        flight off after a second."""
+        """Wait for an end that has begun, which hands nothing over and cuts batches off."""
         self._life.hurry.set()
         return self._life.states.wait_ended(timeout_s)
 
@@ -506,7 +487,8 @@ class KafkaStreams(InteractiveQueries, Telling):
             *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()]),
         ]
         if self.error is not None:
-            parts.append(f"error [{self.error.code}] {_first_line(self.error)}")
+            text = str(self.error).partition("\n")[0]
+            parts.append(f"error [{self.error.code}] {text}")
         return f"KafkaStreams({self.config.application_id}: {', '.join(filter(None, parts))})"
 
     def _repr_html_(self) -> str:
@@ -517,11 +499,13 @@ class KafkaStreams(InteractiveQueries, Telling):
         ]
         if self.error is not None:
             lines.append(f"<b>[{escape(self.error.code)}]</b> <pre>{escape(str(self.error))}</pre>")
+        if tasks:
+            listed = "\n".join(task_lines(tasks))
+            lines.append(f"<pre>{escape(listed)}</pre>")
         graph = f"<details><summary>topology</summary>{self._topology._repr_html_()}</details>"
-        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{_table(tasks)}{graph}</div>"
+        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{graph}</div>"
 
     def _flow(self) -> Sequence[str]:
-        """Records processed, their rate since the last display, and the lag."""
         now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)
         before, self._looked = self._looked, (now, records)
         found = [f"{records:,.0f} records processed"]
@@ -541,7 +525,6 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """The order matters: see each step."""
         close_at_exit(self)
         config, opened, stop = self.config, self._life.opened, self._life.stop
         for warning in config.warnings():
@@ -564,15 +547,25 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._log_file = instance_log(config)
         # From here on the start is observed, for it may take long.
         if config.http_listen or config.otel_exporter_otlp_metrics_endpoint:
-            self._observer = self._observed(directory.process_id)
+            limit_s = config.drain_timeout_ms / 1000 + END_S
+            self._observer = observed(
+                self,
+                config,
+                self._topology,
+                directory.process_id,
+                self._metrics,
+                self._clock,
+                lambda: self._life.instance,
+                opened,
+                lambda: self._begin_close(limit_s, leave_group=True),
+                lambda: self.config.application_server,
+            )
         if config.query_listen:
             config = self.config = asked_at(config, self._served())
         # 2-7. Check the cluster, fence earlier writers, create and check topics and stores.
         admin = ClusterAdmin(config.admin(), stop=stop)
         opened.callback(admin.close)
-        topology = with_existing_topics(self._topology, config, admin)
-        blueprint = prepare_cluster(topology, config, admin, directory, self._clock, stop)
-        require_tasks(blueprint)
+        blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         if self._observer is not None:
             transactions = TransactionStates(config.producer()) if config.exactly_once else None
             self._observer.know(blueprint, admin, transactions)
@@ -596,62 +589,24 @@ class KafkaStreams(InteractiveQueries, Telling):
         # 9-12. The instance, which joins the group last.
         instance = self._life.instance = self._wired(
             ClusterPorts(
-                dependencies, context, lambda: self._standby_listener, opened, self._show_growth
+                dependencies,
+                context,
+                lambda: self._standby_listener,
+                opened,
+                (lambda _: None) if self._observer is None else self._observer.know,
             )
         )
         instance.uncaught = self._uncaught
         ports = self._query_ports(dependencies, instance)
-        self._queries = store_queries(
-            topology, blueprint, config.application_server, ports, self._clock
-        )
+        self._queries = store_queries(blueprint, config.application_server, ports, self._clock)
         instance.start()
         self._joined = True
 
-    def _show_growth(self, blueprint: Blueprint) -> None:
-        """New topics may mean more tasks."""
-        if self._observer is not None:
-            self._observer.know(blueprint)
-
-    def _observed(self, process_id: str) -> Observer:
-        from everflow.instance.serving.routes import tokens_of  # a third of a second
-
-        observer = Observer(
-            streams=self,
-            instance=lambda: self._life.instance,
-            raw=self._metrics,
-            clock=self._clock,
-            rules=rules_of(self.config),
-            subject=subject_of(self.config, self._topology, process_id, self._clock.now_ms()),
-        )
-        opened = self._life.opened
-        limit_s = self.config.drain_timeout_ms / 1000 + END_S
-        tokens = tokens_of(self.config) if self.config.query_token_file else ()
-        address = self.config.http_listen
-        opened.callback(observer.stop)
-        observer.start()
-        if self.config.otel_exporter_otlp_metrics_endpoint:
-            opened.callback(exported(observer, self.config).close)
-        if address:
-            peers = peers_of(self.config, tokens, lambda: self.config.application_server)
-            server = watched(
-                observer,
-                self._topology,
-                address,
-                lambda: self._begin_close(limit_s, leave_group=True),
-                tokens,
-                dead_letters_of(self.config),
-                peers,
-                (self.config.application_server, *self.config.allowed_hosts),
-            )
-            opened.callback(server.close)
-        return observer
-
     def _served(self) -> str:
-        """The stores over HTTP; the address at which they are reached."""
         from everflow.instance.serving.routes import served
 
         status = None if self._observer is None else self._observer.status
-        return self._life.opened.enter_context(served(self, self._asked, self.config, status))
+        return self._life.opened.enter_context(served(self, self.config, status))
 
     @property
     def query_address(self) -> str | None:
@@ -676,7 +631,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         launch_daemon_ahead()
 
     def _spark(self) -> Any:
-        """The SparkContext; a new one has slots for the threads, restores, and a spare."""
         from everflow.spark.session import get_context, running_context
 
         if running_context() is None:
@@ -719,8 +673,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
 
     def _shut_down_all(self, error: EverflowError) -> None:
-        """The handler of uncaught errors wants all instances to end: this one, too, when the
-        others have heard it (see `GroupMember.shut_down_application`)."""
+        """The handler wants all instances to end: this one when the others have heard it."""
         try:
             self.shut_down_application()
         except IllegalStateError as refused:
@@ -748,36 +701,180 @@ class KafkaStreams(InteractiveQueries, Telling):
             self._log_file.close()
 
 
-# --- in a notebook --------------------------------------------------------------------------------
+# --- in the foreground (docs/STOPPING.md) ---------------------------------------------------------
 
-_CELL = "text-align: left; padding: 2px 12px 2px 0"
-_ROWS = 50
-
-
-def _table(tasks: Mapping[TaskId, TaskStatus]) -> str:
-    if not tasks:
-        return ""
-    head = "".join(
-        f'<th style="{_CELL}">{title}</th>' for title in ("task", "role", "state", "lag", "")
-    )
-    rows = [_row(task, status) for task, status in list(tasks.items())[:_ROWS]]
-    if len(tasks) > _ROWS:
-        rows.append(f'<tr><td colspan="5">and {len(tasks) - _ROWS:,} more tasks</td></tr>')
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+TICK_S = 0.1
+RUN_END_S = 30.0
+"""Beyond the time for handing over, an end may take so long before it goes on in the background."""
 
 
-def _row(task: TaskId, status: TaskStatus) -> str:
-    lag = "unknown" if status.lag is None else f"{status.lag:,}"
-    said = (
-        trouble(status.trouble)
-        if status.trouble is not None
-        else ""
-        if status.copied is None
-        else progress([status])
-    )
-    cells = (str(task), role_of(status), status.state.name, lag, said)
-    return "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in cells) + "</tr>"
+@dataclass(kw_only=True)
+class Foreground:
+    """``signal``: the first one's number; ``joined``: whether the start had gone through by
+    then."""
+
+    streams: KafkaStreams
+    leave_group: bool | None
+    signal: int | None = None
+    joined: bool = False
+    bound: BoundedRun | None = None
+    _ending_since_s: float = math.inf
+
+    @property
+    def timeout_s(self) -> float:
+        return self.streams.config.drain_timeout_ms / 1000 / DRAIN_SHARE + RUN_END_S
+
+    @property
+    def ending(self) -> str:
+        return self.streams._life.ending
+
+    @property
+    def log_file(self) -> Path | None:
+        return None if self.streams._log_file is None else self.streams._log_file.path
+
+    def run(self) -> None:
+        """Start, and return when it has ended. Raises the error that stopped it; the caller reports
+        it."""
+        streams = self.streams
+        streams._caller_raises = True
+        with owned() as signals, signals.told_to(self._on_signal):
+            if self.bound is not None:
+                self.bound.open()
+            streams.start()
+            if self.bound is not None:
+                self.bound.started()
+            over = False
+            with waiting("joining the group"):
+                while not over and streams.state is ClientState.REBALANCING:
+                    over = self._is_over()
+            while not over:
+                over = self._is_over()
+        if streams.error is not None:
+            raise streams.error
+
+    def _is_over(self) -> bool:
+        self._end_if_reached()
+        return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
+
+    def _end_if_reached(self) -> None:
+        if self.bound is None or self.streams.state in STOPPING:
+            return
+        why = self.bound.reached()
+        if why is not None:
+            self._ending_since_s = time.monotonic()
+            moves.info("stopping: %s", why)
+            self.streams._begin_close(self.timeout_s, self.leave_group)
+
+    def _overdue(self) -> bool:
+        """True if the shutdown takes too long. It then goes on in the background."""
+        if self._ending_since_s == math.inf:
+            return False
+        over = time.monotonic() - self._ending_since_s > self.timeout_s
+        if over:
+            log.warning(
+                "The shutdown takes longer than %.0f s and goes on in the background",
+                self.timeout_s,
+            )
+        return over
+
+    def _on_signal(self, count: int, number: int) -> None:
+        streams = self.streams
+        if count == 1:
+            self.signal, self.joined = number, streams._joined
+            self._ending_since_s = time.monotonic()
+            hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
+            moves.info(
+                "stopping: %s (%s; %s does not wait)",
+                self._what(),
+                signal.Signals(number).name,
+                hurry,
+            )
+            streams._begin_close(self.timeout_s, self.leave_group)
+        elif count == 2:
+            moves.info(
+                "stopping now: batches in flight have a second to end, nothing more is handed over"
+            )
+            streams._life.hurry.set()
+        else:
+            moves.info(
+                "still stopping: nothing can make it quicker but kill -9, which loses nothing that "
+                "was committed"
+            )
+
+    def _what(self) -> str:
+        if self.streams.state in STOPPING:
+            return "its end has begun already"
+        if not self.joined:
+            return "it had not joined its group yet"
+        if leaves(self.leave_group, static=self.streams.config.group_instance_id is not None):
+            return "it commits, hands its tasks over, leaves the group"
+        return "it commits, and stays in the group for a restart"
 
 
-def _first_line(error: EverflowError) -> str:
-    return (str(error).splitlines() or [""])[0]
+# --- instances that a program does not close ------------------------------------------------------
+# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
+# of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
+# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
+# public; without it nothing is closed.
+#
+# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
+# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
+
+HURRIED_S = 10.0
+
+
+class _Unclosed:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: weakref.WeakSet[KafkaStreams] = weakref.WeakSet()
+        self._process = 0
+
+    def watch(self, instance: KafkaStreams) -> None:
+        """It is closed when the program ends, unless its end has begun by then."""
+        with self._lock:
+            self._started.add(instance)
+            first, self._process = self._process != os.getpid(), os.getpid()
+        register: Callable[[Callable[[], None]], None] | None = getattr(
+            threading, "_register_atexit", None
+        )
+        if first and register is not None:
+            register(self._close)
+        if first:
+            _before_kernel_ends(self._close)
+
+    def running(self) -> list[KafkaStreams]:
+        """Those that were started in this process and have not begun to end."""
+        with self._lock:
+            # Otherwise a fork's copy: the instance is its parent's.
+            mine = self._process == os.getpid()
+            return [found for found in self._started if mine and found.state not in STOPPING]
+
+    def _close(self) -> None:
+        """On the main thread, which has nothing else to do any more, or a kernel's for control."""
+        for instance in self.running():
+            log.warning(
+                "The program ends without closing its instance: it is closed now "
+                "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
+            )
+            try:
+                instance.close()
+            except KeyboardInterrupt:
+                instance._hurry_up(HURRIED_S)
+
+
+def _before_kernel_ends(close: Callable[[], None]) -> None:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kernel = getattr(shell, "kernel", None)
+    shut_down = getattr(kernel, "do_shutdown", None)
+    if kernel is None or shut_down is None:
+        return
+
+    def close_and_shut_down(restart: bool) -> Any:
+        close()
+        return shut_down(restart)
+
+    kernel.do_shutdown = close_and_shut_down
+
+
+_unclosed = _Unclosed()
+close_at_exit = _unclosed.watch

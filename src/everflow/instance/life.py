@@ -1,23 +1,14 @@
-"""Starts an instance once and ends it once.
-
-Any thread may ask for either, at any moment; one thread ends the instance. If the start is still
-under way, that thread sets the flag that every wait of the start checks, and begins once the start
-has given up: the start then makes nothing more. `KafkaStreams` has one of these, and so has every
-simulated instance.
-"""
+"""Starts an instance once and ends it once; any thread may ask for either, at any moment. If the
+start is still under way, the thread that ends the instance sets the flag that every wait of the
+start checks, and begins once the start has given up."""
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import thread as _executors  # noqa: F401  # registers its own end first
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from everflow.clock import Clock, Deadline, Spawn
 from everflow.errors import EverflowError, FatalError, without_history
@@ -46,20 +37,18 @@ class InstanceLife:
         self.opened = ExitStack()
         """Closes at the end, last first, what a start has opened, also after a failed start."""
         self.stop = threading.Event()
-        """Set once everything has to give up what it waits for."""
         self.hurry = threading.Event()
         """Set to end the draining and cut off batches in flight."""
         self.ending = ""
         """The step of the shutdown, in words; empty before it."""
         self._lock = threading.Lock()
         self._start_over = threading.Event()
-        """Set while no start is under way."""
         self._start_over.set()
         self._end_over = threading.Event()
 
     def start(self, begin: Callable[[], None]) -> BaseException | None:
-        """Run ``begin`` in state REBALANCING. Returns the error for its caller: None after a start,
-        or if the instance was closed meanwhile."""
+        """Run ``begin`` in state REBALANCING. Returns the error for its caller; None if there is
+        none, or the instance was closed meanwhile."""
         with self._lock:
             if not self.states.to(ClientState.REBALANCING):
                 return None  # closed this moment
@@ -74,7 +63,6 @@ class InstanceLife:
         return None
 
     def close(self, leave_group: bool | None, drain_s: float) -> None:
-        """Begin to end the instance; the arguments as in `InstanceEnd`."""
         with self._lock:
             never_ran = self.states.state is ClientState.CREATED
             if never_ran:
@@ -95,7 +83,6 @@ class InstanceLife:
         self.ending = at
 
     def _given_up(self, error: BaseException) -> BaseException | None:
-        """A start did not go through: end what it has begun."""
         shown: BaseException | None = _interrupt(error) or error
         if not isinstance(shown, Exception):  # Ctrl-C
             self._begin_end(ClientState.PENDING_SHUTDOWN)
@@ -141,24 +128,16 @@ class InstanceLife:
         self._end_over.set()
 
     def _end_all(self, leave_group: bool | None, drain_s: float) -> None:
-        """End the instance, then its connections, then release the folder."""
         with self.opened:
             try:
                 if self.instance is not None:
-                    InstanceEnd(
-                        instance=self.instance,
-                        leave_group=leave_group,
-                        drain_s=drain_s,
-                        hurry=self.hurry,
-                        note=self.note_end,
-                    ).run()
+                    InstanceEnd(self, self.instance, leave_group, drain_s).run()
             finally:
                 self.note_end("closing its connections")
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
-    """The interrupt behind an error: one that comes inside a client's C code surfaces as a
-    SystemError."""
+    """The interrupt behind an error: inside a client's C code it surfaces as a SystemError."""
     seen: BaseException | None = error
     while seen is not None and isinstance(seen, Exception):
         seen = seen.__cause__ or seen.__context__
@@ -169,38 +148,31 @@ def _interrupt(error: BaseException) -> BaseException | None:
 
 LOOK_S = 0.1
 HURRY_MS = 1_000.0
-"""A batch in flight may end by itself for so long after `hurry`, or while no broker could take its
-commit."""
+"""For so long a batch may end by itself after `hurry`, or while no broker takes its commit."""
 HANGS_MS = 30_000.0
-"""A batch in flight that has not ended by then hangs: batches are planned to take a tenth of it,
-and the watchdog of hanging batches has ended before."""
+"""Then a batch hangs: batches are planned to take a tenth of it."""
 GIVEN_UP_MS = 10_000.0
-"""A thread whose batch was cut off ends within a moment, unless none of its workers is known: for
-example if Spark has no free slot for its job."""
+"""A thread whose batch was cut off ends within a moment, unless none of its workers is known."""
 STEP_MS = 30_000.0
-"""A step that only waits for others to stop takes a second or two."""
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
-@dataclass(kw_only=True)
+@dataclass
 class InstanceEnd:
     """Ends an instance, started or not. ``leave_group`` as for `GroupMember.leave`; ``drain_s`` 0:
-    no task is handed over; ``hurry``: set to skip the draining and cut batches off; ``note``: gets
-    the name of each step."""
+    no task is handed over."""
 
+    life: InstanceLife
     instance: Instance
     leave_group: bool | None
     drain_s: float
-    hurry: threading.Event
-    note: Callable[[str], None]
     cut_off: bool = False
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
     def run(self) -> None:
-        """Hand tasks over -> batches end and commit -> commit deferred offsets -> close the stores
-        -> leave the group. Each step is tried whatever happened in the others, and waits only for a
-        limited time: a member that did not leave would keep its tasks from the others for as long
-        as this process lives. Raises the first failure, after the last step."""
+        """Each step is tried whatever happened in the others, and waits only for a limited time: a
+        member that did not leave would keep its tasks for as long as this process lives. Raises the
+        first failure, after the last step."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
@@ -208,13 +180,13 @@ class InstanceEnd:
             "waiting for the batches in flight": self._end_threads,
             "waiting for restores and copies to stop": self._end_recoveries,
             "ending the transaction of a batch that was cut off": self._abort_cut_off,
-            "committing offsets": self._commit_deferred,
+            "committing offsets": lambda: quietly(lambda: self.instance.deferred.commit([])),
             "closing the stores": self._checkpoint,
             "leaving the group": self._leave,
         }
         bounded = (self._end_loop, self._end_recoveries, self._checkpoint)
         for name, step in steps.items():
-            self.note(name)
+            self.life.note_end(name)
             try:
                 with waiting(name):
                     if step in bounded:
@@ -254,8 +226,7 @@ class InstanceEnd:
             raise failures[0]
 
     def _drain(self) -> None:
-        """D8: go on processing until every task is handed over to an instance with a hot copy, or
-        none could take it."""
+        """D8: go on processing until every task is handed over, or none could take it."""
         instance, member = self.instance, self.instance.member
         if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
             return
@@ -270,7 +241,7 @@ class InstanceEnd:
         member.drain(self.leave_group)
         ended: dict[str, Callable[[], bool]] = {
             f"{self.drain_s:.0f} s are over ({limit})": deadline.expired,
-            "asked to stop now": self.hurry.is_set,
+            "asked to stop now": self.life.hurry.is_set,
             "evicted from the group": lambda: member.metadata().generation < 0,
             "a stream thread has ended": lambda: any(thread.join(0) for thread in instance.threads),
             "the brokers do not answer": self._brokers_away,
@@ -308,8 +279,8 @@ class InstanceEnd:
 
     def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
         """Wait until the batches in flight have ended; returns the threads whose batch has not. A
-        batch is cut off by force after `hurry`, if no broker could take its commit, or if it hangs:
-        as after a crash of its workers, the next recovery of these tasks makes up for it (D6)."""
+        batch is cut off after `hurry`, if no broker could take its commit, or if it hangs: the next
+        recovery of its tasks makes up for it (D6)."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
         given_up: Deadline | None = None
@@ -333,8 +304,7 @@ class InstanceEnd:
         return threads
 
     def _why_cut_off(self, hangs: Deadline) -> str | None:
-        """The reason to cut batches off; None while they may end by themselves."""
-        if self.hurry.is_set():
+        if self.life.hurry.is_set():
             return "asked to stop now"
         if hangs.expired():
             return f"it has not ended within {HANGS_MS / 1000:g} s"
@@ -380,9 +350,6 @@ class InstanceEnd:
                 error,
             )
 
-    def _commit_deferred(self) -> None:
-        quietly(lambda: self.instance.deferred.commit([]))
-
     def _checkpoint(self) -> None:
         self.instance.ports.checkpoint(self.instance.running_tasks())
 
@@ -400,8 +367,7 @@ DRAIN_WITHOUT_BROKER_MS = 3_000.0
 
 
 def leaves(leave_group: bool | None, *, static: bool) -> bool:
-    """True if a member that ends leaves its group (KIP-812). By default (None) a static member
-    stays."""
+    """True if a member that ends leaves its group (KIP-812); by default a static one stays."""
     return not static if leave_group is None else leave_group
 
 
@@ -418,99 +384,10 @@ def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
 def drained_or_ended(
     await_drained: Callable[[float], bool], ended: Mapping[str, Callable[[], bool]]
 ) -> str | None:
-    """Wait until ``await_drained`` (seconds) returns True; the first reason that applies before,
-    else None."""
+    """Wait until ``await_drained`` (seconds) returns True; the reason that applies before, or
+    None."""
     while not await_drained(LOOK_S):
         for reason, applies in ended.items():
             if applies():
                 return reason
     return None
-
-
-# --- instances that a program does not close ------------------------------------------------------
-# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
-# of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
-# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
-# public; without it nothing is closed.
-#
-# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
-# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
-
-HURRIED_S = 10.0
-
-
-class Closable(Protocol):
-    """The part of `KafkaStreams` that is needed here."""
-
-    @property
-    def state(self) -> ClientState: ...
-
-    def close(self) -> bool: ...
-
-    def _hurry_up(self, timeout_s: float) -> bool:
-        """Wait for an end that has begun, and cut off what can be."""
-
-
-class _Unclosed:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._started: weakref.WeakSet[Closable] = weakref.WeakSet()
-        self._process = 0
-
-    def watch(self, instance: Closable) -> None:
-        with self._lock:
-            self._started.add(instance)
-            first, self._process = self._process != os.getpid(), os.getpid()
-        register: Callable[[Callable[[], None]], None] | None = getattr(
-            threading, "_register_atexit", None
-        )
-        if first and register is not None:
-            register(self._close)
-        if first:
-            _before_kernel_ends(self._close)
-
-    def running(self) -> list[Closable]:
-        with self._lock:
-            # Otherwise a fork's copy: the instance is its parent's.
-            mine = self._process == os.getpid()
-            return [found for found in self._started if mine and found.state not in STOPPING]
-
-    def _close(self) -> None:
-        """On the main thread, which has nothing else to do any more, or a kernel's for control."""
-        for instance in self.running():
-            log.warning(
-                "The program ends without closing its instance: it is closed now "
-                "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
-            )
-            try:
-                instance.close()
-            except KeyboardInterrupt:
-                instance._hurry_up(HURRIED_S)
-
-
-def _before_kernel_ends(close: Callable[[], None]) -> None:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel = getattr(shell, "kernel", None)
-    shut_down = getattr(kernel, "do_shutdown", None)
-    if kernel is None or shut_down is None:
-        return
-
-    def close_and_shut_down(restart: bool) -> Any:
-        close()
-        return shut_down(restart)
-
-    kernel.do_shutdown = close_and_shut_down
-
-
-_unclosed = _Unclosed()
-
-
-def close_at_exit(instance: Closable) -> None:
-    """``instance``, started in this process, is closed when the program ends, unless its end has
-    begun by then."""
-    _unclosed.watch(instance)
-
-
-def running_here() -> list[Closable]:
-    """The instances that were started in this process and have not begun to end."""
-    return _unclosed.running()

@@ -1,9 +1,6 @@
-"""Observes an instance for dashboards and metrics (`everflow.observe`), and computes the desired
-number of instances.
-
-An observation reads values in memory, and the sizes of the stores' files. What only the brokers
-know is read on other threads: the number of members, and, while somebody watches, `BrokerFacts`.
-"""
+"""Observes an instance for dashboards and metrics, and computes the desired number of instances.
+What only the brokers know is read on other threads: the number of members, and, while somebody
+watches, `BrokerFacts`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -74,7 +71,6 @@ from everflow.user_program import place, short
 if TYPE_CHECKING:
     from everflow.observe.http_server import HttpServer
     from everflow.observe.otlp import OtlpExport
-    from everflow.observe.page.letters import DeadLetterService
     from everflow.observe.page.peers import Peers
 
 log = logging.getLogger("everflow")
@@ -84,13 +80,12 @@ log = logging.getLogger("everflow")
 
 ASK_S = 5.0
 WATCHED_MS = 70_000.0
-"""The brokers are asked for so long after the last request: Prometheus' own interval is a
-minute."""
+"""The brokers are asked for so long after a request: Prometheus' interval is a minute."""
 
 
 class Standing(NamedTuple):
-    """The last stable offset of a partition, the records behind it, and since when it has not moved
-    (monotonic ms)."""
+    """A partition's last stable offset, the records behind it, and since when it stands
+    (monotonic)."""
 
     stable: int
     records: int
@@ -103,8 +98,8 @@ def standing(
     stable: Mapping[TopicPartition, int],
     now_ms: float,
 ) -> dict[TopicPartition, Standing]:
-    """The standing of partitions of which both ends are known. ``written`` was read first: records
-    that came in between count as stable. Pure."""
+    """Of partitions with both ends. ``written`` was read first: later records count as stable.
+    Pure."""
     found = {}
     for tp in written.keys() & stable.keys():
         records = max(0, written[tp] - stable[tp])
@@ -117,11 +112,10 @@ def standing(
 
 @dataclass(kw_only=True)
 class BrokerFacts:
-    """It asks about ``inputs`` and ``ids``, transactional id -> stream thread, as they are then.
-    `run` is a thread of its own; the others may be called from any."""
+    """``ids``: transactional id -> stream thread. `run` is a thread of its own; the others may be
+    called from any."""
 
     known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
-    """`ClusterAdmin.known_ends`."""
     transactions: TransactionStates
     inputs: Callable[[], Collection[TopicPartition]]
     ids: Callable[[], Mapping[str, int]]
@@ -140,7 +134,6 @@ class BrokerFacts:
         return None if self._answered_ms is None else max(0.0, now_ms - self._answered_ms) / 1000
 
     def held_back(self) -> dict[tuple[str, int], StableLag]:
-        """Blocked offsets by topic and partition, with their age when the brokers answered."""
         until_ms = self._answered_ms or 0.0
         return {
             (tp.topic, tp.partition): StableLag(
@@ -150,8 +143,7 @@ class BrokerFacts:
         }
 
     def writers(self) -> list[ObservedWriter]:
-        """The writers in the order of the threads. A transaction's age is as of the brokers'
-        answer: it may have ended since."""
+        """In the order of the threads. A transaction's age is as of the brokers' answer."""
         found = []
         for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
             known = self._states.get(name)
@@ -170,7 +162,6 @@ class BrokerFacts:
         return found
 
     def run(self, stop: threading.Event) -> None:
-        """Ask the brokers now and then while somebody watches, until ``stop``."""
         with closing(self.transactions):
             while not stop.wait(ASK_S):
                 if self.clock.monotonic_ms() - self._watched_ms > WATCHED_MS:
@@ -200,8 +191,8 @@ BUSY_MS = 30_000
 
 @dataclass
 class BusyShares:
-    """How busy stream threads were in the last half minute, running batches included. Owned by one
-    thread; other threads may read a slightly older share."""
+    """How busy stream threads were in the last half minute. Owned by one thread; others may
+    read."""
 
     _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
@@ -209,9 +200,8 @@ class BusyShares:
         self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
     ) -> None:
         """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
-        ``since_ms``: the begin of the running batch (monotonic), None without one. A batch counts
-        as ended only at its end: without ``since_ms`` the thread of a long batch would seem
-        idle."""
+        ``since_ms``: the begin of the running batch (monotonic), or the thread of a long batch
+        would seem idle."""
         for thread in done_s.keys() | since_ms.keys():
             since = since_ms.get(thread)
             running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
@@ -224,7 +214,6 @@ class BusyShares:
             keep(samples, now_ms, seconds)
 
     def of(self, thread: int) -> float:
-        """The share of the last half minute that the thread was in batches (0 to 1)."""
         samples = self._samples.get(thread, [])
         if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
             return 0.0
@@ -233,14 +222,12 @@ class BusyShares:
 
 
 def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
-    """Add a sample, and keep those of the last half minute and the one before."""
     samples.append((now_ms, value))
     while len(samples) > 2 and samples[1][0] <= now_ms - BUSY_MS:
         samples.pop(0)
 
 
 LOOK_S = 5.0
-"""Interval of measurements of the load."""
 ASK_MEMBERS_S = 15.0
 FRESH_MS = 250.0
 """An observation is shared for so long: many may watch one instance."""
@@ -266,24 +253,6 @@ class Observed(Protocol):
     def metrics(self) -> dict[str, float | str]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """The constants of an instance. ``folder``: ``state.dir``; ``tasks``: the application's active
-    tasks; ``members()``: the number of members of the group; ``topology``, ``program``,
-    ``started_ms``: see `Observation`."""
-
-    application_id: str
-    client_id: str
-    version: str
-    roads: Mapping[str, int]
-    folder: Path | None = None
-    tasks: int = 0
-    members: Callable[[], int] = lambda: 0
-    topology: str = ""
-    program: str = ""
-    started_ms: int = 0
-
-
 @dataclass(kw_only=True)
 class Observer:
     """``streams`` and ``instance`` may be looked at from any thread; so may this."""
@@ -292,10 +261,12 @@ class Observer:
     instance: Callable[[], Instance | None]
     raw: Metrics
     clock: Clock
-    subject: Subject
+    subject: Observation
+    """The constants of an instance."""
+    folder: Path | None = None
+    count_members: Callable[[], int] = lambda: 0
     members: int | None = None
     address: str | None = None
-    """The address of the HTTP server."""
     rules: ScalingRules = field(default_factory=ScalingRules)
     _busy: BusyShares = field(default_factory=BusyShares)
     _processed: list[tuple[float, float]] = field(default_factory=list)
@@ -316,14 +287,15 @@ class Observer:
         admin: ClusterAdmin | None = None,
         transactions: TransactionStates | None = None,
     ) -> None:
-        """The cluster has been checked; called again without ``admin`` when the plan has grown.
-        ``transactions`` None: nothing is written in transactions."""
+        """The cluster has been checked; called without ``admin`` when the plan has grown."""
         self.subject = replace(
-            self.subject, tasks=tasks_of(blueprint), topology=digest(blueprint.fingerprint)
+            self.subject,
+            application_tasks=tasks_of(blueprint),
+            topology=digest(blueprint.fingerprint),
         )
         if admin is not None:
             group = blueprint.application_id
-            self.subject = replace(self.subject, members=lambda: len(admin.client_ids(group)))
+            self.count_members = lambda: len(admin.client_ids(group))
         if admin is not None and transactions is not None:
             facts = self._brokers = BrokerFacts(
                 known_ends=admin.known_ends,
@@ -347,8 +319,7 @@ class Observer:
             return self._seen[1]
 
     def watch(self) -> Observation:
-        """An observation for a viewer who also needs facts from the brokers: these are read from
-        now on, for a minute."""
+        """An observation for a viewer who needs the brokers' facts, too: read for a minute."""
         if self._brokers is not None:
             self._brokers.watched()
         return self.observe()
@@ -364,21 +335,16 @@ class Observer:
         return replace(found, drain_goal_s=self.rules.drain_s)
 
     def _observe(self, now_ms: float) -> Observation:
-        instance, subject = self.instance(), self.subject
+        instance = self.instance()
         state = str(getattr(self.streams.state, "name", self.streams.state))
         if state != self._state[0]:
             self._state = state, now_ms
         error = self.streams.error
         statuses = self.streams.all_tasks()
         values, brokers = self.streams.metrics(), self._brokers
-        return Observation(
-            application_id=subject.application_id,
-            client_id=subject.client_id,
-            version=subject.version,
+        return replace(
+            self.subject,
             state=state,
-            topology=subject.topology,
-            program=subject.program,
-            started_ms=subject.started_ms,
             state_number=STATES.index(state),
             state_s=(now_ms - self._state[1]) / 1000,
             error="" if error is None else f"[{error.code}] {error}",
@@ -390,16 +356,14 @@ class Observer:
             samples=self.raw.notes(names.LEFT_OUT),
             misplaced_keys={t: line for (t,), line in self.raw.notes(names.KEYS_MISPLACED).items()},
             lags=_lags(instance),
-            roads=subject.roads,
             members=self.members,
-            application_tasks=subject.tasks,
             desired_instances=self._desired.told,
             hosts=_hosts(instance),
             silent_s=0.0 if instance is None else instance.ends.failing_ms() / 1000,
             writers=() if brokers is None else brokers.writers(),
             held_back={} if brokers is None else brokers.held_back(),
             told_s=None if brokers is None else brokers.age_s(now_ms),
-            disk=None if subject.folder is None else _space(subject.folder),
+            disk=None if self.folder is None else _space(self.folder),
         )
 
     def _threads(self, instance: Instance | None) -> Sequence[ObservedThread]:
@@ -418,8 +382,7 @@ class Observer:
     # --- how many there should be ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Measure the load now and then, on a thread of its own, and collect log lines, until
-        `stop`."""
+        """Measure the load, on a thread of its own, and collect log lines, until `stop`."""
         logging.getLogger("everflow").addHandler(self._said)
         on_thread("everflow-observer", self._run)
 
@@ -435,7 +398,6 @@ class Observer:
         self._stop.set()
 
     def sample(self) -> None:
-        """Measure the load, and update the desired number of instances."""
         now_ms = self.clock.monotonic_ms()
         instance = self.instance()
         threads = [] if instance is None else list(instance.threads)
@@ -456,7 +418,7 @@ class Observer:
 
     def _ask_members(self) -> None:
         try:
-            self.members = self.subject.members() or self.members
+            self.members = self.count_members() or self.members
         except EverflowError as error:  # the brokers are away: the instance says so itself
             log.debug("The group's members are not known: %s", error)
 
@@ -558,35 +520,28 @@ def _writers(instance: Instance | None) -> Mapping[str, int]:
 
 def subject_of(
     config: StreamsConfig, topology: Topology, process_id: str, started_ms: int = 0
-) -> Subject:
+) -> Observation:
     """As far as it is known before the cluster was looked at."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
     counted = Counter(road.road for road in roads(planned))
-    return Subject(
+    return Observation(
         application_id=config.application_id,
         client_id=client_id(config, process_id),
         version=version("everflow"),
+        state="",
+        state_number=0,
+        threads=(),
+        tasks=(),
         roads=dict(sorted(counted.items())),
-        folder=Path(config.state_dir).expanduser(),
         program=_line(next((node.where for node in topology.nodes if node.where), "")),
         started_ms=started_ms,
     )
 
 
 def _line(where: str) -> str:
-    """The program's line, without folders of the machine: everybody who reaches http.listen sees
-    it."""
+    """The program's line, without folders of the machine: everybody may see it."""
     file, _, line = place(where).rpartition(":")
     return f"{short(file, sys.path)}:{line}" if file else where
-
-
-def rules_of(config: StreamsConfig) -> ScalingRules:
-    return ScalingRules(
-        target=config.scale_target_percent / 100,
-        drain_s=config.scale_drain_ms / 1000,
-        up_after_s=config.scale_up_delay_ms / 1000,
-        down_after_s=config.scale_down_delay_ms / 1000,
-    )
 
 
 def tasks_of(blueprint: Blueprint) -> int:
@@ -595,37 +550,69 @@ def tasks_of(blueprint: Blueprint) -> int:
     )
 
 
-def watched(
-    observer: Observer,
+def observed(
+    streams: Observed,
+    config: StreamsConfig,
     topology: Topology,
-    address: str,
+    process_id: str,
+    raw: Metrics,
+    clock: Clock,
+    instance: Callable[[], Instance | None],
+    opened: ExitStack,
     drain: Callable[[], None],
-    tokens: Sequence[str] = (),
-    desk: DeadLetterService | None = None,
-    peers: Peers | None = None,
-    names: Sequence[str] = (),
+    own: Callable[[], str],
+) -> Observer:
+    """Observe an instance until ``opened`` closes, over HTTP and OTLP as ``config`` says. ``drain``
+    returns at once; ``own``: this instance's address. ConfigError if it cannot listen, or a package
+    is missing."""
+    observer = Observer(
+        streams=streams,
+        instance=instance,
+        raw=raw,
+        clock=clock,
+        rules=ScalingRules(
+            target=config.scale_target_percent / 100,
+            drain_s=config.scale_drain_ms / 1000,
+            up_after_s=config.scale_up_delay_ms / 1000,
+            down_after_s=config.scale_down_delay_ms / 1000,
+        ),
+        subject=subject_of(config, topology, process_id, clock.now_ms()),
+        folder=Path(config.state_dir).expanduser(),
+    )
+    opened.callback(observer.stop)
+    observer.start()
+    if config.otel_exporter_otlp_metrics_endpoint:
+        opened.callback(_exported(observer, config).close)
+    if config.http_listen:
+        opened.callback(_served(observer, config, topology, drain, own).close)
+    return observer
+
+
+def _served(
+    observer: Observer,
+    config: StreamsConfig,
+    topology: Topology,
+    drain: Callable[[], None],
+    own: Callable[[], str],
 ) -> HttpServer:
-    """Serve the instance over HTTP until the server is closed. ``drain`` returns at once;
-    ``tokens``: requests for the page need one of them; ``desk``: replays dead letters; ``peers``:
-    asks the other instances; ``names``: further host names that requests may use. ConfigError if it
-    cannot listen."""
+    from everflow.instance.serving.routes import tokens_of  # a third of a second
     from everflow.observe.host_names import OwnNames
-    from everflow.observe.http_server import HttpServer, application  # a third of a second
+    from everflow.observe.http_server import HttpServer, application
     from everflow.observe.page.routes import Page
 
+    tokens = tokens_of(config) if config.query_token_file else ()
     page = Page(
         facts=observer.facts,
         drawing=as_svg(topology),
         tokens=tokens,
-        desk=desk,
-        peers=peers,
+        desk=dead_letters_of(config),
+        peers=peers_of(config, tokens, own),
     )
-    app = application(observer.observe, topology.describe(), drain, page, observer.watch)
     server = HttpServer(
-        address,
-        app,
+        config.http_listen,
+        application(observer.observe, topology.describe(), drain, page, observer.watch),
         ending=page.readers.close,
-        names=OwnNames(address, names),
+        names=OwnNames(config.http_listen, (config.application_server, *config.allowed_hosts)),
         free=page.needs_token,
     )
     observer.address = server.address
@@ -636,20 +623,16 @@ def watched(
     return server
 
 
-def exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
-    """Send the metrics to ``otel.exporter.otlp.metrics.endpoint`` until the export is closed.
-    ConfigError if the packages for it are missing."""
+def _exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
     from everflow.observe.otlp import OtlpExport, OtlpSettings
 
-    settings = OtlpSettings(
-        endpoint=config.otel_exporter_otlp_metrics_endpoint,
-        interval_ms=config.otel_metric_export_interval,
-    )
+    endpoint = config.otel_exporter_otlp_metrics_endpoint
+    settings = OtlpSettings(endpoint=endpoint, interval_ms=config.otel_metric_export_interval)
     about = observer.subject
     sender = OtlpExport(
         settings, observer.watch, about.application_id, about.client_id, about.version
     )
-    moves.info("Metrics are sent to %s", settings.endpoint)
+    moves.info("Metrics are sent to %s", endpoint)
     return sender
 
 
@@ -662,8 +645,7 @@ def peers_of(
     own: Callable[[], str],
     clock: Clock | None = None,
 ) -> Peers:
-    """``tokens``: of ``query.token.file``, of which all instances know the first; ``own``: this
-    instance's address. ConfigError for an authority's file that cannot be used."""
+    """``own``: this instance's address. ConfigError for an authority's file that cannot be used."""
     from everflow.observe.page.peers import (
         Peers,
         StatusClient,
@@ -697,13 +679,10 @@ MOST_LOOKED = 20_000
 """Offsets of the topic's end, over all partitions: it is read while records are processed."""
 MOST_CAUSES = 40
 MOST_REPLAYED = 5_000
-"""Records that one press of the button replays."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The part of the topic that is read."""
-
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
     earlier: int
@@ -778,7 +757,6 @@ class DeadLetterTopic:
     def _write(
         self, replayer: Replayer, part: _Part, chosen: list[LetterPlace], time_ms: int | None
     ) -> tuple[int, str]:
-        """The number of replayed letters, and the error that ended the replay."""
         done = 0
         starts: dict[TopicPartition, int] = {}
         for letter in chosen:  # in order
@@ -796,14 +774,12 @@ class DeadLetterTopic:
 
 
 def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
-    """The number of open letters that are older than the newest records of their topics."""
     old = OldLetters.among(tally.ages.values(), None, newest)
     return 0 if old is None else old.count
 
 
 def _newest(admin: ClusterAdmin, topics: set[str]) -> dict[TopicPartition, int] | None:
-    """The latest record time in each partition of the topics; None if the brokers do not return
-    it."""
+    """The latest record time in each partition; None if the brokers do not return it."""
     try:
         shapes = admin.describe_topics(topics) if topics else {}
         logs = [TopicPartition(name, n) for name in shapes for n in range(shapes[name].partitions)]

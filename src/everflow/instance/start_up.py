@@ -1,19 +1,16 @@
-"""Prepares an instance before it joins: check the cluster, fence, check and create topics, in this
-order.
-
-Nothing here starts a thread; every error is raised to the caller of `KafkaStreams.start`.
-"""
+"""Prepares an instance before it joins: check the cluster, fence, check and create topics. Nothing
+here starts a thread; every error is raised to the caller of `KafkaStreams.start`."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
-from everflow.errors import RetriableError, TopologyError
+from everflow.errors import TopologyError
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.topics.internal_topics import (
     LEFT_OUT,
@@ -30,9 +27,9 @@ from everflow.instance.topics.internal_topics import (
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.transaction import fence_all
 from everflow.logs import counted, moves, some
-from everflow.protocol.messages import format_metadata, of_kafka_streams, parse_metadata
+from everflow.protocol.messages import of_kafka_streams, parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
-from everflow.retry import StoppedError, attempting, retrying, waiting
+from everflow.retry import StoppedError, retrying, waiting
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Graph, SourceNode, extractor_named
 from everflow.topology.idle_sources import require_room, room_for_layouts
@@ -69,97 +66,39 @@ def prepare_cluster(
     clock: Clock,
     stop: threading.Event,
 ) -> Blueprint:
-    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set
-    meanwhile, ends it with an EverflowError; ``admin`` checks it, too.
-
-    Raises TaskTimeoutError (no broker answers), TopologyError (missing topics, partition counts
-    that do not fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError,
-    StateFormatError."""
-    topology = _with_times(topology, config)
+    """Steps 2-7 of a start. ``stop``, set meanwhile, ends it with an EverflowError. Raises
+    TaskTimeoutError (no broker answers), TopologyError, InternalTopicError, OffsetsExpiredError,
+    StoreLayoutError, StateFormatError."""
     # 2. Wait until a broker answers.
-    cluster_id = _reached(admin, config)
+    cluster_id = admin.wait_until_reachable(
+        config.task_timeout_ms / 1000,
+        lambda line: log.warning("%s", line),
+        limit="task.timeout.ms",
+    )
+    if pattern_sources(topology):
+        topology = with_topics(topology, admin.list_topics(), config.application_id)
+    for source in pattern_sources(topology):
+        assert source.reading.pattern is not None
+        moves.info(
+            "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
+        )
+    topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
+    require_room(topology)
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
-    return retrying(
-        lambda: _prepared(topology, config, admin, cluster_id, directory),
+    blueprint = retrying(
+        lambda: ClusterTopics(admin, config).prepared(topology, cluster_id, directory),
         "preparing topics",
         clock=clock,
         deadline=Deadline(clock, config.task_timeout_ms),
         stop=stop,
     )
-
-
-def _prepared(
-    topology: Topology,
-    config: StreamsConfig,
-    admin: ClusterAdmin,
-    cluster_id: str,
-    directory: StateDirectory,
-) -> Blueprint:
-    """Steps 4-7, which may be done again: a broker that has much to do may know no leader of a
-    topic for a while that another instance has just created."""
-    # 4. The user's topics, and whether their partitions fit together.
-    subs = cut(topology)
-    described = admin.describe_topics(subs.topics)
-    counts = {name: one.partitions for name, one in described.items()}
-    needed = internal_topics(
-        subs,
-        counts,
-        config.application_id,
-        topic_config=config.topic(),
-        additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
-    )
-    _require_outputs(topology, config, admin, max(counts.values(), default=1))
-    require_compacted(
-        [store for sub in subs.subtopologies for store in sub.stores], admin.topic_configs
-    )
-    # 5. Internal topics: created at the first start, validated at every other (I10).
-    inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
-    now = {name: described[name].topic_id for name in inputs if name in described}
-    ids = InputIds(directory.input_ids(cluster_id), now)
-    kept = _prepare_internal(topology, needed, inputs, config, admin, ids)
-    _note_inputs(directory, cluster_id, ids)
-    partitions = {
-        **inputs,
-        **{name: partitions for name, (partitions, _) in needed.repartition.items()},
-    }
-    # 6. The stores' layouts are those of this program.
-    names = [short_name(config.application_id, name) for name in needed.repartition]
-    layouts = _compared_layouts(topology, config, admin, partitions, names)
-    # 7. The physical plan.
-    return Blueprint(
-        application_id=config.application_id,
-        cluster_id=cluster_id,
-        plan=_planned(topology, subs, config),
-        inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
-        stores={sub.index: sub.stores for sub in subs.subtopologies},
-        partitions=partitions,
-        offset_reset=offset_resets(subs, config),
-        repartition=frozenset(needed.repartition),
-        kept=kept,
-        fingerprint=fingerprint(subs),
-        layouts=layouts,
-        topology=topology,
-        global_partitions={topic: counts[topic] for topic in subs.global_topics},
-    )
-
-
-def with_existing_topics(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin
-) -> Topology:
-    """The topology with existing topics in place of patterns. TaskTimeoutError (no broker),
-    TopologyError (none matches, or one that another source reads)."""
-    if not pattern_sources(topology):
-        return topology
-    _reached(admin, config)
-    found = with_topics(topology, admin.list_topics(), config.application_id)
-    for source in pattern_sources(found):
-        assert source.reading.pattern is not None
-        moves.info(
-            "The pattern %s matches %s", source.reading.pattern.pattern, some(source.topics, 12)
+    if not any(blueprint.inputs.values()):
+        raise TopologyError(
+            "The topology reads no topic; add builder.stream(...) or builder.table(...)."
         )
-    return found
+    return blueprint
 
 
 def extended(blueprint: Blueprint, growth: TopicGrowth, config: StreamsConfig) -> Blueprint:
@@ -180,114 +119,13 @@ def _planned(topology: Graph, subs: SubTopologies, config: StreamsConfig) -> Phy
     return plan(chosen, subs.index_of, config.application_id)
 
 
-def _with_times(topology: Topology, config: StreamsConfig) -> Topology:
-    """The topology with ``default.timestamp.extractor``; TopologyError if the data that it keeps
-    beside offsets does not fit."""
-    found = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
-    require_room(found)
-    return found
-
-
-def _prepare_internal(
-    topology: Topology,
-    needed: InternalTopics,
-    counts: Mapping[str, int],
-    config: StreamsConfig,
-    admin: ClusterAdmin,
-    ids: InputIds,
-) -> frozenset[str]:
-    inputs = _partitions_of(counts)
-    # Where Kafka Streams ran the application last, everflow has to read what it stored (note 034).
-    committed = _committed(admin, config, inputs)
-    if any(of_kafka_streams(offset.metadata) for offset in committed.values()):
-        require_readable(config.application_id, topology)
-    specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
-    specs += [
-        TopicSpec(n, p, dict(c), LEFT_OUT if n in needed.left_out else "changelog")
-        for n, (p, c) in needed.changelog.items()
-    ]
-    topics, create_new = ClusterTopics(admin, config), config.create_new_topics
-    return prepare(topics, config.application_id, specs, inputs, ids=ids, create_new=create_new)
-
-
-def _note_inputs(directory: StateDirectory, cluster_id: str, ids: InputIds) -> None:
-    """Log the inputs that were created again since the last start, and note the present ids."""
-    for name in ids.recreated:
-        log.warning(
-            "Topic %s was deleted and created again while the application was stopped (topic id %s "
-            "-> %s). It is read from its committed offsets, or by auto.offset.reset without any; "
-            "results of the old topic stay",
-            name,
-            ids.before[name],
-            ids.now[name],
-        )
-    if ids.before != ids.now:
-        directory.record_input_ids(cluster_id, ids.now)
-
-
 def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
 
 
-def _committed(
-    admin: ClusterAdmin, config: StreamsConfig, partitions: Sequence[TopicPartition]
-) -> Mapping[TopicPartition, CommittedOffset]:
-    """The last committed offsets, whatever is pending. Stable offsets of all partitions at once
-    exist only while no transaction is open on any of them: under load never."""
-    group, timeout_s = config.application_id, COMMITTED_TIMEOUT_S
-    return admin.committed(group, partitions, timeout_s, stable=False)
-
-
-def _compared_layouts(
-    topology: Topology,
-    config: StreamsConfig,
-    admin: ClusterAdmin,
-    partitions: Mapping[str, int],
-    repartition: Iterable[str],
-) -> str:
-    """The text that is committed beside offsets: the stores' layouts and the ``repartition``
-    topics. StoreLayoutError (note 013)."""
-    committed = _committed(admin, config, _partitions_of(partitions))
-    found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
-    kept = layouts_to_keep(config.application_id, topology, found)
-    topics = topics_in(found).get("repartition", frozenset()).union(repartition)
-    room = room_for_layouts(topology)
-    text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
-    if kept and not text:
-        log.warning(
-            "The layouts of %d stores are too long to be kept: the next start does not check them "
-            "(docs/design/013)",
-            len(kept),
-        )
-    return text
-
-
-def _require_outputs(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int
-) -> None:
-    dead_letters = config.errors_dead_letter_queue_topic_name
-    outputs = fixed_outputs(topology, dead_letters)
-    found = admin.describe_topics(outputs)
-    missing = {name: where for name, where in outputs.items() if name not in found}
-    if not missing:
-        return
-    error = missing_outputs(missing, admin.creates_topics(), partitions, dead_letters)
-    if error is not None:
-        raise error
-
-
 def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
-    """The transactional id of a stream thread, the same after a restart on the same state folder
-    (D6)."""
+    """The same after a restart on the same state folder (D6)."""
     return f"{config.application_id}-{process_id}-{thread}"
-
-
-def _reached(admin: ClusterAdmin, config: StreamsConfig) -> str:
-    return admin.wait_until_reachable(
-        config.task_timeout_ms / 1000,
-        lambda line: log.warning("%s", line),
-        limit="task.timeout.ms",
-    )
 
 
 def _fence_recorded(
@@ -306,8 +144,7 @@ def _fence_recorded(
 
 
 def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
-    """Topic -> where it begins without a committed offset: by its source, else by
-    ``auto.offset.reset``."""
+    """Topic -> where it begins without a committed offset."""
     policies: dict[str, str] = {}
     for node in subs.topology.nodes:
         if isinstance(node, SourceNode):
@@ -320,10 +157,121 @@ def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
 
 
 class ClusterTopics:
-    """`internal_topics.TopicAdmin` on a real cluster."""
+    """`internal_topics.TopicAdmin` on a real cluster, and a start's steps 4 to 7."""
 
     def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
         self._admin, self._config = admin, config
+
+    def prepared(self, topology: Topology, cluster_id: str, directory: StateDirectory) -> Blueprint:
+        """May be done again: a broker may not know a new topic's leader yet."""
+        admin, config = self._admin, self._config
+        # 4. The user's topics, and whether their partitions fit together.
+        subs = cut(topology)
+        described = admin.describe_topics(subs.topics)
+        counts = {name: one.partitions for name, one in described.items()}
+        needed = internal_topics(
+            subs,
+            counts,
+            config.application_id,
+            topic_config=config.topic(),
+            additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
+        )
+        self._require_outputs(topology, max(counts.values(), default=1))
+        require_compacted(
+            [store for sub in subs.subtopologies for store in sub.stores], admin.topic_configs
+        )
+        # 5. Internal topics: created at the first start, validated at every other (I10).
+        inputs = {topic: counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
+        now = {name: described[name].topic_id for name in inputs if name in described}
+        ids = InputIds(directory.input_ids(cluster_id), now)
+        kept = self._prepare_internal(topology, needed, inputs, ids)
+        for name in ids.recreated:
+            log.warning(
+                "Topic %s was deleted and created again while the application was stopped (topic "
+                "id %s -> %s). It is read from its committed offsets, or by auto.offset.reset "
+                "without any; results of the old topic stay",
+                name,
+                ids.before[name],
+                ids.now[name],
+            )
+        if ids.before != ids.now:
+            directory.record_input_ids(cluster_id, ids.now)
+        partitions = {
+            **inputs,
+            **{name: partitions for name, (partitions, _) in needed.repartition.items()},
+        }
+        # 6. The stores' layouts are those of this program.
+        names = [short_name(config.application_id, name) for name in needed.repartition]
+        layouts = self._compared_layouts(topology, partitions, names)
+        # 7. The physical plan.
+        return Blueprint(
+            application_id=config.application_id,
+            cluster_id=cluster_id,
+            plan=_planned(topology, subs, config),
+            inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
+            stores={sub.index: sub.stores for sub in subs.subtopologies},
+            partitions=partitions,
+            offset_reset=offset_resets(subs, config),
+            repartition=frozenset(needed.repartition),
+            kept=kept,
+            fingerprint=fingerprint(subs),
+            layouts=layouts,
+            topology=topology,
+            global_partitions={topic: counts[topic] for topic in subs.global_topics},
+        )
+
+    def _require_outputs(self, topology: Topology, partitions: int) -> None:
+        dead_letters = self._config.errors_dead_letter_queue_topic_name
+        outputs = fixed_outputs(topology, dead_letters)
+        found = self._admin.describe_topics(outputs)
+        missing = {name: where for name, where in outputs.items() if name not in found}
+        creates = self._admin.creates_topics() if missing else None
+        error = missing_outputs(missing, creates, partitions, dead_letters)
+        if error is not None:
+            raise error
+
+    def _prepare_internal(
+        self, topology: Topology, needed: InternalTopics, counts: Mapping[str, int], ids: InputIds
+    ) -> frozenset[str]:
+        inputs, name = _partitions_of(counts), self._config.application_id
+        # Where Kafka Streams ran the application last, its stores have to be read (note 034).
+        if any(of_kafka_streams(one.metadata) for one in self._committed(inputs).values()):
+            require_readable(name, topology)
+        repartition, changelog = needed.repartition.items(), needed.changelog.items()
+        specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in repartition]
+        specs += [
+            TopicSpec(n, p, dict(c), LEFT_OUT if n in needed.left_out else "changelog")
+            for n, (p, c) in changelog
+        ]
+        create_new = self._config.create_new_topics
+        return prepare(self, name, specs, inputs, ids=ids, create_new=create_new)
+
+    def _committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """Whatever is pending: under load some transaction always is."""
+        group = self._config.application_id
+        return self._admin.committed(group, partitions, COMMITTED_TIMEOUT_S, stable=False)
+
+    def _compared_layouts(
+        self, topology: Topology, partitions: Mapping[str, int], repartition: Iterable[str]
+    ) -> str:
+        """The text that is committed beside offsets (note 013). StoreLayoutError."""
+        committed = self._committed(_partitions_of(partitions)).values()
+        found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed]
+        kept = layouts_to_keep(self._config.application_id, topology, found)
+        topics = topics_in(found).get("repartition", frozenset()).union(repartition)
+        room = room_for_layouts(topology)
+        text = to_text(beside_topics(kept, topics), room) or to_text(kept, room)
+        if kept and not text:
+            log.warning(
+                "The layouts of %d stores are too long to be kept: the next start does not check "
+                "them (docs/design/013)",
+                len(kept),
+            )
+        return text
+
+    # --- `TopicAdmin` -----------------------------------------------------------------------------
 
     def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
         found = self._admin.describe_topics(names)
@@ -346,7 +294,7 @@ class ClusterTopics:
         return {tp: (starts[tp], ends[tp]) for tp in asked}
 
     def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
-        committed = _committed(self._admin, self._config, list(partitions))
+        committed = self._committed(list(partitions))
         parsed = {tp: parse_metadata(offset.metadata) for tp, offset in committed.items()}
         ours = [one for one in parsed.values() if one.batch_id is not None]
         java = {tp for tp, offset in committed.items() if of_kafka_streams(offset.metadata)}
@@ -359,39 +307,8 @@ class ClusterTopics:
         return frozenset(tp.topic for tp in offsets)
 
 
-def require_tasks(blueprint: Blueprint) -> None:
-    """TopologyError for a program without any input."""
-    if not any(blueprint.inputs.values()):
-        raise TopologyError(
-            "The topology reads no topic; add builder.stream(...) or builder.table(...)."
-        )
-
-
-def commit_starts(
-    commit: Callable[[Mapping[TopicPartition, tuple[int, str]]], bool],
-    started: Mapping[TopicPartition, int],
-    timeout_ms: float,
-    clock: Clock,
-    stop: threading.Event,
-) -> None:
-    """Commit where new partitions begin, before they are processed: then records in internal topics
-    without any committed offset always mean that offsets were lost (D5). ``commit``:
-    `GroupMember.commit`. RetriableError once ``timeout_ms`` is over."""
-    if not started:
-        return
-    offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
-
-    def once() -> None:
-        if not commit(offsets):
-            raise RetriableError("the group is rebalancing")
-
-    deadline = Deadline(clock, timeout_ms)
-    attempting(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
-
-
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
-    """Wait until the stream threads have their Spark jobs and workers, at most a minute for each.
-    StoppedError when ``stop`` is set."""
+    """Wait for the threads' workers, at most a minute for each. StoppedError."""
     moves.info(
         "Preparing Spark jobs and Python workers for %s", counted(len(threads), "stream thread")
     )

@@ -1,9 +1,6 @@
 """Joins the pure assignor to the group protocol: user data in, a checked answer per member out.
-
-Unreadable members, other programs and cloned folders are refused: such a member gets an answer of
-its own and no task, and the others go on. Nobody is refused for being alone: the program of the
-group is the one that the members run that own tasks in the newest generation.
-"""
+Unreadable members, other programs and cloned folders are refused; the others go on. The program of
+the group is the one of the members that own tasks in the newest generation."""
 
 from __future__ import annotations
 
@@ -61,11 +58,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Screening:
-    """``accepted`` and ``refused`` by member id; ``topology`` is the digest of the program that the
-    group runs.
-
-    ``common_version``: the newest version of user data that every member reads.
-    """
+    """By member id; ``topology``: the digest of the group's program; ``common_version``: the newest
+    version of user data that every member reads."""
 
     accepted: Mapping[str, UserData]
     refused: Mapping[str, Refusal]
@@ -75,7 +69,6 @@ class Screening:
 
     @property
     def unread(self) -> bool:
-        """True if some member's claims could not be read: what nobody else claims may be its."""
         return any(
             refusal.error is AnswerError.UNSUPPORTED_VERSION for refusal in self.refused.values()
         )
@@ -111,8 +104,7 @@ def screen(members: Mapping[str, bytes], latest_version: int) -> Screening:
 
 
 def _program(members: Mapping[str, UserData]) -> str:
-    """The digest most owners of the newest generation have; without owners, the most frequent
-    one."""
+    """The digest most owners of the newest generation have; without owners, the most frequent."""
     owners = [data for data in members.values() if data.owned]
     newest = max((data.generation for data in owners), default=-1)
     votes = [data for data in owners if data.generation == newest] or list(members.values())
@@ -157,18 +149,15 @@ def _clones(members: Mapping[str, UserData]) -> dict[str, Refusal]:
 log = logging.getLogger("everflow.membership")
 
 Decide = Callable[[ClusterState], Assignment]
-"""The pure decision; an assignor of the user's own is plugged in here (KIP-924). What it gives is
-validated."""
+"""The pure decision; a user's own assignor is plugged in here (KIP-924). It is validated."""
 
 METADATA_RETRY_MS = 1_000
-"""A leader whose metadata lack a topic asks again after this; they are refreshed with every
-assignment."""
+"""A leader whose metadata lack a topic asks again after this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What never changes while the instance lives. ``topology``: the lines of
-    `everflow.topology.store_layouts`."""
+    """Never changes while the instance lives; ``topology``: `topology.store_layouts`' lines."""
 
     process_id: str
     threads: int = 1
@@ -180,11 +169,8 @@ class Identity:
 
 
 class LocalCopies(Protocol):
-    """The copies on this instance's disk."""
-
     def offset_sums(self) -> Mapping[TaskId, int]:
-        """Task -> offset sum of every copy whose task does not run active here. On the client's IO
-        thread: quick, no I/O."""
+        """Of every copy whose task does not run active here. On the client's IO thread: no I/O."""
 
 
 class EndSums(Protocol):
@@ -198,8 +184,6 @@ class EndSums(Protocol):
 
 
 class PartitionRacks(Protocol):
-    """The racks of the partitions' replicas."""
-
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         """Racks per partition; what is not known is left out. Quick, no I/O."""
 
@@ -213,19 +197,10 @@ class Claims(NamedTuple):
 
 class MemberAssignor:
     """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO
-    thread; no waiting.
-
-    Args:
-        subtopologies: index -> full names of its source and repartition topics.
-        changelogs: index -> full names of its stores' changelogs; a sub-topology without any is
-        stateless.
-        decide: the pure decision.
-        max_delay_ms: ``scheduled.rebalance.max.delay.ms``: how long a lost member's tasks wait for
-        it (0: not at all).
-        first_nonce: random unless given; two lives of an instance must not begin with the same.
-        latest_version: of user data; lower ones are used as long as the group has members that need
-        them.
-    """
+    thread; no waiting. ``subtopologies``, ``changelogs``: index -> full names of topics; a
+    sub-topology without a changelog is stateless. ``max_delay_ms``: how long a lost member's tasks
+    wait for it. ``first_nonce``: two lives of an instance must not begin with the same.
+    ``latest_version``: of user data; lower ones are used while members need them."""
 
     name = "everflow"
 
@@ -278,27 +253,23 @@ class MemberAssignor:
 
     @property
     def topics(self) -> frozenset[str]:
-        """Every source and repartition topic: what the member subscribes to."""
         return frozenset(self._subtopology_of)
 
     def read_more(
         self, subtopologies: Mapping[int, Sequence[str]], counts: Mapping[str, int]
     ) -> None:
-        """The program reads these topics from now on: all that it has read, and more of the same
-        sources (note 037). ``counts``: so many partitions of a topic there are at least, whatever
-        the client's metadata says, which is minutes old. From any thread."""
+        """The program reads these topics from now on (note 037). ``counts``: so many partitions of
+        a topic there are at least, whatever the client's old metadata says. From any thread."""
         self._grown = {**self._grown, **counts}
         found = {topic: index for index, topics in subtopologies.items() for topic in topics}
         self._subtopology_of = found  # first: the leader looks up what is in the other
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
 
     def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """The partitions of topics that this member reads."""
         return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
 
     @property
     def topology(self) -> str:
-        """The digest of this instance's program."""
         return self._digest
 
     def bind(self, claims: Callable[[], Claims]) -> None:
@@ -344,8 +315,7 @@ class MemberAssignor:
         return encode(data)
 
     def answer(self, blob: bytes) -> AssignmentData:
-        """The leader's bytes, and from now on the newest version that the whole group reads. Raises
-        UserDataError."""
+        """The leader's answer, and from now on the newest version that all read. UserDataError."""
         data = decode_assignment(blob, self._latest_version)
         self._used_version = min(self._latest_version, data.latest_version)
         if not self._led:  # what another leader decided meanwhile is not remembered here
@@ -355,8 +325,7 @@ class MemberAssignor:
         return data
 
     def is_stale(self, data: AssignmentData) -> bool:
-        """True if this was decided before this instance's present life: a static member gets its
-        old answer again (KIP-345)."""
+        """True if this was decided before this instance's present life (KIP-345)."""
         return data.answers not in (self._nonce, UNREAD)
 
     # --- the leader -------------------------------------------------------------------------------
@@ -367,11 +336,8 @@ class MemberAssignor:
         partition_counts: Mapping[str, int],
         read: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> dict[str, Given]:
-        """An answer per member id. Never raises: what goes wrong is an error in the answers.
-
-        A topic counts from when all members ``read`` it: one that a pattern has found is not known
-        to each at the same moment.
-        """
+        """An answer per member id. Never raises: what goes wrong is an error in the answers. A
+        topic counts from when all members ``read`` it, as one that a pattern has found."""
         self._led = True
         grown = self._grown
         partition_counts = {
@@ -546,7 +512,6 @@ def _asks_to_end(data: UserData) -> bool:
 def _group_error(
     members: Mapping[str, UserData], missing: Sequence[str]
 ) -> tuple[AnswerError, str]:
-    """The error that stops the whole group, if there is one."""
     asking = sorted(member_id for member_id, data in members.items() if _asks_to_end(data))
     if asking:
         return (

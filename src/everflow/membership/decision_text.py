@@ -18,7 +18,6 @@ Known = Mapping[str, tuple[str, frozenset[TaskId]]]
 
 
 def known_of(cluster: ClusterState, decided: Assignment) -> Known:
-    """The values that the next decision is compared with."""
     return {
         member.member_id: (
             name_of(member),
@@ -35,8 +34,7 @@ def name_of(member: Member) -> str:
 
 
 def decision_text(before: Known, cluster: ClusterState, decided: Assignment) -> str:
-    """One line. ``before`` is empty where this member did not make the last decision: who is new or
-    gone is not known then."""
+    """One line. ``before`` is empty where this member did not make the last decision."""
     names = {member.member_id: name_of(member) for member in cluster.members}
     parts = [f"{counted(len(cluster.tasks), 'task')} on {counted(len(names), 'instance')}"]
     if before:

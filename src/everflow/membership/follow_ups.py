@@ -1,9 +1,5 @@
-"""Decides when this member asks for a rebalance: a state machine over a clock passed in. Pure.
-
-A rebalance is cheap, but every member takes part in it: what can wait a second is gathered, and
-what the next join says anyway is not asked for again. Nothing is asked while a rebalance runs: its
-assignment may make the question needless.
-"""
+"""Decides when this member asks for a rebalance: a state machine over a clock passed in. Pure. What
+can wait a second is gathered, and what the next join says anyway is not asked for again."""
 
 from __future__ import annotations
 
@@ -15,12 +11,10 @@ from everflow.records import TaskId
 GATHER_MS = 1_000
 """Warm-ups turning hot are gathered for this long, counted from the first."""
 AGAIN_MS = 2_000
-"""A hot warm-up that the leader left where it is (end sums were not at hand) is named again after
-this, then after twice that."""
+"""A hot warm-up that the leader left where it is is named again then, and after twice that."""
 AGAIN_AT_MOST_MS = 60_000
 AT_ONCE_GAP_MS = 1_000
-"""Between two follow-ups "at once": an assignor that always wants one must not keep the group
-rebalancing."""
+"""An assignor that always wants a follow-up at once must not keep the group rebalancing."""
 
 
 class FollowUps:
@@ -44,18 +38,15 @@ class FollowUps:
         return self._asked is not None or self._requested
 
     def ask(self, why: str) -> None:
-        """As soon as no rebalance runs: revoked tasks are closed, a drain begins, the task list
-        changed, ..."""
+        """As soon as no rebalance runs."""
         self._asked = why
         self._requested = False
 
     def became_hot(self, task: TaskId, now_ms: float) -> None:
-        """A warm-up (or a standby whose active waits) reached the acceptable lag."""
         if task not in self._told and task not in self._unasked:
             self._hot.setdefault(task, now_ms + GATHER_MS)
 
     def joining(self) -> None:
-        """A join goes out, with everything this member has to say."""
         self._asked = None
         self._requested = False
         for task in self._hot:
@@ -72,14 +63,9 @@ class FollowUps:
         *,
         stale: bool = False,
     ) -> None:
-        """A rebalance ended: ``standby`` and ``warmup`` are this member's copies, ``followup_ms``
-        what it was told.
-
-        ``stale``: a static member came back to what its former life had. Its standbys may have
-        fallen behind meanwhile, but nobody waits for them: that they catch up must not cost the
-        group a rebalance, which a bounce is to avoid (KIP-345). Should the group have waited for
-        one already, the leader's follow-up after the probing interval finds it hot.
-        """
+        """A rebalance ended; ``standby``, ``warmup``, ``followup_ms``: this member's answer.
+        ``stale``: a static member came back to what its former life had. Nobody waits for its
+        standbys: that they catch up must not cost the group a rebalance (KIP-345)."""
         self._standby = frozenset(standby)
         self._unasked = self._standby if stale else frozenset()
         self._hot = {
@@ -99,15 +85,13 @@ class FollowUps:
             self._probe_at = self._last_at_once = max(now_ms, self._last_at_once + AT_ONCE_GAP_MS)
 
     def lost(self) -> None:
-        """The membership was lost: the next join is a new member's."""
         self._hot.clear()
         self._told.clear()
         self._unasked = frozenset()
         self._probe_at = None
 
     def due(self, now_ms: float, rebalancing: bool) -> str | None:
-        """Why to ask for a rebalance now; None if there is no reason. The same reason is given once
-        per join."""
+        """Why to ask for a rebalance now, or None. The same reason is given once per join."""
         if rebalancing or self._requested:
             return None
         why = self._asked

@@ -1,12 +1,8 @@
-"""`GroupMember`: one thread joins the group and stays in it; any thread may read what it owns.
-
-What a rebalance brings is compared with what this member owns and becomes events, on the group
-client's IO thread, which only marks and queues (scenario 24). After tasks were taken away the
-thread does not rejoin until ``release``: the next generation would hand them to their new owner
-while their last batch still runs here (D7). Nothing below decides anything on its own: when to ask
-for a rebalance is `FollowUps`, what an answer means is `MemberAssignor`. A simulation gives its own
-channel and calls ``step`` itself.
-"""
+"""`GroupMember`: one thread joins the group and stays in it; any thread may read what it owns. What
+a rebalance brings becomes events, on the group client's IO thread, which only marks and queues
+(scenario 24). After tasks were taken away the thread does not rejoin until ``release``: the next
+generation would hand them on while their last batch still runs here (D7). When to ask for a
+rebalance is `FollowUps`, what an answer means is `MemberAssignor`."""
 
 from __future__ import annotations
 
@@ -70,14 +66,6 @@ def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> Ev
     )
 
 
-def unheard_error(group_id: str, waited_s: float) -> ShutdownRequestedError:
-    """For one that asked all to end and is not alone in the group after ``waited_s`` seconds."""
-    return ShutdownRequestedError(
-        f"Application {group_id} shuts down, as this instance asked. Not all others were seen to "
-        f"end within {waited_s:g} s: look whether some still run."
-    )
-
-
 def _other_program(
     group_id: str, data: AssignmentData, identity: Identity
 ) -> IncompatibleTopologyError:
@@ -105,14 +93,12 @@ log = logging.getLogger("everflow.membership")
 METADATA_TIMEOUT_MS = 30_000
 """For so long a leader may miss a source topic before this member gives up."""
 CLASH_MARGIN_MS = 3_000
-"""How long after the session's time-out a former life of this instance may still be named as a
-clash."""
+"""So long after the session's time-out a former life may still be named as a clash."""
 SPREADS_MS = 30_000.0
 """For so long at most who asked all to end stays until the others have heard it."""
 FINISHING_MS = 1_000.0
 """For so long at most a join is put off for a batch that runs again."""
 _POLL_MS = 50.0
-"""How often the thread checks a group at rest."""
 _JOIN_SLICE_S = 1.0
 _RETRY_S = 0.5
 _LEAVE_SLACK_S = 5.0
@@ -145,12 +131,9 @@ class Lost:
 
 @dataclass(frozen=True)
 class Roles:
-    """The copies this member keeps, after every completed rebalance, changed or not, after its
-    Assigned and Revoked.
-
-    ``hosts`` by end point; None where it was left out for its size. ``draining_done``: nobody could
-    take what is still here.
-    """
+    """The copies this member keeps, after every completed rebalance, after its Assigned and
+    Revoked. ``hosts`` by end point; None: left out for its size. ``draining_done``: nobody could
+    take the rest."""
 
     generation: int
     standby: frozenset[TaskId]
@@ -167,20 +150,6 @@ class Failed:
 
 
 MemberEvent = Assigned | Revoked | Lost | Roles | Failed
-
-
-@dataclass(frozen=True)
-class MemberSnapshot:
-    """Identity and ownership at one moment, for the commit gate.
-
-    ``owned`` maps a partition to the number of its ownership: a new one each time the partition is
-    assigned, so an equal number means "owned without a break". It is read after the metadata: an
-    eviction clears the generation first, and a new generation comes only after the ownership was
-    taken back.
-    """
-
-    metadata: MemberMetadata
-    owned: Mapping[TopicPartition, int]
 
 
 class MemberChannel(Protocol):
@@ -216,19 +185,12 @@ OpenChannel = Callable[
 
 
 class GroupMember:
-    """One member of the group ``application.id``.
-
-    ``start`` joins; events arrive through ``on_event`` (called on the group client's IO thread or
-    the membership thread: it must return at once, e.g. ``queue.put``) or, without one, in
+    """One member of the group ``application.id``. Events arrive through ``on_event`` (on the group
+    client's IO thread or the membership thread: it must return at once) or, without it, in
     ``events``. Every ``Revoked`` holds the rejoin until ``release``. All methods are safe from any
-    thread but not from ``on_event``.
-
-    ``finishing``: whether a batch is in flight that should not be refused once more
-    (`GateBook.finishing`); quick, any thread.
-
-    ``drive`` calls ``turn`` again and again, as soon as ``wake`` is set or the seconds are over
-    that it returned, until None; a simulation has its own.
-    """
+    thread but not from ``on_event``. ``finishing``: a batch is in flight that should not be refused
+    once more; quick, any thread. ``drive`` calls ``turn`` again and again, as soon as ``wake`` is
+    set or the seconds are over that it returned, until None."""
 
     def __init__(
         self,
@@ -251,6 +213,7 @@ class GroupMember:
         self._channel: MemberChannel | None = None
         self._subscribed: frozenset[str] = frozenset()
         self._owned: Mapping[TopicPartition, int] = {}
+        """A partition's number is a new one each time it is assigned."""
         self._serial = 0
         self._generation = -1  # the last one completed without an error
         self._completed_ms = self._clock.monotonic_ms()
@@ -274,23 +237,14 @@ class GroupMember:
     # --- for the owner ----------------------------------------------------------------------------
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Connect and begin to join, on a thread of its own.
-
-        Raises RetriableError when no broker answers within ``timeout_s`` seconds; it may then be
-        called again.
-        """
+        """Connect and begin to join, on a thread of its own. RetriableError when no broker answers
+        within ``timeout_s`` seconds; it may then be called again."""
         self.open(timeout_s)
         self._running = self._drive(self)
 
     def metadata(self) -> MemberMetadata:
-        """(generation, member id, instance id) at this moment; generation -1 when there is no
-        membership."""
+        """At this moment; generation -1 when there is no membership."""
         return MemberMetadata(-1, "", None) if self._channel is None else self._channel.metadata()
-
-    def snapshot(self) -> MemberSnapshot:
-        """Identity and ownership for one answer of the commit gate."""
-        metadata = self.metadata()
-        return MemberSnapshot(metadata, self._owned)
 
     def owned(self) -> frozenset[TaskId]:
         return self._tasks(self._owned)
@@ -298,26 +252,19 @@ class GroupMember:
     @property
     def stable(self) -> bool:
         """True while a member of a completed generation, with no rebalance known to be under way or
-        wanted, and neither one that waits for the end of its former life nor one that asked all to
-        end."""
+        wanted, and nothing that ends this member awaited."""
         settled = self._ending is None and not self._held.is_set() and not self._follow_ups.pending
         return self._channel is not None and self._channel.stable and settled
 
     @property
     def heartbeats(self) -> int:
-        """How many heartbeats the group has confirmed so far. Once it is higher by two, one was
-        *sent* after the first look: this was a member then, and what it owned without a break until
-        now was nobody else's."""
+        """How many the group has confirmed. Once two more are, one was *sent* after the first look:
+        what this owned without a break until now was nobody else's."""
         return 0 if self._channel is None else self._channel.heartbeats
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
-        """at_least_once: commit (next offset, metadata text); False = deferred, commit with the
-        next batch.
-
-        Raises:
-            TaskMigratedError: not a member (any more). RetriableError: passing. FatalError: refused
-            for good.
-        """
+        """at_least_once: commit (next offset, metadata text); False = deferred. TaskMigratedError:
+        not a member (any more); RetriableError; FatalError: refused for good."""
         if self._channel is None or self._channel.metadata().generation < 0:
             raise TaskMigratedError(
                 f"no membership in group {self._settings.group_id}: offsets were not committed"
@@ -341,41 +288,33 @@ class GroupMember:
         self.wake.set()
 
     def became_hot(self, task: TaskId) -> None:
-        """A warm-up, or a standby of a task whose active waits, reached the acceptable lag; see
-        `FollowUps`."""
+        """A warm-up, or a standby whose active waits, reached the acceptable lag (`FollowUps`)."""
         with self._asking:
             self._follow_ups.became_hot(task, self._clock.monotonic_ms())
         self.wake.set()
 
     def drain(self, leave_group: bool | None = None) -> None:
         """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of
-        it; events go on.
-
-        Having released the last one the member leaves at once, as ``leave_group`` says (see
-        ``leave``): the rebalance that hands that task over is the one its leaving starts, so it
-        costs the group none of its own.
-        """
+        it; events go on. Having released the last one the member leaves at once, as ``leave_group``
+        says: its leaving starts the rebalance that hands that task over."""
         if not self._assignor.draining:
             self._leave_group = leave_group
             self._assignor.draining = True
             self.request_rejoin("this member drains")
 
     def await_drained(self, timeout_s: float) -> bool:
-        """Wait until a drain has nothing left to give away (or nobody to give it to); False after
-        ``timeout_s``."""
+        """Wait until a drain has nothing left to give away; False after ``timeout_s``."""
         return self._clock.wait(self._drained, timeout_s * 1000)
 
     def set_threads(self, threads: int) -> None:
-        """Tell the group that so many stream threads work here from now on (KIP-663): its balance
-        is one per thread."""
+        """So many stream threads work here from now on (KIP-663): the balance is per thread."""
         self._assignor.identity = replace(self._assignor.identity, threads=threads)
         self.request_rejoin(f"{threads} stream threads work here now")
 
     def read_more(
         self, subtopologies: Mapping[int, Sequence[str]], counts: Mapping[str, int]
     ) -> None:
-        """These are the topics that this instance reads from now on, some with so many partitions;
-        see `MemberAssignor.read_more`."""
+        """This instance reads these topics from now on; see `MemberAssignor.read_more`."""
         known = self._assignor.topics
         self._assignor.read_more(subtopologies, counts)
         if resized := sorted(known.intersection(counts)):
@@ -384,23 +323,21 @@ class GroupMember:
 
     def shut_down_application(self) -> None:
         """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError)
-        (KIP-671).
-
-        This one is the last: while it is in the group each generation is told, so also a member
-        that missed the answer of the first one (another had left before it came to it).
-        """
+        (KIP-671). This one is the last, so that also a member hears it that missed the first
+        answer."""
         self._assignor.shutting_down_all = True
         gives_up_ms = self._clock.monotonic_ms() + SPREADS_MS
-        self._ending = gives_up_ms, unheard_error(self._settings.group_id, SPREADS_MS / 1000)
+        late = ShutdownRequestedError(
+            f"Application {self._settings.group_id} shuts down, as this instance asked. Not all "
+            f"others were seen to end within {SPREADS_MS / 1000:g} s: look whether some still run."
+        )
+        self._ending = gives_up_ms, late
         self.request_rejoin("the whole application is to shut down")
 
     def leave(self, timeout_s: float = 5.0, leave_group: bool | None = None) -> None:
-        """End the membership, unless a drain has; the caller has drained its tasks. No events
-        follow. The group is told for ``timeout_s`` seconds at most.
-
-        ``leave_group``: None: a dynamic member leaves, a static one stays; True: also a static one
-        leaves; False: silent: its tasks wait for the session to end, or for its return.
-        """
+        """End the membership, unless a drain has. No events follow. The group is told for
+        ``timeout_s`` seconds at most. ``leave_group``: None: a dynamic member leaves, a static one
+        stays; False: silent, its tasks wait for the session to end, or for its return."""
         self._silent = True
         if not self._closing:
             self._leave_group = leave_group
@@ -412,7 +349,6 @@ class GroupMember:
     # --- on the membership thread, or a simulation's ----------------------------------------------
 
     def open(self, timeout_s: float = 30.0) -> None:
-        """Connect; RetriableError when no broker answers within ``timeout_s`` seconds."""
         topics = self._assignor.topics
         self._channel = self._open_channel(self._settings, topics, self._assignor, self, timeout_s)
         self._subscribed = topics
@@ -425,8 +361,7 @@ class GroupMember:
         return again
 
     def step(self) -> float | None:
-        """One look at the group. Seconds until the next is due, or None: it is over (failed, or
-        drained), call ``close``."""
+        """One look at the group. Seconds until the next, or None: it is over, call ``close``."""
         assert self._channel is not None, "open() first"
         if self._handed_over:
             return None
@@ -473,8 +408,8 @@ class GroupMember:
 
     @property
     def _handed_over(self) -> bool:
-        """True if a drain has nothing left to give away: not to rejoin but to leave gives the
-        others what was released last."""
+        """A drain has nothing left to give away: leaving gives the others what was released
+        last."""
         return (
             self._assignor.draining
             and self._generation >= 0
@@ -505,8 +440,8 @@ class GroupMember:
             channel.poll(_JOIN_SLICE_S)
 
     def _must_finish(self) -> bool:
-        """True if the next generation is put off until a batch that the last one had refused is
-        committed. Not for longer than `FINISHING_MS`: the whole group waits for this member."""
+        """True if the next generation waits until a batch that the last one had refused is
+        committed; at most `FINISHING_MS`, for the whole group waits."""
         now_ms = self._clock.monotonic_ms()
         if not self._finishing():
             self._finishing_since_ms = None
@@ -516,8 +451,7 @@ class GroupMember:
         return now_ms - self._finishing_since_ms < FINISHING_MS
 
     def _notice_eviction(self, channel: MemberChannel) -> None:
-        """Without a generation others may own the tasks already; there is nothing left to hand over
-        or to wait for."""
+        """Without a generation others may own the tasks already: there is nothing to hand over."""
         if channel.metadata().generation < 0 and (self._owned or self._held.is_set()):
             self._lose()
 
@@ -539,8 +473,7 @@ class GroupMember:
     # --- on the client's IO thread ----------------------------------------------------------------
 
     def _claims(self) -> Claims:
-        """A join goes out. An eviction since the last one is noticed here at the latest: a claim
-        from before it would be false."""
+        """A join goes out; a claim from before an eviction would be false."""
         if self._channel is not None:
             self._notice_eviction(self._channel)
         with self._asking:
@@ -550,7 +483,6 @@ class GroupMember:
     def on_assignment(
         self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int
     ) -> None:
-        """Compare with what is owned, mark and queue."""
         try:
             data = self._assignor.answer(user_data)
         except UserDataError as failure:
@@ -600,9 +532,8 @@ class GroupMember:
     def _taken_from_stale(
         self, partitions: frozenset[TopicPartition], data: AssignmentData
     ) -> frozenset[TopicPartition]:
-        """A static member came back and got what its former life had (KIP-345): right for a bounce,
-        not for another program or an empty disk (scenario 22). What it does not take is given anew
-        in the rebalance it asks for."""
+        """A static member got what its former life had (KIP-345): right for a bounce, not for
+        another program or an empty disk (scenario 22), for which it asks for a rebalance."""
         if data.topology != self._assignor.topology:
             self.request_rejoin("this instance came back with another program")
             return frozenset()
@@ -633,17 +564,16 @@ class GroupMember:
                 self._end_with(error)
 
     def _await_former_life(self, now_ms: float, error: EverflowError) -> None:
-        """Killed while it joined and started again, this instance meets itself: its former life
-        counts until its session ends, and the group rebalances then. A clone of a running instance
-        (scenario 31) is still there after that."""
+        """Killed while it joined and started again, this instance meets itself until its session
+        ends. A clone of a running instance (scenario 31) is still there after that."""
         if self._ending is None:
             wait_ms = self._settings.session_timeout_ms + CLASH_MARGIN_MS
             log.warning("%s Waiting %g s: it may be its own former life.", error, wait_ms / 1000)
             self._ending = (now_ms + wait_ms, error)
 
     def _is_awaited(self, data: AssignmentData) -> bool:
-        """True if this member asked all to end, and is needed to tell it again to those that did
-        not hear the answer: its leaving starts a generation that knows nothing of it."""
+        """True if this member asked all to end, and has to tell it again to those that missed it:
+        its leaving starts a generation that knows nothing of it."""
         return (
             data.error is AnswerError.SHUTDOWN_REQUESTED
             and self._assignor.shutting_down_all

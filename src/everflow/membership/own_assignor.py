@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 from everflow.assignment import assignor as everflow_assignor
 from everflow.assignment.api import decide_with
@@ -17,12 +18,8 @@ log = logging.getLogger("everflow.membership")
 
 SAY_AFTER_S = 1.0
 SHARE = 3
-"""Of the session's and of the rebalance's time-out, what the user's code may take.
-
-The group client's IO thread waits meanwhile and sends no heartbeats. One was sent at most a third
-of the session ago (``heartbeat.interval.ms`` is bounded by that), so another third leaves a third
-for the way to the coordinator.
-"""
+"""Of the session's and of the rebalance's time-out, what the user's code may take. No heartbeats
+are sent meanwhile, and the last one is a third of the session old at most."""
 
 
 class OwnCodeError(EverflowError):
@@ -32,84 +29,58 @@ class OwnCodeError(EverflowError):
 
 
 class OwnCode:
-    """Runs calls of one plug-in, one at a time; used by one thread.
-
-    A call that has not come back is left alone on its daemon thread: Python cannot end it. Until it
-    has, further calls are refused at once, so that threads do not pile up and the user's code is
-    never entered twice.
-    """
+    """Runs calls of one plug-in, one at a time; used by one thread. A call that has not come back
+    is left alone on its daemon thread, and further ones are refused until it has."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._running: _Call | None = None
+        self._answer: Future[None] | None = None
+        self._began_s = 0.0
 
     def run(self, name: str, call: Callable[[], object]) -> None:
-        """``call()``; raises what it raises. OwnCodeError where that is no Exception (SystemExit),
-        and when it does not come back.
-
-        ``name`` is what people are told.
-        """
-        earlier = self._running
-        if earlier is not None and not earlier.done.is_set():
+        """``call()``; raises what it raises. OwnCodeError for no Exception, or too late."""
+        if self._answer is not None and not self._answer.done():
             raise OwnCodeError(
-                f"{name} has not answered for {earlier.age_s():.0f} s, it is not asked again "
-                f"before it has"
+                f"{name} has not answered for {time.monotonic() - self._began_s:.0f} s, it is not "
+                f"asked again before it has"
             )
-        running = self._running = _Call(name, call)
-        threading.Thread(target=running.run, name=f"everflow-own-{name}", daemon=True).start()
+        answer, began_s = Future[None](), time.monotonic()
+        self._answer, self._began_s = answer, began_s
+        threading.Thread(
+            target=_answer, args=(call, answer), name=f"everflow-own-{name}", daemon=True
+        ).start()
         say_after_s = min(SAY_AFTER_S, self._limit_s)
-        if not running.done.wait(say_after_s):
+        if not wait([answer], say_after_s).done:
             log.warning(
-                (
-                    "%s has not answered for %g s, and the whole group waits for it; after %g s "
-                    "everyone keeps what it has"
-                ),
+                "%s has not answered for %g s, and the whole group waits for it; after %g s "
+                "everyone keeps what it has",
                 name,
                 say_after_s,
                 self._limit_s,
             )
-            running.done.wait(self._limit_s - say_after_s)
-        running.take(self._limit_s)
-
-
-class _Call:
-    """One call, its thread and its outcome."""
-
-    def __init__(self, name: str, call: Callable[[], object]) -> None:
-        self.done = threading.Event()
-        self._name, self._call = name, call
-        self._began_s = time.monotonic()
-        self._failure: BaseException | None = None
-        self._given_up = False
-        self._lock = threading.Lock()
-
-    def age_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-    def run(self) -> None:
-        try:
-            self._call()
-        except BaseException as failure:  # its thread is its own: not even SystemExit may go unseen
-            self._failure = failure
-        with self._lock:
-            self.done.set()
-            late = self._given_up
-        if late:
-            log.warning(
-                "%s came back after %.1f s: too late, it will be asked again",
-                self._name,
-                self.age_s(),
+        if not wait([answer], self._limit_s - say_after_s).done:
+            answer.add_done_callback(
+                lambda _: log.warning(
+                    "%s came back after %.1f s: too late, it will be asked again",
+                    name,
+                    time.monotonic() - began_s,
+                )
             )
+            raise OwnCodeError(f"{name} has not answered within {self._limit_s:g} s")
+        failure = answer.exception()
+        if isinstance(failure, Exception):
+            raise failure
+        if failure is not None:
+            raise OwnCodeError(f"{name} raised {failure!r}") from failure
 
-    def take(self, limit_s: float) -> None:
-        with self._lock:
-            self._given_up = not self.done.is_set()
-        if self._given_up:
-            raise OwnCodeError(f"{self._name} has not answered within {limit_s:g} s")
-        if isinstance(self._failure, Exception):
-            raise self._failure
-        if self._failure is not None:
-            raise OwnCodeError(f"{self._name} raised {self._failure!r}") from self._failure
+
+def _answer(call: Callable[[], object], answer: Future[None]) -> None:
+    try:
+        call()
+    except BaseException as failure:  # its thread is its own: not even SystemExit may go unseen
+        answer.set_exception(failure)
+    else:
+        answer.set_result(None)
 
 
 def patience_s(session_timeout_ms: float, rebalance_timeout_ms: float) -> float:
@@ -122,13 +93,8 @@ KEY = "task.assignor.class"
 
 def decision(path: str, patience_s: float = 10.0) -> Callable[[ClusterState], Assignment]:
     """What the leader decides with. ``path`` is ``module:Class`` or, as in Java, ``module.Class``;
-    empty: everflow's own.
-
-    An own one gets ``patience_s`` seconds for each assignment (`patience_s`).
-
-    Raises ConfigError if there is no such class, if it cannot be made without arguments, or if it
-    is not an assignor.
-    """
+    empty: everflow's own. ConfigError if there is no such class, if it cannot be made without
+    arguments, or if it is not an assignor."""
     if not path:
         return everflow_assignor.assign
     found = _loaded(path)
@@ -143,8 +109,7 @@ def decision(path: str, patience_s: float = 10.0) -> Callable[[ClusterState], As
 
 
 def check_assignor(path: str) -> None:
-    """ConfigError if there is no such class or it is no assignor; it is not made yet. For before
-    the seconds that Spark takes."""
+    """ConfigError if there is no such class or it is no assignor; it is not made yet."""
     if path:
         _require_methods(path, _loaded(path))
 

@@ -43,7 +43,8 @@ class Topology(Graph, Telling):
         stores += [node.store for node in self.nodes if isinstance(node, WholeTableNode)]
         return frozenset(spec.name for spec in stores if spec.in_memory)
 
-    def __repr__(self) -> str:
+    def flows(self) -> dict[str, list[str]]:
+        """The topics that the program reads and writes, and the stores that it keeps."""
         sources = [
             node
             for node in self.nodes
@@ -59,7 +60,7 @@ class Topology(Graph, Telling):
             for spec in node.stores
         ]
         tables = [node for node in self.nodes if isinstance(node, WholeTableNode)]
-        parts = {
+        return {
             "reads": [
                 *(topic for node in sources for topic in node.topics),
                 *(node.topic for node in tables if isinstance(node, GlobalTableNode)),
@@ -70,11 +71,10 @@ class Topology(Graph, Telling):
                 for node in sinks
             ],
         }
-        return (
-            "Topology("
-            + "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in parts.items() if listed)
-            + ")"
-        )
+
+    def __repr__(self) -> str:
+        parts = [f"{verb} {', '.join(names)}" for verb, names in self.flows().items() if names]
+        return f"Topology({'; '.join(parts)})"
 
     def _repr_html_(self) -> str:
         return as_svg(self)

@@ -1,16 +1,11 @@
-"""Decides which records enter the stores of global tables: those that can be read.
-
-Their keys are the bytes that the table's own serde writes. The others are dead letters.
-Runs where the topic is followed, on one thread; every instance reads the topic, so each sends its
-dead letters.
-"""
+"""Decides which records enter the stores of global tables: those that can be read. The others are
+dead letters; every instance reads the topic, so each sends its dead letters."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,30 +35,23 @@ class TakenRecords:
     records: int
 
 
-class LeftOut(NamedTuple):
-    """Records of a chunk that did not enter the store: how many are dead letters now; those that
-    are not, by node and reason; those that their handler left out, by cause, and the first few of
-    them in a line each."""
-
-    dead_letters: int
-    dropped: Mapping[str, Mapping[str, int]]
-    causes: Sequence[LetterGroup]
-    lines: Sequence[str]
+Left = Callable[[int, Mapping[str, Mapping[str, int]], Sequence[LetterGroup], Sequence[str]], None]
+"""Takes the records that did not enter the store: the number of dead letters; others by node and
+reason; those that their handler left out, by cause, and the first few in a line each."""
 
 
 @dataclass(frozen=True)
 class GlobalRecords:
-    """``sources`` by topic, each alone in its plan; ``writer``: connected for the first dead
-    letter; ``tell``: what counts the records that are left out."""
+    """``sources`` by topic; ``writer``: for dead letters; ``tell``: counts what is left out."""
 
     sources: Mapping[str, Source]
     handlers: Handlers
     writer: Callable[[], SinkWriter]
-    tell: Callable[[LeftOut], None] = lambda left_out: None
+    tell: Left = lambda *_: None
 
     def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
-        """The records that enter the store. UndecodableRecord for one that stops the application,
-        RetriableError where its handler says RETRY."""
+        """The records that enter the store. UndecodableRecord stops the application,
+        RetriableError."""
         source = self.sources[tp.topic]
         found = chunk.columns(headers=True)
         raw_batch = _raw(tp, found)
@@ -86,10 +74,9 @@ class GlobalRecords:
         sent = self._sent(result, source)
         if keyless:
             result.dropped.setdefault(source.node, {})[KEYLESS] = keyless
-        self.tell(LeftOut(sent, result.dropped, result.letters, lines))
+        self.tell(sent, result.dropped, result.letters, lines)
 
     def _sent(self, result: StepResult, source: Source) -> int:
-        """Writes the dead letters, and returns their number."""
         now_ms = int(time.time() * 1000)
         letters = Letters.of(self.handlers.topic, result.dead_letters, (source,), now_ms)
         if letters is None:

@@ -50,12 +50,12 @@ def test_tasks_move_one_by_one_and_the_others_stay(
     await_settled([first], 6)
     first.step()
     assert [type(event) for event in first.told] == [Assigned, Roles]
-    before = first.member.snapshot().owned
+    before = first.member._owned
     second = join(subtopologies, "b")
     await_settled([first, second], 6)
     # Tasks that stayed kept the number of their ownership: no break, whatever the generation did
     # (I4).
-    after = first.member.snapshot().owned
+    after = first.member._owned
     assert after
     assert all(before[tp] == number for tp, number in after.items())
     moved = frozenset().union(*(event.tasks for event in first.told if isinstance(event, Revoked)))
@@ -64,7 +64,7 @@ def test_tasks_move_one_by_one_and_the_others_stay(
     second.member.leave()
     await_settled([first], 6)
     assert second.member.metadata().generation == -1
-    again = first.member.snapshot().owned
+    again = first.member._owned
     assert all(again[tp] == number for tp, number in after.items())
     assert all(again[tp] > before[tp] for tp in set(before) - set(after))
     assert not any(isinstance(event, Lost) for event in first.told)
@@ -153,7 +153,7 @@ def test_offsets_are_committed_deferred_or_refused(
     subtopologies = {0: [topic(2)]}
     first, second = join(subtopologies, "a"), join(subtopologies, "b")
     await_settled([first, second], 2)
-    (mine,), (other,) = first.member.snapshot().owned, second.member.snapshot().owned
+    (mine,), (other,) = first.member._owned, second.member._owned
     assert first.member.commit({mine: (5, "ef1|text")})
     assert admin.committed(name, [mine, other]) == {mine: CommittedOffset(5, "ef1|text")}
     # The first joins a rebalance that the second, whose batch still runs, has not joined yet.
@@ -184,7 +184,7 @@ def test_a_member_silent_for_too_long_loses_its_tasks_and_comes_back(
     subtopologies = {0: [topic(2)]}
     first = join(subtopologies, "a", rebalance_timeout_ms=1500, session_timeout_ms=6000)
     await_settled([first], 2)
-    before = first.member.snapshot().owned
+    before = first.member._owned
     first.hold()
     second = join(subtopologies, "b", rebalance_timeout_ms=1500, session_timeout_ms=6000)
 
@@ -195,7 +195,7 @@ def test_a_member_silent_for_too_long_loses_its_tasks_and_comes_back(
 
     wait_until(lost, 20, "the first member is told that it lost its tasks", lambda: first.told)
     await_settled([first, second], 2)
-    after = first.member.snapshot().owned
+    after = first.member._owned
     assert all(number > max(before.values()) for number in after.values())
 
 

@@ -51,7 +51,7 @@ def test_a_restarted_coordinator_finds_its_members_where_they_were(name: str) ->
         )
         try:
             await_settled([first, second], 4)
-            owned = [instance.member.snapshot().owned for instance in (first, second)]
+            owned = [instance.member._owned for instance in (first, second)]
             broker.kill()
             broker.start()
             mine = next(iter(owned[0]))
@@ -62,8 +62,8 @@ def test_a_restarted_coordinator_finds_its_members_where_they_were(name: str) ->
                 lambda: history([first, second]),
             )
             await_settled([first, second], 4)
-            assert [instance.member.snapshot().owned for instance in (first, second)] == owned, (
-                history([first, second])
+            assert [instance.member._owned for instance in (first, second)] == owned, history(
+                [first, second]
             )
             generation = second.member.metadata().generation
             second.member.request_rejoin()

@@ -210,7 +210,7 @@ def test_refused_members_leave_and_the_others_do_not_notice(topic: Topic, join: 
     )
     first = join(source, "a", topology=lines)
     await_settled([first], 2)
-    owned = first.member.snapshot().owned
+    owned = first.member._owned
     other = join(source, "b", topology=(*lines, "sub-topology 0 has key_value store t"))
     await_told([first, other], lambda: other.failed, "the other program is refused")
     assert other.failed is not None
@@ -223,7 +223,7 @@ def test_refused_members_leave_and_the_others_do_not_notice(topic: Topic, join: 
     assert not other.told_of(Assigned)
     assert not clone.told_of(Assigned)
     await_settled([first], 2)
-    assert first.member.snapshot().owned == owned, "owned without a break"
+    assert first.member._owned == owned, "owned without a break"
 
 
 def test_a_refused_static_clone_that_is_closed_while_it_waits_is_out_of_the_group(

@@ -16,7 +16,7 @@ import pytest
 
 from bench.java_program import java_command
 from everflow import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes
-from everflow.instance.query.key_metadata import default_partitioner
+from everflow.instance.query.queries import default_partitioner
 from everflow.jvm import resolve_jars
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text

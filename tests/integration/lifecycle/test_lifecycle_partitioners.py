@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
-from everflow.instance.query.key_metadata import default_partitioner
+from everflow.instance.query.queries import default_partitioner
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, in_json, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]

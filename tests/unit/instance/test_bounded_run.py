@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, StreamsConfig, Topology, TopologyError, serdes
+from everflow.instance.bounded_run import bounded_run
 from everflow.instance.client_state import ClientState
-from everflow.instance.foreground import bounded_run
 
 
 def topology(output: str | None = "out") -> Topology:

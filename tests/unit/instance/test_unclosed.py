@@ -18,7 +18,7 @@ import os, threading
 from concurrent.futures import ThreadPoolExecutor
 from everflow.logs import install
 from everflow.instance.client_state import ClientState
-from everflow.instance.life import close_at_exit
+from everflow.instance.kafka_streams import close_at_exit
 
 class Instance:
     state = ClientState.RUNNING
@@ -73,7 +73,7 @@ def test_what_runs_at_the_end_of_a_program_is_closed_while_executors_work(
 CELL = """
 import subprocess, sys
 from everflow.instance.client_state import ClientState
-from everflow.instance.life import close_at_exit
+from everflow.instance.kafka_streams import close_at_exit
 
 class Instance:
     state = ClientState.RUNNING

@@ -114,8 +114,10 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     ) -> None:
         ports: Any = SimpleNamespace(
             _dependencies=dependencies,
+            _config=dependencies.config,
+            _clock=dependencies.clock,
+            _changelogs=dependencies.changelogs,
             _standbys=standbys,
-            _prepare_copy=lambda *_: None,
             _distrust=None,
             doubt_topics=lambda _: None,
         )
@@ -128,7 +130,6 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     )
     monkeypatch.setattr(kafka_streams, "check_clients", lambda config: None)
     monkeypatch.setattr(kafka_streams, "prepare_cluster", lambda *_: blueprint)
-    monkeypatch.setattr(kafka_streams, "require_tasks", lambda blueprint: None)
     monkeypatch.setattr("everflow.spark.session.get_context", lambda *_: None)
     monkeypatch.setattr(kafka_streams, "ClusterPorts", ports_with_an_updater)
     topology = Topology(())  # the Spark that a real one needs takes seconds to start
@@ -140,11 +141,9 @@ def test_the_standby_update_listener_reaches_the_state_updater(
     with pytest.raises(EnoughError):
         streams.start()
     (updater,) = updaters
-    updater._tell_standby("update_start", lambda user: user.update_start(PROGRESS))
-    updater._tell_standby("batch_loaded", lambda user: user.batch_loaded(PROGRESS, 5))
-    updater._tell_standby(
-        "update_suspended", lambda user: user.update_suspended(PROGRESS, SuspendReason.PROMOTED)
-    )
+    updater._tell_standby("update_start", PROGRESS)
+    updater._tell_standby("batch_loaded", PROGRESS, 5)
+    updater._tell_standby("update_suspended", PROGRESS, SuspendReason.PROMOTED)
     assert listener.told == [
         ("update_start", PROGRESS),
         ("batch_loaded", PROGRESS, 5),

@@ -183,7 +183,7 @@ def test_every_completed_rebalance_ends_with_roles_changed_or_not(driven: Driven
     ]
     driven.member.request_rejoin()
     assert driven.given(T0) == [Roles(1, frozenset(), frozenset(), {}, False)]
-    assert driven.member.snapshot().owned == {TopicPartition("a", 0): 1}, "owned without a break"
+    assert driven.member._owned == {TopicPartition("a", 0): 1}, "owned without a break"
     driven.member.request_rejoin()
     assert [type(event) for event in driven.given(T1)] == [Revoked, Assigned, Roles]
 
@@ -244,7 +244,7 @@ def test_an_eviction_is_noticed_before_a_claim_goes_out(driven: Driven) -> None:
     told = driven.given(T0)
     assert told[:2] == [Lost(frozenset({T0}), at(T0)), Assigned(frozenset({T0}), at(T0), 0)]
     assert driven.channel.said[-1].owned == frozenset()
-    assert driven.member.snapshot().owned == {TopicPartition("a", 0): 2}
+    assert driven.member._owned == {TopicPartition("a", 0): 2}
 
 
 def test_an_eviction_inside_a_join_is_noticed_by_its_next_attempt(driven: Driven) -> None:

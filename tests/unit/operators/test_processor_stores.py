@@ -13,7 +13,7 @@ import pytest
 
 from everflow import Windowed
 from everflow.errors import UnknownNameError
-from everflow.instance.query.key_metadata import StoreSite
+from everflow.instance.query.queries import StoreSite
 from everflow.instance.query.store_query import (
     ReadOnlyKeyValueStore,
     ReadOnlySessionStore,

@@ -1,9 +1,6 @@
-"""Global tables on an instance: a task for each partition of their topics, followed as copies are.
-
-The group does not assign these tasks, and the changelog of their stores is the topic itself (note
-026). Batches never read a store that is being filled: while it is, at the start or because the
-topic no longer has the next records, they read the store before it, or wait.
-"""
+"""Global tables: a task for each partition of their topics, followed as copies are. The group does
+not assign them, and their stores' changelog is the topic itself (note 026). Batches never read a
+store that is being filled: they read the store before it, or wait."""
 
 from __future__ import annotations
 
@@ -30,8 +27,7 @@ from everflow.topology.plan import LoadedTable
 from everflow.user_program import error_text, place
 
 if TYPE_CHECKING:
-    from everflow.protocol.messages import TaskContext
-    from everflow.worker.global_records import LeftOut
+    from everflow.protocol.messages import LetterGroup, TaskContext
 
 
 POLL_MS = 50.0
@@ -39,8 +35,7 @@ POLL_MS = 50.0
 
 class GlobalTables:
     """The global tables of an instance. ``updater``: follows only ``tasks``; None without tasks.
-    ``loaded``: the tables that Spark loads. ``failed``: called when the instance cannot go on. From
-    any thread, except `prepared`."""
+    ``failed``: the instance cannot go on. From any thread, except `prepared`."""
 
     def __init__(
         self,
@@ -81,7 +76,6 @@ class GlobalTables:
             self._failed(error)
 
     def waits(self, error: EverflowError) -> None:
-        """A record cannot be processed now: it is tried again."""
         with self._lock:
             self._waits = error
 
@@ -94,9 +88,9 @@ class GlobalTables:
             self._updater.start()
 
     def await_filled(self, stop: threading.Event, patience_ms: float) -> None:
-        """Wait until every table was read up to the end that its topic had at the start, or loaded.
-        Raises the error of a refused record; TaskTimeoutError if reading makes no progress for
-        ``patience_ms``; TableLoadError, StoppedError."""
+        """Wait until every table was read up to its topic's end at the start, or loaded. Raises the
+        error of a refused record; TaskTimeoutError without progress for ``patience_ms``;
+        TableLoadError, StoppedError."""
         if self._updater is not None:
             self._await_read(stop, patience_ms)
         self._loaded.await_loaded(stop)
@@ -123,20 +117,14 @@ class GlobalTables:
 
     def _too_late(self, patience_ms: float) -> TaskTimeoutError:
         with self._lock:
-            waits = self._waits
-        text = (
+            why = self._waits or "the brokers do not answer, or a transaction is open in them."
+        return TaskTimeoutError(
             f"No more records of the global tables' topics came for {patience_ms / 1000:g} s "
-            f"(task.timeout.ms): "
+            f"(task.timeout.ms): {why}"
         )
-        if waits is None:
-            return TaskTimeoutError(
-                f"{text}the brokers do not answer, or a transaction is open in them."
-            )
-        return TaskTimeoutError(f"{text}{waits}")
 
     @property
     def filled(self) -> bool:
-        """True if lookups may read every table."""
         return self._read() and self._loaded.ready
 
     def _read(self) -> bool:
@@ -149,7 +137,6 @@ class GlobalTables:
             )
 
     def contexts(self) -> list[TaskContext]:
-        """The tables for a batch's workers, by partition."""
         return [context_of(task, stores) for task, stores in sorted(self.stores().items())]
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
@@ -195,8 +182,7 @@ CLOSE_S = 5.0
 
 @dataclass(kw_only=True)
 class _Loaded:
-    """One table. ``due_ms``: when it is loaded again, by the monotonic clock; ``behind``: its last
-    refresh failed."""
+    """``due_ms``: when it is loaded again (monotonic); ``behind``: the last refresh failed."""
 
     table: LoadedTable
     path: Path | None = None
@@ -237,8 +223,7 @@ class LoadedTables:
             self._running = self._spawn("everflow-loaded-tables", self._run)
 
     def await_loaded(self, stop: threading.Event) -> None:
-        """Wait until every table was loaded once, without a time limit. TableLoadError,
-        StoppedError."""
+        """Wait until all were loaded, without a limit. TableLoadError, StoppedError."""
         if self.ready:
             return
         moves.info("Loading global tables: %s", counted(len(self._tables), "DataFrame"))
@@ -268,8 +253,7 @@ class LoadedTables:
             }
 
     def close(self) -> None:
-        """Stop loading; the stores are closed and removed. Does not wait for a computation of
-        Spark."""
+        """Stop loading and remove the stores. Does not wait for a computation of Spark."""
         self._stop.set()
         if self._running is not None:
             self._running.join(CLOSE_S)
@@ -315,7 +299,6 @@ class LoadedTables:
             )
 
     def _load(self, one: _Loaded) -> None:
-        """Load the next generation; it is complete before a batch may read it."""
         # From the begin of one to the begin of the next, and a pause where it takes longer.
         one.due_ms = self._clock.monotonic_ms() + (one.table.node.refresh_ms or 0)
         rows = loaded_rows(one.table.node)
@@ -369,21 +352,25 @@ _WHY = {
 }
 
 
-def count_left_out(metrics: Metrics, left_out: LeftOut) -> None:
-    """Add to the metrics, and log."""
-    dropped: dict[Labels, float] = {
+def count_left_out(
+    metrics: Metrics,
+    dead_letters: int,
+    dropped: Mapping[str, Mapping[str, int]],
+    groups: Sequence[LetterGroup],
+    lines: Sequence[str],
+) -> None:
+    counts: dict[Labels, float] = {
         (GLOBAL, node, reason): float(count)
-        for node, reasons in left_out.dropped.items()
+        for node, reasons in dropped.items()
         for reason, count in reasons.items()
     }
-    causes = {(one.exception, one.node, one.topic): one for one in left_out.causes}
-    metrics.add(names.DEAD_LETTERS, left_out.dead_letters)
-    metrics.add(names.DROPPED_RECORDS, sum(dropped.values()))
-    metrics.add_series(names.DROPPED, dropped)
+    causes = {(one.exception, one.node, one.topic): one for one in groups}
+    metrics.add(names.DEAD_LETTERS, dead_letters)
+    metrics.add(names.DROPPED_RECORDS, sum(counts.values()))
+    metrics.add_series(names.DROPPED, counts)
     metrics.add_series(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
     metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
-    if left_out.lines:
-        moves.warning("records skipped by a global table: %s", "; ".join(left_out.lines))
-    for node, reasons in left_out.dropped.items():
-        for reason, number in reasons.items():
-            moves.warning("%s dropped %s %s", node, counted(number, "record"), _WHY[reason])
+    if lines:
+        moves.warning("records skipped by a global table: %s", "; ".join(lines))
+    for (_, node, reason), count in counts.items():
+        moves.warning("%s dropped %s %s", node, counted(int(count), "record"), _WHY[reason])

@@ -1,9 +1,5 @@
-"""Reports the lag of this instance's copies to the group: standbys, warm-ups, restores and stores
-left in the state folder (note 005); and removes state that no task uses.
-
-A copy that would be rebuilt before its next use (`restore_plan.restore_plan`) is not reported; a
-copy that nobody follows becomes one after a while.
-"""
+"""Reports the lag of this instance's copies to the group (note 005), and removes unused state. A
+copy that would be rebuilt before its next use (`restore_plan`) is not reported."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
@@ -33,19 +28,9 @@ from everflow.state.task_directory import StateDirectory
 log = logging.getLogger("everflow")
 
 
-class CopyFolder(Protocol):
-    """The part of `StateDirectory` that `Copies.scan` needs."""
-
-    def tasks(self) -> list[TaskId]: ...
-    def stores(self, task: TaskId) -> list[str]: ...
-    def store_path(self, task: TaskId, store: str) -> Path: ...
-    def distrusted(self, task: TaskId, store: str) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class AtRest:
-    """A copy that nobody follows: the sum of its positions, and until when (wall clock, ms) it
-    cannot have missed a delete."""
+    """A copy that nobody follows. ``until_ms``: it has missed no delete before (wall clock)."""
 
     offset_sum: int
     until_ms: float = float("inf")
@@ -54,13 +39,9 @@ class AtRest:
 
 
 class Copies:
-    """`membership.assignor.LocalCopies` of this instance. ``offset_sums`` does no I/O; any thread
-    may call everything.
-
-    ``followed``: the state updater's measurements. ``running``: active tasks that run, which the
-    member claims anyway. ``recovering``: active tasks that do not run yet, and ``restored``:
-    positions of stores being restored, summed per task. ``delete_retention_ms``: of a changelog
-    topic, without I/O."""
+    """`membership.assignor.LocalCopies` of this instance; any thread may call everything.
+    ``recovering``: active tasks that do not run yet; ``restored``: positions of stores being
+    restored, summed per task. ``delete_retention_ms``: of a changelog topic, without I/O."""
 
     def __init__(
         self,
@@ -101,13 +82,13 @@ class Copies:
 
     def scan(
         self,
-        folder: CopyFolder,
+        folder: StateDirectory,
         specs: Callable[[int], Iterable[StoreSpec]],
         changelog: Callable[[TaskId, StoreSpec], TopicPartition],
         states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
     ) -> None:
         """Read all task folders, once, before the instance joins. A store that cannot be judged is
-        left out: its task then counts as cold, which costs a restore at most."""
+        left out: its task counts as cold."""
         found: list[tuple[TaskId, StoreSpec, TopicPartition]] = []
         for task in folder.tasks():
             here = set(folder.stores(task))
@@ -135,8 +116,7 @@ class Copies:
             log.info("Local copies in the state folder, task at offset sum: %s", said)
 
     def applied(self, topics: Collection[str]) -> dict[TopicPartition, int]:
-        """Lower bounds of the group's committed offsets, from the copies that no task uses.
-        ``topics``: those that the program reads now; it may not be allowed to read others."""
+        """Lower bounds of the committed offsets of ``topics``, from copies that no task uses."""
         with self._lock:
             copies = list(self._at_rest.values())
         return {
@@ -147,8 +127,7 @@ class Copies:
         }
 
     def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
-        """A task ended here and its stores stay on disk: note how far they are. Reads the stores'
-        metadata, a fraction of a ms each."""
+        """A task ended here and its stores stay on disk: note how far they are."""
         copies = []
         for store in stores:
             if store.changelog is None:
@@ -192,7 +171,7 @@ def _together(stores: Collection[AtRest]) -> AtRest:
 
 
 def _judged(
-    folder: CopyFolder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int
+    folder: StateDirectory, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int
 ) -> AtRest | None:
     """The position of a store on disk; None if it would be rebuilt."""
     path = folder.store_path(task, spec.name)
@@ -242,9 +221,8 @@ PROVING_HEARTBEATS = 2
 
 @dataclass(frozen=True)
 class Settled:
-    """A running task at the moment ``at_ms`` (wall clock) between two batches: all that it had
-    committed is in its stores. ``epoch``: its ownership (`GateBook.epoch`); ``incarnation``: the
-    owner of its stores."""
+    """A running task between two batches, at ``at_ms`` (wall clock): all that it had committed is
+    in its stores, whose owner is ``incarnation``."""
 
     task: TaskId
     epoch: int
@@ -254,12 +232,9 @@ class Settled:
 
 
 class Freshness:
-    """Collects claims (`collect`, often, on one thread) and writes the proven ones into the stores
-    (`note`, which may wait for a batch in flight).
-
-    ``settled``: running tasks as of their threads' last moment between batches; ``broken(task,
-    epoch)``: that ownership has ended; ``heartbeats``: how many the group has confirmed.
-    """
+    """Collects claims (`collect`, on one thread) and writes the proven ones into the stores
+    (`note`, which may wait for a batch in flight). ``heartbeats``: how many the group has
+    confirmed."""
 
     def __init__(
         self,
@@ -271,10 +246,8 @@ class Freshness:
         self._claims: Collection[Settled] = ()
         self._claimed_at = 0
         self.proven: tuple[Settled, ...] = ()
-        """The latest that have been proven."""
 
     def collect(self) -> None:
-        """Take over the claims that have been proven, and make new ones."""
         confirmed = self._heartbeats()
         if self._claimed_at <= confirmed < self._claimed_at + PROVING_HEARTBEATS:
             return
@@ -287,8 +260,7 @@ class Freshness:
         self._claimed_at = self._heartbeats()
 
     def note(self) -> None:
-        """Write the proven claims. A store that has another owner by now, or was rebuilt or closed,
-        is left alone."""
+        """Write the proven claims; not into a store with another owner, or rebuilt or closed."""
         for claim in self.proven:
             for path in claim.stores:
                 try:
@@ -300,17 +272,14 @@ class Freshness:
 # --- the state folder -----------------------------------------------------------------------------
 
 NOTE_PERIOD_MS = 60_000.0
-"""Far below the margin of an hour (`restore_plan.AGE_MARGIN_MS_MAX`), also where deletes are kept
-for minutes only."""
+"""Far below `restore_plan.AGE_MARGIN_MS_MAX`, also where deletes are kept for minutes only."""
 COLLECT_PERIOD_MS = 10_000.0
-"""Between two collections of claims, as one of a thousand stores takes milliseconds: a note has
-claims that are twice as old at the most (note 018)."""
+"""A collection of a thousand stores takes milliseconds (note 018)."""
 
 
 class StateKeeper:
-    """Keeps running stores trusted and removes state that no task uses. `turn` runs on the
-    instance's loop; work that may wait, for a batch or the disk, has a thread of its own.
-    ``sweep``: `StateDirectory.sweep`."""
+    """Keeps running stores trusted and removes unused state. `turn` runs on the instance's loop;
+    what may wait, for a batch or the disk, has a thread of its own."""
 
     def __init__(
         self, freshness: Freshness, cleaner: StateCleaner, sweep: Callable[[], None], clock: Clock
@@ -334,8 +303,6 @@ class StateKeeper:
             self._start(self._delete)
 
     def close(self) -> None:
-        """Note the proven claims. No batch runs any more, so it waits only for a deletion under
-        way."""
         self._start(self._freshness.note)
         self._worker.shutdown(wait=True)
 
@@ -355,13 +322,12 @@ class StateKeeper:
 
 CLEAN_MS_MAX = 60_000.0
 SETTLE_MS = 5_000.0
-"""How long a generation must last before anything is removed: all parts of the instance have its
-assignment by then."""
+"""A generation lasts so long before anything is removed: all parts have its assignment."""
 
 
 class IdleTasks:
-    """For how long each task folder has been unused. Pure; monotonic ms, so the time in which a
-    machine is suspended does not count."""
+    """How long task folders have been unused. Pure; monotonic ms: a suspended machine does not
+    count."""
 
     def __init__(self, delay_ms: float) -> None:
         self.delay_ms = delay_ms
@@ -375,9 +341,8 @@ class IdleTasks:
         generation: int | None,
         now_ms: float,
     ) -> list[TaskId]:
-        """The tasks to remove now, sorted. ``present``: tasks with a folder; ``used``: tasks in any
-        role; ``generation``: of the group, None while the instance does not run or during a
-        rebalance."""
+        """The tasks to remove now, sorted. ``generation``: of the group, None while the instance
+        does not run or during a rebalance."""
         self._since = {task: self._since.get(task, now_ms) for task in present if task not in used}
         if generation is None or generation != self._generation:
             self._generation, self._generation_ms = -1 if generation is None else generation, now_ms
@@ -390,15 +355,10 @@ class IdleTasks:
 
 
 class StateCleaner:
-    """Removes the state of tasks that had no role here for ``state.cleanup.delay.ms``, as Kafka
-    Streams does. It runs on the instance's loop, where no task can get a role meanwhile. ``used``
-    and ``generation`` as for `IdleTasks.after`.
-
-    Until then the copy is offered to the group, and an instance that gets the task back restores
-    only the tail. Nothing is removed that is in use or may be assigned right now, nor while the
+    """Removes the state of tasks that had no role here for ``state.cleanup.delay.ms``. It runs on
+    the instance's loop, where no task can get a role meanwhile. Nothing is removed while the
     instance is not running in a settled group: after a crash or an eviction copies wait for the
-    group's next assignment (I6).
-    """
+    group's next assignment (I6)."""
 
     def __init__(
         self,
@@ -415,9 +375,9 @@ class StateCleaner:
         self._next_ms = 0.0
 
     def clean(self) -> bool:
-        """Remove the state that is due. True if some was: `StateDirectory.sweep` then frees the
-        disk space. Quick, for folders are only renamed; a folder that cannot be renamed stays, with
-        a warning."""
+        """Remove the state that is due; True if some was. Quick, for folders are only renamed:
+        `StateDirectory.sweep` frees the space. A folder that cannot be renamed stays, with a
+        warning."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms:
             return False

@@ -1,9 +1,6 @@
-"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9).
-
-The updater and the restores of active tasks do not wait for each other. It reads up to the last
-stable offset. To promote a task, the updater releases its open stores and recovery replays the
-tail; demotion is the reverse (`task.StandbyTask`).
-"""
+"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9). To
+promote a task, the updater releases its open stores and recovery replays the tail; demotion is the
+reverse (`task.StandbyTask`)."""
 
 from __future__ import annotations
 
@@ -20,12 +17,10 @@ from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.restore.listeners import (
     RestoreListener,
     RestoreProgress,
-    SilentListener,
     StandbyUpdateListener,
     SuspendReason,
 )
 from everflow.instance.restore.restoration import (
-    FoldedChunk,
     PreparedStore,
     named_keys,
     progress_of,
@@ -41,6 +36,7 @@ from everflow.instance.tasks.task import (
 )
 from everflow.logs import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
+from everflow.state.left_out import Chunk
 from everflow.state.lmdb_store import LmdbStore
 from everflow.user_program import ListenerGuard
 
@@ -55,19 +51,14 @@ SAY_EVERY_MS = 10_000.0
 
 
 class StalledCopy(NamedTuple):
-    """A copy that makes no progress; times are monotonic ms."""
-
     role: TaskRole
     stalled: StalledTask
 
 
 class StalledCopies:
     """The copies that make no progress, and why: each waits by itself, and the others go on. Owned
-    by the updater's thread; any thread may call `stalled`.
-
-    Kafka Streams ends a client whose standby task makes no progress for ``task.timeout.ms``. Here
-    the instance goes on processing: the log has an error, and the copy goes on waiting.
-    """
+    by the updater's thread; any thread may call `stalled`. Unlike Kafka Streams the instance does
+    not end after ``task.timeout.ms``: it logs an error."""
 
     def __init__(self, timeouts: TaskTimeouts, clock: Clock) -> None:
         self._timeouts = timeouts
@@ -76,15 +67,13 @@ class StalledCopies:
         self._moved_ms: dict[TaskId, float] = {}
         """When each copy last made progress, or was last found to be stalled."""
         self._over: set[TaskId] = set()
-        """Copies whose time-out has been logged."""
         self._said_ms: dict[TaskId, float] = {}
-        self._stalled: Mapping[TaskId, StalledCopy] = {}
 
     def failed(
         self, tasks: Mapping[TaskId, TaskRole], cause: str, *, rests_after_ms: float | None = None
     ) -> None:
-        """One more attempt failed for each task. ``rests_after_ms``: for how long it delayed the
-        other tasks; these rest for a while. None: they are tried again at once."""
+        """One more attempt failed. ``rests_after_ms``: for how long it delayed the other tasks;
+        None: the task is tried again at once."""
         now_ms = self._clock.monotonic_ms()
         for task, role in tasks.items():
             self._roles[task] = role
@@ -101,18 +90,13 @@ class StalledCopies:
                 )
         if rests_after_ms is not None:
             self._timeouts.rest(tasks, now_ms, rests_after_ms)
-        self._publish()
 
     def progressed(self, task: TaskId) -> None:
-        """The copy was opened, got records, or has reached the end."""
         self._moved_ms[task] = self._clock.monotonic_ms()
         if task in self._roles:
             self._forget(task)
-            self._publish()
 
     def behind(self, task: TaskId, role: TaskRole, where: str, cause: str = "") -> None:
-        """The copy lags and got nothing in this round. ``where``: a log; ``cause``: the reason, if
-        it is known."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._moved_ms.setdefault(task, now_ms) >= STALLED_MS:
             self._moved_ms[task] = now_ms
@@ -120,7 +104,6 @@ class StalledCopies:
             self.failed({task: role}, cause or silent)
 
     def stand_still(self) -> None:
-        """The instance is paused: time does not count."""
         now_ms = self._clock.monotonic_ms()
         self._moved_ms = dict.fromkeys(self._moved_ms, now_ms)
 
@@ -129,28 +112,22 @@ class StalledCopies:
         for task in gone:
             self._forget(task)
             self._moved_ms.pop(task, None)
-        if gone:
-            self._publish()
 
     def resting(self) -> Set[TaskId]:
         return self._timeouts.resting(self._clock.monotonic_ms())
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        """Copies that make no progress, as of the last round."""
-        return self._stalled
+        return {
+            task: StalledCopy(role, stalled)
+            for task, stalled in self._timeouts.stalled().items()
+            if (role := self._roles.get(task)) is not None
+        }
 
     def _forget(self, task: TaskId) -> None:
         self._timeouts.progressed(task)
         self._roles.pop(task, None)
         self._said_ms.pop(task, None)
         self._over.discard(task)
-
-    def _publish(self) -> None:
-        self._stalled = {
-            task: StalledCopy(self._roles[task], stalled)
-            for task, stalled in self._timeouts.stalled().items()
-            if task in self._roles
-        }
 
 
 def concerned(
@@ -168,46 +145,33 @@ TOUCH_PERIOD_MS = 300_000.0
 IDLE_WAIT_MS = 1_000.0
 FAULT_PAUSE_MS = 500.0
 HOT_AGAIN_MS = 10_000.0
-"""A warm-up that is still one after this time reports again that it has caught up: on a busy log
-the leader of the group may have seen it a little behind."""
+"""A warm-up reports again after this time: the leader may have seen it a little behind."""
 HOT_AGAIN_AT_MOST_MS = 600_000.0
-"""A standby that fell behind reports again that it has caught up, each time after twice the wait: a
-standby that often falls behind must not cost the group a rebalance each time."""
+"""A standby that falls behind often must not cost the group a rebalance each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdaterServices:
-    """Effects of the updater, all called on its thread.
-
-    Attributes:
-        open_follower: a reader over no partition yet; each role has one.
-        states: the present state of changelog partitions (for `restore_plan.restore_plan`).
-        stable_ends: last stable offsets, of logs whose leaders answer.
-        prepare(task, store, state, incarnation): the opened, claimed and judged store
-        (`restoration.prepare_store`).
-        distrust(task, store, reason): the next ``prepare`` rebuilds the store.
-        became_hot: a warm-up (or a standby that began cold or fell behind) has reached
-        ``acceptable.recovery.lag``; a warm-up reports it again after a while, a standby that falls
-        behind often ever more seldom.
-        restores: gets the progress of warm-ups; must not raise (`listeners.RestoreTracker`).
-        standbys: the user's listener, if any; its errors are logged.
-        paused: no copy reads; measurements and commands go on.
-        taken(task, changelog, position, chunk): the records of a chunk that enter the store.
-        doubt_topics: logs of these topics lack the records to be read next, so the topics may have
-        been created again.
-    """
+    """Effects of the updater, all called on its thread. ``open_follower``: a reader over no
+    partition yet; each role has one. ``stable_ends``: last stable offsets, of logs whose leaders
+    answer. ``prepare(task, store, state, incarnation)``: the opened, claimed and judged store.
+    ``distrust(task, store, reason)``: the next ``prepare`` rebuilds the store. ``became_hot``: a
+    copy has reached ``acceptable.recovery.lag``. ``restores``: gets the progress of warm-ups; must
+    not raise. ``standbys``: the user's listener. ``paused``: no copy reads. ``taken(task,
+    changelog, position, chunk)``: the records of a chunk that enter the store. ``doubt_topics``:
+    logs of these topics lack the next records, so the topics may have been created again."""
 
     open_follower: Callable[[], Follower]
     states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]]
     stable_ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
     prepare: Callable[[TaskId, str, ChangelogState, str], PreparedStore]
     distrust: Callable[[TaskId, str, str], None]
+    restores: RestoreListener
     became_hot: Callable[[TaskId], None] = lambda task: None
-    restores: RestoreListener = field(default_factory=SilentListener)
     standbys: Callable[[], StandbyUpdateListener | None] = lambda: None
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
-    taken: Callable[[TaskId, TopicPartition, int, FoldedChunk], FoldedChunk] = (
+    taken: Callable[[TaskId, TopicPartition, int, Chunk], Chunk] = (
         lambda task, changelog, position, chunk: chunk
     )
     doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
@@ -216,8 +180,8 @@ class UpdaterServices:
 
 
 class StateUpdater:
-    """Follows tasks; `run_once` is the loop's body. `add`, `drop`, `set_role`, `followed` may be
-    called from any thread."""
+    """Follows tasks; `run_once` is the loop's body. What stands above it is safe from any
+    thread."""
 
     def __init__(
         self,
@@ -233,7 +197,6 @@ class StateUpdater:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._tasks: dict[TaskId, CopiedTask] = {}
         self._waiting: dict[TaskId, StandbyTask] = {}
-        """Not opened yet."""
         self._owner: dict[TopicPartition, TaskId] = {}
         self._lanes = CopyLanes(services.open_follower)
         self._guard = ListenerGuard("standby update listener")
@@ -241,7 +204,6 @@ class StateUpdater:
         self._unheard: Set[TaskId] = frozenset()
         """Tasks with a log of which the brokers last returned no end."""
         self._ends: Mapping[TopicPartition, int] = {}
-        """Last stable offsets as last read."""
         self._followed: Mapping[TaskId, FollowedTask] = {}
         self._places: Mapping[TaskId, tuple[TaskStore, ...]] = {}
         self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
@@ -251,8 +213,7 @@ class StateUpdater:
     # --- called from other threads ---------------------------------------------------------------
 
     def add(self, tasks: Sequence[StandbyTask]) -> None:
-        """Follow these tasks from now on; they belong to the updater until `drop` gives them
-        back."""
+        """Follow these tasks; they belong to the updater until `drop` gives them back."""
         self._command(lambda: self._take(tasks))
 
     def drop(
@@ -261,8 +222,8 @@ class StateUpdater:
         reason: SuspendReason,
         done: Callable[[Sequence[StandbyTask]], None],
     ) -> None:
-        """Release tasks after the present round; ``done`` gets them on the updater's thread, with
-        open stores. It is called in any case."""
+        """Release tasks after the present round; ``done`` gets them, with open stores, in any case
+        and on the updater's thread."""
         self._command(lambda: self._let_go(frozenset(tasks), reason, done))
 
     def set_role(self, task: TaskId, role: TaskRole) -> None:
@@ -277,20 +238,16 @@ class StateUpdater:
         return self._followed
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
-        """The stores of every followed task, as of the last round."""
         return self._places
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        """Copies that make no progress, as of the last round."""
         return self._stalled.stalled()
 
     def start(self) -> None:
-        """Run on a thread of its own until `close`."""
         self._running = self._services.spawn(self._services.name, self._run)
 
     def close(self) -> None:
-        """End after the present round and close the stores, marked as fresh where they are at the
-        end."""
+        """End after the present round and close the stores, fresh where they are at the end."""
         self._stop.set()
         self.wake.set()
         if self._running is not None:
@@ -321,8 +278,7 @@ class StateUpdater:
                 self._start_over()
 
     def run_once(self) -> None:
-        """One round: commands, new tasks, records, measurements. RetriableError if the brokers do
-        not answer."""
+        """One round: commands, new tasks, records, measurements. RetriableError without brokers."""
         self.wake.clear()
         self._take_commands()
         self._open_waiting()
@@ -341,8 +297,7 @@ class StateUpdater:
         self._report()
 
     def _start_over(self) -> None:
-        """After a fault of the reader or of a store: open everything anew, after a while. Tasks may
-        be dropped meanwhile."""
+        """After a fault of the reader or of a store: open everything anew, after a while."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         self._owner.clear()
@@ -517,7 +472,6 @@ class StateUpdater:
                     self._rebuild(self._tasks[task_id], tp, reason)
 
     def _note_stalled(self, moved: Collection[TaskId], fault: RetriableError | None = None) -> None:
-        """After a round that brought ``moved`` forward, and met ``fault``."""
         waiting = self._lanes.far_behind()
         for task_id, task in self._tasks.items():
             if task_id in self._unheard:
@@ -534,7 +488,7 @@ class StateUpdater:
                 cause = str(fault) if of_it else ""
                 self._stalled.behind(task_id, task.task.role, str(behind[0]), cause)
 
-    def _load(self, task: CopiedTask, store: CopiedStore, chunk: FoldedChunk) -> None:
+    def _load(self, task: CopiedTask, store: CopiedStore, chunk: Chunk) -> None:
         at = store.progress.position
         chunk = self._services.taken(task.task.id, store.progress.changelog, at, chunk)
         at_end = store.end is not None and chunk.next_position >= store.end
@@ -561,12 +515,10 @@ class StateUpdater:
         if store.restoring:
             self._services.restores.batch_restored(store.progress, records)
         elif records:
-            progress = store.progress
-            self._tell_standby("batch_loaded", lambda user: user.batch_loaded(progress, records))
+            self._tell_standby("batch_loaded", store.progress, records)
 
     def _rebuild(self, task: CopiedTask, tp: TopicPartition, reason: str) -> None:
-        """The changelog begins behind the store's position: the store missed deletes, so it cannot
-        be trusted (scenario 13)."""
+        """The changelog begins behind the store's position: it missed deletes (scenario 13)."""
         store = task.stores[tp]
         self._services.distrust(task.task.id, store.progress.store, reason)
         del self._tasks[task.task.id]
@@ -663,8 +615,7 @@ class StateUpdater:
                 self._touch_one(store)
 
     def _touch_one(self, store: CopiedStore) -> None:
-        """Note in the store that it has followed its changelog until now. A store without such a
-        note for too long is rebuilt."""
+        """Note that the store has followed its changelog until now; without it, it is rebuilt."""
         if store.end is not None and store.progress.position >= store.end:
             store.store.touch(self._clock.now_ms())
 
@@ -673,21 +624,19 @@ class StateUpdater:
             store.restoring = True
             self._services.restores.restore_start(store.progress)
         else:
-            self._tell_standby("update_start", lambda user: user.update_start(store.progress))
+            self._tell_standby("update_start", store.progress)
 
     def _tell_suspended(self, store: CopiedStore, reason: SuspendReason) -> None:
         if store.restoring:
             store.restoring = False
             self._services.restores.restore_suspended(store.progress, reason.value)
         else:
-            self._tell_standby(
-                "update_suspended", lambda user: user.update_suspended(store.progress, reason)
-            )
+            self._tell_standby("update_suspended", store.progress, reason)
 
-    def _tell_standby(self, event: str, call: Callable[[StandbyUpdateListener], object]) -> None:
+    def _tell_standby(self, event: str, *about: object) -> None:
         listener = self._services.standbys()
         if listener is not None:
-            self._guard.tell(event, lambda: call(listener))
+            self._guard.tell(event, lambda: getattr(listener, event)(*about))
 
 
 # --- a reader and a budget for each role ----------------------------------------------------------
@@ -697,9 +646,8 @@ ROUND_WAIT_S = 0.05
 
 @dataclass(frozen=True)
 class RoundBudget:
-    """The limits of one role in one round: ``records`` near the ends of its changelogs, over all
-    its partitions, and ``bulk_bytes`` of keys and values far behind. The chunks are loaded before
-    the next role is read."""
+    """Limits of one role in one round, over all its partitions: ``records`` near the ends of its
+    changelogs, and ``bulk_bytes`` of keys and values far behind."""
 
     records: int
     bulk_bytes: int
@@ -710,16 +658,13 @@ BUDGETS: Mapping[TaskRole, RoundBudget] = {
     TaskRole.WARMUP: RoundBudget(5_000, 1 << 20),
     TaskRole.STANDBY: RoundBudget(5_000, 1 << 18),
 }
-"""In the order of the round. If both lag, a warm-up gets four fifths. A round bounds how long a
-promotion waits; larger slices are no cheaper (measured: 0.9 to 1.1 us of a core for a record from
-256 KiB on, message by message 2.5)."""
+"""In the order of the round. A round bounds how long a promotion waits; larger slices are no
+cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by message 2.5)."""
 
 
 class FollowedRound(Protocol):
-    """See `everflow.kafka.reading.copy_follower.FollowedRound`."""
-
     @property
-    def chunks(self) -> Mapping[TopicPartition, FoldedChunk]: ...
+    def chunks(self) -> Mapping[TopicPartition, Chunk]: ...
     @property
     def gone(self) -> Mapping[TopicPartition, str]: ...
 
@@ -743,8 +688,8 @@ class Follower(Protocol):
 
 
 class CopyLanes:
-    """One `Follower` per role, opened with its first partition; owned by one thread. So standbys
-    never delay a warm-up, for which the group waits, and a warm-up never starves the standbys."""
+    """One `Follower` per role; owned by one thread. So standbys never delay a warm-up, for which
+    the group waits, and a warm-up never starves the standbys."""
 
     def __init__(self, open_follower: Callable[[], Follower]) -> None:
         self._open_follower = open_follower
@@ -792,7 +737,6 @@ class CopyLanes:
             raise fault
 
     def far_behind(self) -> Set[TopicPartition]:
-        """Partitions that are read in bulk, or wait for it."""
         return {tp for follower in self._followers.values() for tp in follower.far_behind}
 
     def rest(self) -> None:
@@ -816,9 +760,8 @@ RATE_WINDOW_MS = 5_000.0
 
 @dataclass(frozen=True)
 class FollowedTask:
-    """Measurements of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets
-    against the last stable offsets (None: not measured yet), ``rate`` in records/s over the last
-    seconds, ``remaining_s`` until the end at that rate."""
+    """One followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets against the last
+    stable ones (None: not measured yet), ``rate`` in records/s, ``remaining_s`` until the end."""
 
     role: TaskRole
     offset_sum: int
@@ -846,9 +789,7 @@ class CopiedTask:
     cold: bool = False
     hot: bool = False
     said_ms: float = float("-inf")
-    """When it was last reported as hot."""
     quiet_ms: float = 0.0
-    """For how long it is not reported again."""
     loaded: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lag(self) -> int | None:

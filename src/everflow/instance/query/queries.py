@@ -1,33 +1,24 @@
-"""Queries stores while tasks come and go: the replicas that may be read here, and the hosts of
-others (KIP-67, KIP-535).
-
-`InteractiveQueries` has the user's methods, a part of `KafkaStreams`; `StoreQueries` decides, over
-ports.
-"""
+"""Queries stores while tasks come and go: the replicas here, and the hosts of others (KIP-67).
+`InteractiveQueries` has the user's methods; `StoreQueries` decides, over ports."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+from kafka.partitioner.default import murmur2
+
+from everflow.assignment.user_data import HostTasks, hosts_of
 from everflow.clock import Clock
-from everflow.errors import RetriableError, StoreMismatchError
+from everflow.columns.key_partitions import MURMUR2
+from everflow.errors import EverflowError, RetriableError, StoreMismatchError
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.key_metadata import (
-    Hosts,
-    KeyQueryMetadata,
-    Partitioner,
-    StoreSite,
-    StreamsMetadata,
-    default_partitioner,
-    metadata_for_key,
-    metadata_of_hosts,
-    store_partitioner,
-    topics_into_stores,
-)
 from everflow.instance.query.store_query import (
     ReadOnlyKeyValueStore,
     ReadOnlySessionStore,
@@ -40,7 +31,11 @@ from everflow.instance.query.store_query import (
 )
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.task import TaskStore
+from everflow.kafka.admin import user_data_of_group
+from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId, TopicPartition
+from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder, value_reader
 from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
     StaleStateError,
@@ -51,8 +46,153 @@ from everflow.snapshots.query_errors import StoreNotFoundError as StoreNotFoundE
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
-from everflow.topology.partitioners import key_partitioners
-from everflow.topology.program import Topology
+from everflow.topology.partitioners import (
+    KeyPartitioner,
+    key_partitioners,
+    partitions_of,
+    topics_into_stores,
+)
+
+log = logging.getLogger("everflow")
+
+Partitioner = Callable[[bytes, int], int]
+"""``(key bytes, partition count) -> partition``."""
+
+
+Hosts = Mapping[str, HostTasks]
+"""Tasks by ``application.server``; instances without one are not in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSite:
+    """A store of the running topology, which the tasks ``subtopology`` x ``range(partitions)``
+    have, and its values' decoder (`PhysicalPlan.value_decoder`)."""
+
+    spec: StoreSpec
+    subtopology: int
+    partitions: int
+    decode: Callable[[bytes], Any]
+    everywhere: bool = False
+    results: ResultDecoder | None = None
+    partitioner: Partitioner | None = None
+
+    @cached_property
+    def value_reader(self) -> Callable[[bytes], Any] | None:
+        return value_reader(self.results or self.spec.value_serde)
+
+    def task(self, partition: int) -> TaskId:
+        return TaskId(self.subtopology, partition)
+
+
+@dataclass(frozen=True)
+class KeyQueryMetadata:
+    """Where a key is (KIP-535).
+
+    ``active_host``: end point (``application.server``) of the instance whose task processes it,
+    None where that is not known:
+    the task is being handed over, or its instance has no end point. ``standby_hosts``: end points
+    with a standby, sorted; a ``stale=True`` query can be sent there. ``partition``: of the store.
+    ``lag``: how many offsets the copy on the instance that was asked is behind its changelog now, 0
+    for its own active task; None where it has no copy, or the brokers do not say.
+    """
+
+    active_host: str | None
+    standby_hosts: tuple[str, ...]
+    partition: int
+    lag: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamsMetadata:
+    """An instance's stores and inputs, of active tasks and of standbys, as of a rebalance."""
+
+    host: str
+    store_names: frozenset[str] = frozenset()
+    topic_partitions: frozenset[TopicPartition] = frozenset()
+    standby_store_names: frozenset[str] = frozenset()
+    standby_topic_partitions: frozenset[TopicPartition] = frozenset()
+
+
+def default_partitioner(key: bytes, partitions: int) -> int:
+    """As Java's and everflow's producers: murmur2, sign bit cleared. librdkafka's own is
+    another."""
+    return (_hashed(key) & 0x7FFFFFFF) % partitions
+
+
+@lru_cache(maxsize=1_024)  # readers come back to some keys, and it is a loop of Python
+def _hashed(key: bytes) -> int:
+    return int(murmur2(key))
+
+
+def store_partitioner(by: KeyPartitioner | None, topic: str, serde: Serde) -> Partitioner | None:
+    if by is None or by == MURMUR2:
+        return None
+    return lambda key, partitions: int(
+        partitions_of(by, topic, pa.array([key], pa.binary()), serde, partitions)[0]
+    )
+
+
+def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> KeyQueryMetadata:
+    task = site.task(partition)
+    active = [host for host, tasks in (hosts or {}).items() if task in tasks.active]
+    standby = sorted(host for host, tasks in (hosts or {}).items() if task in tasks.standby)
+    return KeyQueryMetadata(active[0] if active else None, tuple(standby), partition)
+
+
+# --- the hosts of the last rebalance (note 005) ---------------------------------------------------
+# The leader sends them, or leaves them out if they are too large to send: then they are read from
+# the group.
+
+RETRY_MS = 1_000.0
+
+
+class HostMap:
+    """``describe`` reads the user data of all members, which takes a while. Safe from any
+    thread."""
+
+    group: GroupSettings | None = None
+
+    def __init__(
+        self,
+        clock: Clock,
+        describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group,
+    ) -> None:
+        self._clock = clock
+        self._describe = describe
+        self._reading = threading.Lock()
+        self._generation = -1
+        self._hosts: Mapping[str, HostTasks] | None = None
+        self._next_read_ms = 0.0
+
+    def replace(self, generation: int, hosts: Mapping[str, HostTasks] | None) -> None:
+        """A rebalance has ended; None: the map was left out. Returns at once."""
+        self._generation, self._hosts, self._next_read_ms = generation, hosts, 0.0
+
+    def known(self) -> Mapping[str, HostTasks]:
+        return self._hosts or {}
+
+    def hosts(self) -> Mapping[str, HostTasks] | None:
+        """Tasks by end point; None: not known. A map that was left out is read once for each
+        generation, while other callers wait; after a failure at most once a second."""
+        group = self.group
+        if self._hosts is not None or self._generation < 0 or group is None:
+            return self._hosts
+        with self._reading:
+            generation, now_ms = self._generation, self._clock.monotonic_ms()
+            if self._hosts is not None or now_ms < self._next_read_ms:
+                return self._hosts
+            try:
+                found = hosts_of(self._describe(group))
+            except EverflowError as error:
+                log.warning("The hosts of the stores cannot be read from the group: %s", error)
+                found = {}
+            if generation == self._generation and self._hosts is None:
+                self._hosts = found or None
+                self._next_read_ms = now_ms + RETRY_MS
+            return self._hosts
+
+
+# --- the queries ----------------------------------------------------------------------------------
 
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
 STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
@@ -61,7 +201,6 @@ STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
     "window": ReadOnlyWindowStore,
     "session": ReadOnlySessionStore,
 }
-"""Queries by `StoreSpec.kind`."""
 ENDS_AGE_MS = 1_000.0
 """Maximal age of a changelog's end that a query's ``max_lag`` is compared with."""
 
@@ -69,8 +208,8 @@ TaskStores = Mapping[TaskId, Sequence[TaskStore]]
 
 
 class LagInfo(NamedTuple):
-    """Progress of a replica, in offsets of its changelog: ``position`` is the next one to read,
-    ``lag`` = ``end`` - ``position``, never negative."""
+    """``position``: the next changelog offset to read; ``lag`` = ``end`` - ``position``, never
+    negative."""
 
     position: int
     end: int
@@ -79,13 +218,10 @@ class LagInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryPorts:
-    """The instance as queries need it; called from the users' threads, with every query.
-
-    ``running``: stores of the active tasks that process here. ``global_stores``: those of global
-    tables. ``copies``: those of standbys, warm-ups and tasks that are being restored here.
-    ``hosts``: the hosts of the last rebalance, None = not known. ``ends``: log ends of changelog
-    partitions, a request to the brokers (RetriableError without an answer). ``draining``: the
-    stream threads of an instance that is being closed still work."""
+    """The instance as queries need it; called from the users' threads. ``running``: stores of the
+    active tasks that process here; ``copies``: of standbys, warm-ups and tasks that are being
+    restored. ``hosts``: of the last rebalance, None = not known. ``ends``: asks the brokers
+    (RetriableError). ``draining``: the threads of an instance that is being closed still work."""
 
     state: Callable[[], ClientState]
     running: Callable[[], TaskStores]
@@ -97,8 +233,7 @@ class QueryPorts:
 
 
 class StoreQueries:
-    """Answers where content is and opens it for reading; see `InteractiveQueries`. Safe from any
-    thread."""
+    """Answers where content is and opens it for reading. Safe from any thread."""
 
     def __init__(
         self,
@@ -108,56 +243,16 @@ class StoreQueries:
         ports: QueryPorts,
         clock: Clock,
     ) -> None:
-        """``own_host``: this instance's ``application.server``, empty = none. ``inputs``: the
-        partitions that a task reads."""
+        """``own_host``: this instance's ``application.server``. ``inputs``: what a task reads."""
         self._sites = {site.spec.name: site for site in sites}
+        found = self._sites.items()
+        self._everywhere = frozenset(name for name, site in found if site.everywhere)
         self._inputs = inputs
         self._own_host = own_host
         self._ports = ports
         self._clock = clock
         self._lock = threading.Lock()
         self._ends: dict[TopicPartition, tuple[int, float]] = {}
-
-    def store(
-        self,
-        name: str,
-        partition: int | None,
-        stale: bool,
-        max_lag: int | None,
-        partitioner: Partitioner | None,
-    ) -> ReadOnlyStore:
-        site = self.site(name)
-        given: Any = partition
-        if isinstance(given, str) and not given.isdigit():
-            kind = STORE_KINDS[site.spec.kind].__name__
-            raise TypeError(
-                f"store({name!r}) is a {kind} already; the second argument is a partition, not "
-                f"{given!r}."
-            )
-        if (
-            partition is not None
-            and not 0 <= whole_number(partition, "partition") < site.partitions
-        ):
-            raise ValueError(
-                f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}."
-            )
-        if max_lag is not None and whole_number(max_lag, "max_lag") < 0:
-            raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
-        if max_lag is not None and not stale:
-            raise ValueError(
-                "max_lag bounds how far a copy may be behind: it goes with stale=True."
-            )
-        access = _Access(
-            queries=self,
-            site=site,
-            partition=partition,
-            stale=stale,
-            max_lag=max_lag,
-            partitioner=partitioner,
-        )
-        return STORE_KINDS[site.spec.kind](
-            site.spec, StoreReader(access), site.decode, site.results
-        )
 
     @property
     def sites(self) -> dict[str, StoreSite]:
@@ -171,27 +266,36 @@ class StoreQueries:
             raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
         return site
 
-    def key_metadata(
-        self, name: str, key: Any, partitioner: Partitioner | None
-    ) -> KeyQueryMetadata:
-        site = self.site(name)
-        partition = partition_of(site, key_bytes(site.spec, key), partitioner)
+    def place(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
         if site.everywhere:  # whoever is asked has it
-            lag = self.lag_here(site, partition)
-            return KeyQueryMetadata(self._own_host or None, (), partition, lag)
-        return replace(
-            metadata_for_key(site, partition, self._ports.hosts()),
-            lag=self.lag_here(site, partition),
-        )
+            return KeyQueryMetadata(self._own_host or None, (), partition)
+        return metadata_for_key(site, partition, self._ports.hosts())
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
-        """The instances, or those that have the store, active or as a standby."""
         if name is not None:
             self.site(name)
-        found = metadata_of_hosts(self._ports.hosts(), self._sites.values(), self._inputs)
+        hosts = sorted((self._ports.hosts() or {}).items())
+        found = [
+            StreamsMetadata(
+                host,
+                self._stores_of(tasks.active) | self._everywhere,
+                self._read_by(tasks.active),
+                self._stores_of(tasks.standby),
+                self._read_by(tasks.standby),
+            )
+            for host, tasks in hosts
+        ]
         return tuple(
             m for m in found if name is None or name in m.store_names | m.standby_store_names
         )
+
+    def _stores_of(self, tasks: frozenset[TaskId]) -> frozenset[str]:
+        here, sites = {task.subtopology for task in tasks}, self._sites.items()
+        names = (name for name, site in sites if site.subtopology in here)
+        return frozenset(names) - self._everywhere
+
+    def _read_by(self, tasks: frozenset[TaskId]) -> frozenset[TopicPartition]:
+        return frozenset(tp for task in tasks for tp in self._inputs(task))
 
     def lags(self) -> dict[str, dict[int, LagInfo]]:
         self.require_serving()
@@ -218,8 +322,8 @@ class StoreQueries:
     # --- for `_Access` ----------------------------------------------------------------------------
 
     def require_serving(self) -> None:
-        """InvalidStateStoreError unless the instance is between start and close; while it drains,
-        the tasks that still run here are read like before."""
+        """InvalidStateStoreError unless the instance is between start and close, or still
+        drains."""
         state = self._ports.state()
         draining = state is ClientState.PENDING_SHUTDOWN and self._ports.draining()
         if state not in SERVING and not draining:
@@ -233,16 +337,13 @@ class StoreQueries:
             )
 
     def running(self, site: StoreSite) -> dict[int, TaskStore]:
-        """Copies of active tasks here, or of a global table, by partition."""
         here = self._ports.global_stores() if site.everywhere else self._ports.running()
         return _of_store(site, here)
 
     def copies(self, site: StoreSite) -> dict[int, TaskStore]:
-        """Other replicas here, by partition."""
         return _of_store(site, self._ports.copies())
 
     def refuse(self, site: StoreSite, partition: int) -> InvalidStateStoreError:
-        """The error for a partition that cannot be read here, with the cure."""
         place = f"Partition {partition} of store {site.spec.name!r}"
         found = metadata_for_key(site, partition, self._ports.hosts())
         copy = partition in self.copies(site)
@@ -265,7 +366,6 @@ class StoreQueries:
         )
 
     def refuse_all(self, site: StoreSite) -> InvalidStateStoreError:
-        """The error for a store of which nothing can be read here."""
         message = f"No task with store {site.spec.name!r} runs on this instance now"
         if self.copies(site) or self._ports.state() is ClientState.REBALANCING:
             return StateMovingError(
@@ -280,8 +380,6 @@ class StoreQueries:
         return InvalidStateStoreError(f"{message}: {where}.")
 
     def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
-        """StaleStateError if the copy is further behind than ``max_lag``; without a changelog there
-        is nothing to lag behind."""
         if store.changelog is None:
             return
         lag = max(0, self._end(store.changelog) - (_position(store.path) or 0))
@@ -298,8 +396,7 @@ class StoreQueries:
             )
 
     def lag_here(self, site: StoreSite, partition: int) -> int | None:
-        """The lag of the replica on this instance, in offsets; None without one, or without an
-        answer of the brokers."""
+        """The lag of the replica here, in offsets; None without one, or without an answer."""
         running = self.running(site)
         if partition in running and not site.everywhere:
             return 0
@@ -326,8 +423,6 @@ class StoreQueries:
 
 @dataclass(frozen=True, kw_only=True)
 class _Access:
-    """`store_query.StoreAccess` of one query's options."""
-
     queries: StoreQueries
     site: StoreSite
     partition: int | None
@@ -407,18 +502,48 @@ class InteractiveQueries:
             name: as in the topology.
             partition: only this one; None = all that are here.
             stale: read also the copies of standbys, warm-ups and tasks being restored here
-            (KIP-535): committed content, but
-                of some time ago.
+                (KIP-535): committed content, but of some time ago.
             max_lag: how far such a copy may be behind its changelog, in offsets, the end not older
-            than one second; a query
-                that finds it further behind raises StaleStateError. None = any lag.
+                than one second, else StaleStateError. None = any lag.
             partitioner: how whoever writes the input topics partitions keys, a function of (key
-            bytes, number of partitions); None = as the program's sources say.
+                bytes, number of partitions); None = as the program's sources say.
 
         Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be;
         InvalidStateStoreError if the instance does not run, as do the store's own methods.
         """
-        return self._asked().store(name, partition, stale, max_lag, partitioner)
+        queries = self._asked()
+        site = queries.site(name)
+        given: Any = partition
+        if isinstance(given, str) and not given.isdigit():
+            kind = STORE_KINDS[site.spec.kind].__name__
+            raise TypeError(
+                f"store({name!r}) is a {kind} already; the second argument is a partition, not "
+                f"{given!r}."
+            )
+        if (
+            partition is not None
+            and not 0 <= whole_number(partition, "partition") < site.partitions
+        ):
+            raise ValueError(
+                f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}."
+            )
+        if max_lag is not None and whole_number(max_lag, "max_lag") < 0:
+            raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
+        if max_lag is not None and not stale:
+            raise ValueError(
+                "max_lag bounds how far a copy may be behind: it goes with stale=True."
+            )
+        access = _Access(
+            queries=queries,
+            site=site,
+            partition=partition,
+            stale=stale,
+            max_lag=max_lag,
+            partitioner=partitioner,
+        )
+        return STORE_KINDS[site.spec.kind](
+            site.spec, StoreReader(access), site.decode, site.results
+        )
 
     def query_metadata_for_key(
         self, store: str, key: Any, partitioner: Partitioner | None = None
@@ -428,7 +553,10 @@ class InteractiveQueries:
 
         Raises StoreNotFoundError, SerdeError (a key of another type).
         """
-        return self._asked().key_metadata(store, key, partitioner)
+        queries = self._asked()
+        site = queries.site(store)
+        partition = partition_of(site, key_bytes(site.spec, key), partitioner)
+        return replace(queries.place(site, partition), lag=queries.lag_here(site, partition))
 
     def streams_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
         """The instances that have a store, active or as a standby, by end point; empty while that
@@ -460,10 +588,10 @@ class InteractiveQueries:
 
 
 def store_queries(
-    topology: Topology, blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
+    blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
 ) -> StoreQueries:
-    topics = topics_into_stores(topology, blueprint.application_id)
-    spread = key_partitioners(topology)
+    topics = topics_into_stores(blueprint.topology, blueprint.application_id)
+    spread, plan = key_partitioners(blueprint.topology), blueprint.plan
 
     def partitioner(spec: StoreSpec) -> Partitioner | None:
         prefix = f"{blueprint.application_id}-"
@@ -473,55 +601,31 @@ def store_queries(
                 return store_partitioner(spread[name], topic, spec.key_serde)
         return None
 
-    sites = [
-        StoreSite(
+    def site(spec: StoreSpec, subtopology: int, partitions: int, everywhere: bool) -> StoreSite:
+        return StoreSite(
             spec=spec,
             subtopology=subtopology,
-            partitions=max(blueprint.partitions[topic] for topic in topics[spec.name]),
-            decode=blueprint.plan.value_decoder(spec.name),
-            results=blueprint.plan.value_results(spec.name),
-            partitioner=partitioner(spec),
+            partitions=partitions,
+            decode=plan.value_decoder(spec.name),
+            everywhere=everywhere,
+            results=plan.value_results(spec.name),
+            partitioner=None if everywhere else partitioner(spec),
         )
-        for subtopology, specs in blueprint.stores.items()
+
+    sites = [
+        site(spec, index, max(blueprint.partitions[topic] for topic in topics[spec.name]), False)
+        for index, specs in blueprint.stores.items()
         for spec in specs
     ]
-    sites += [
-        StoreSite(
-            spec=table.store,
-            subtopology=table.subtopology,
-            partitions=blueprint.global_partitions[table.source.topic],
-            decode=blueprint.plan.value_decoder(table.store.name),
-            everywhere=True,
-            results=blueprint.plan.value_results(table.store.name),
-        )
-        for table in blueprint.plan.global_tables
-    ]
-    sites += [
-        StoreSite(
-            spec=table.store,
-            subtopology=table.subtopology,
-            partitions=1,
-            decode=blueprint.plan.value_decoder(table.store.name),
-            everywhere=True,
-            results=blueprint.plan.value_results(table.store.name),
-        )
-        for table in blueprint.plan.loaded_tables
-    ]
-
-    def inputs(task: TaskId) -> list[TopicPartition]:
-        read = blueprint.inputs.get(task.subtopology, ())
-        return [
-            TopicPartition(topic, task.partition)
-            for topic in read
-            if task.partition < blueprint.partitions[topic]
-        ]
-
-    return StoreQueries(sites, inputs, own_host, ports, clock)
+    for table in plan.global_tables:
+        partitions = blueprint.global_partitions[table.source.topic]
+        sites.append(site(table.store, table.subtopology, partitions, True))
+    sites += [site(loaded.store, loaded.subtopology, 1, True) for loaded in plan.loaded_tables]
+    return StoreQueries(sites, blueprint.inputs_of, own_host, ports, clock)
 
 
 def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner | None) -> int:
-    """The partition of a key's bytes; None: as the program says. ValueError if the partitioner
-    names one that the store does not have."""
+    """ValueError if the partitioner names a partition that the store does not have."""
     chosen = partitioner or site.partitioner or default_partitioner
     partition = chosen(key, site.partitions)
     if not 0 <= partition < site.partitions:
@@ -543,8 +647,7 @@ def _of_store(site: StoreSite, tasks: TaskStores) -> dict[int, TaskStore]:
 
 
 def _position(path: Path) -> int | None:
-    """A copy's changelog position, 0 with nothing loaded; None where the copy went away
-    meanwhile."""
+    """A copy's changelog position, 0 with nothing loaded; None where it went away meanwhile."""
     try:
         return LmdbStore.open(path).position or 0
     except (StoreMismatchError, StoreClosedError):

@@ -1,9 +1,6 @@
-"""Read-only stores for users: committed content of this instance, page by page (KIP-67, D4).
-
-A read transaction pins the pages of a store, so none is open while the user's code runs: every page
-is one short transaction, copied before it is decoded. A page is one moment; a longer result is not,
-but each key comes once, in order.
-"""
+"""Read-only stores for users: committed content of this instance, page by page (KIP-67, D4). A read
+transaction pins the pages of a store, so none is open while the user's code runs: every page is one
+short transaction, copied before it is decoded."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
 
@@ -65,20 +61,16 @@ _Store = TypeVar("_Store", bound="ReadOnlyStore")
 
 
 class EntryPlace(NamedTuple):
-    """The place of an entry: its partition, and its key as stored."""
-
     partition: int
     key: bytes
 
 
 class StoreScan(Iterator[tuple[Any, Any]]):
-    """A longer result, entry by entry. ``place``: of the last entry that was returned, None before
-    the first; `ReadOnlyStore.behind` goes on from there."""
+    """A longer result, entry by entry. ``place``: of the last entry, None before the first."""
 
     def __init__(
         self, found: Iterator[tuple[EntryPlace, bytes]], decode: Callable[[bytes, bytes], Any]
     ) -> None:
-        """``decode``: turns a stored key and value into the user's."""
         self._found, self._decode = found, decode
         self.place: EntryPlace | None = None
 
@@ -93,22 +85,17 @@ class CopyAccess(Protocol):
     def readable(self) -> Sequence[int]:
         """Partitions with a readable copy here, sorted; empty if there is none."""
 
-    def require_some(self) -> None:
-        """Raises InvalidStateStoreError, with the reason, if there is none."""
+    def require_some(self) -> None: ...
 
     def path(self, partition: int) -> Path:
-        """Folder of a partition's replica; InvalidStateStoreError, with the reason, if there is
-        none or it lags too far."""
+        """Folder of a replica; InvalidStateStoreError if there is none or it lags too far."""
 
-    def active_paths(self) -> Mapping[int, Path]:
-        """Folders of the active tasks' copies, by partition."""
+    def active_paths(self) -> Mapping[int, Path]: ...
 
-    def home(self, key: bytes) -> int:
-        """The partition that a key belongs to."""
+    def home(self, key: bytes) -> int: ...
 
     @property
-    def stale(self) -> bool:
-        """True if replicas that lag are read, too."""
+    def stale(self) -> bool: ...
 
     def lag(self, partition: int) -> int | None:
         """Offsets that the partition's replica is behind its changelog; None: not known."""
@@ -117,11 +104,7 @@ class CopyAccess(Protocol):
 @dataclass(frozen=True)
 class StoreReader:
     """Pages of one store. It follows a store that is rebuilt at a new path, and fails once the task
-    has moved away.
-
-    ``page_entries`` and ``page_bytes`` bound the copy of one transaction; a single entry may be
-    larger.
-    """
+    has moved away. A single entry may be larger than ``page_bytes``."""
 
     access: CopyAccess
     page_entries: int = PAGE_ENTRIES
@@ -134,8 +117,7 @@ class StoreReader:
     def read(
         self, partition: int, body: Callable[[StoreSnapshot], _Read], path: Path | None = None
     ) -> _Read:
-        """``body`` on a snapshot of the partition's replica. InvalidStateStoreError. ``path``: its
-        last known path, None: not known."""
+        """``body`` on a snapshot of the partition's replica. ``path``: its last known path."""
 
         def shown(store: LmdbStore) -> _Read:
             with store.snapshot() as view:
@@ -211,8 +193,8 @@ class ReadOnlyStore:
         decode: Callable[[bytes], Any],
         results: ResultDecoder | None = None,
     ) -> None:
-        """``decode`` reads value bytes as the table shows them (`PhysicalPlan.value_decoder`),
-        ``results`` many of them (`PhysicalPlan.value_results`; None: those of the serde)."""
+        """``decode`` and ``results``: `PhysicalPlan.value_decoder` and
+        `PhysicalPlan.value_results`."""
         self.spec = spec
         self._reader = reader
         self._decode = decode
@@ -220,8 +202,7 @@ class ReadOnlyStore:
         self._behind: EntryPlace | None = None
 
     def behind(self: _Store, place: EntryPlace | None) -> _Store:
-        """The same store, whose longer results (iterators) begin behind this place; None: at their
-        begin. The query has to be the same as before, on the same replica."""
+        """The same store, whose iterators begin behind this place, for the same query."""
         found = copy.copy(self)
         found._behind = place
         return found
@@ -240,8 +221,7 @@ class ReadOnlyStore:
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """The number of entries of the readable partitions. Expired windows and sessions count
-        until they are removed."""
+        """Entries of the readable partitions; expired windows count until they are removed."""
         return sum(
             self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
         )
@@ -309,7 +289,6 @@ class ReadOnlyStore:
     def _entries(
         self, partition: int, start: bytes | None, end: bytes | None, reverse: bool
     ) -> Iterator[Entry]:
-        """The entries of a partition behind the end of an earlier result."""
         behind = self._behind
         if behind is not None and behind.partition == partition:
             if reverse:
@@ -319,8 +298,7 @@ class ReadOnlyStore:
         return self._reader.entries(partition, start, end, reverse)
 
     def _ready(self) -> Sequence[int]:
-        """The readable partitions. Raises at the call, not at the first entry, if one cannot be
-        read."""
+        """The readable partitions. Raises at the call, not at the first entry."""
         self._reader.access.require_some()
         partitions = self.partitions
         if self._behind is not None:  # else half a result would seem complete
@@ -342,7 +320,6 @@ class ReadOnlyStore:
     def _entries_of(
         self, key: bytes, asked: KeyRange, reverse: bool
     ) -> Iterator[tuple[EntryPlace, bytes]]:
-        """Entries of one key whose windows are in a range, from the first partition with some."""
         places = self._places_of(key) if self._behind is None else [self._behind.partition]
         for partition in places:
             found = False
@@ -357,9 +334,8 @@ class ReadOnlyStore:
         return self._decode_key(key), self._value(stored)
 
     def _places_of(self, key: bytes) -> Iterator[int]:
-        """The partitions to read for a key: its own, then the others that can be read here, for the
-        topic's writer may partition otherwise. If its own is not here, the last step raises: "not
-        found" would be a guess."""
+        """Its own partition, then the others here, for the topic's writer may partition otherwise.
+        If its own is not here, the last step raises: "not found" would be a guess."""
         home = self._reader.access.home(key)
         here = self.partitions
         if home in here:
@@ -372,8 +348,7 @@ class ReadOnlyStore:
             yield home  # it has arrived meanwhile
 
     def _can_be_read(self, partition: int) -> bool:
-        """False for a replica that lags too far, or by an unknown number, or was just closed: no
-        reason to refuse a key of another partition."""
+        """False is no reason to refuse a key of another partition."""
         try:
             self._reader.access.path(partition)
         except (InvalidStateStoreError, RetriableError):
@@ -394,12 +369,10 @@ class ReadOnlyStore:
 
 
 class ReadOnlyKeyValueStore(ReadOnlyStore):
-    """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore has them. See
-    `ReadOnlyStore`."""
+    """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore."""
 
     def get(self, key: Any) -> Any:
-        """The value of ``key``, None if there is none. StateElsewhereError if the key belongs to
-        another instance."""
+        """The value of ``key``, or None. StateElsewhereError if it belongs to another instance."""
         data = self._key_bytes(key)
         return self._lookup(data, data)
 
@@ -427,10 +400,9 @@ def values_at_home(
     keys: Sequence[tuple[bytes, bytes]],
     decode: Callable[[bytes], Any] | None = None,
 ) -> list[Any]:
-    """The values of many keys (as bytes, and as stored), each partition read at one moment. None if
-    the active task of the key's own partition has no value or is not here: a query of that key
-    alone tries the other partitions, or raises the reason. ``decode`` reads one value; None: they
-    are decoded together."""
+    """The values of many keys (as bytes, and as stored), each partition read at one moment. None: a
+    query of that key alone tries the other partitions, or raises the reason. ``decode`` reads one
+    value; None: they are decoded together."""
     reader = store._reader
     paths, asked = reader.access.active_paths(), defaultdict[int, list[int]](list)
     for number, (key, _) in enumerate(keys):
@@ -489,7 +461,11 @@ def rows_of(
             for partition in partitions:
                 lag = reader.access.lag(partition) if columns.lag else None
                 with opened(_copied(reader, partition, home)) as copy:
-                    blame = partial(_place_of, columns=columns, partition=partition)
+
+                    def blame(key: bytes, partition: int = partition) -> str:
+                        store = columns.spec.name
+                        return f"the key {key!r:.200} in partition {partition} of store {store!r}"
+
                     yield partition, batches(copy, columns, partition, blame, lag)
 
     return Rows(columns.schema, parts())
@@ -504,17 +480,41 @@ def _copied(reader: StoreReader, partition: int, home: Path) -> LmdbStore:
     return reader.of_copy(partition, copied)
 
 
-def _place_of(key: bytes, *, columns: EntryColumns, partition: int) -> str:
-    return f"the key {key!r:.200} in partition {partition} of store {columns.spec.name!r}"
-
-
 # --- session stores (KIP-94, KIP-617) -------------------------------------------------------------
 
 Session = tuple[Windowed, Any]
-"""Key with its session, and value."""
 
 
-class ReadOnlySessionStore(ReadOnlyStore):
+class _TimedStore(ReadOnlyStore):
+    """A store whose keys end with times. ``_times``: the names of an interval's arguments."""
+
+    _times: tuple[str, str]
+    _of_key: Callable[[bytes, int, int], KeyRange]
+    _of_keys: Callable[[bytes | None, bytes | None, int, int], KeyRange]
+
+    def _of(
+        self, key: Any, since: Any, until: Any, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        data = self._key_bytes(key)
+        asked = self._of_key(data, *_interval(since, until, *self._times))
+        return self._scan_of(data, asked, reverse=reverse)
+
+    def _between(
+        self, first: Any, last: Any, since: Any, until: Any, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        low = None if first is None else self._key_bytes(first)
+        high = None if last is None else self._key_bytes(last)
+        asked = self._of_keys(low, high, *_interval(since, until, *self._times))
+        return self._scan(*asked, reverse=reverse)
+
+
+def _interval(
+    since: Any, until: Any, first: str = "time_from", last: str = "time_to"
+) -> tuple[int, int]:
+    return whole_number(since, f"{first} (ms)"), whole_number(until, f"{last} (ms)")
+
+
+class ReadOnlySessionStore(_TimedStore):
     """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
     `ReadOnlyStore`.
 
@@ -523,6 +523,10 @@ class ReadOnlySessionStore(ReadOnlyStore):
     ``earliest_end`` or later and start at ``latest_start`` or earlier: those that touch the
     interval of time. Sessions whose retention is over are not shown.
     """
+
+    _times = ("earliest_end", "latest_start")
+    _of_key = staticmethod(sessions_of)
+    _of_keys = staticmethod(sessions_between)
 
     def fetch_session(self, key: Any, start: int, end: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if there is none."""
@@ -536,83 +540,63 @@ class ReadOnlySessionStore(ReadOnlyStore):
 
     def fetch(self, key: Any) -> Iterator[Session]:
         """All sessions of one key."""
-        return self._sessions_of(key, 0, TIME_MAX, reverse=False)
+        return self._of(key, 0, TIME_MAX)
 
     def backward_fetch(self, key: Any) -> Iterator[Session]:
         """`fetch`, the latest session first."""
-        return self._sessions_of(key, 0, TIME_MAX, reverse=True)
+        return self._of(key, 0, TIME_MAX, reverse=True)
 
     def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
         """The sessions of one key that touch an interval of time."""
-        return self._sessions_of(key, earliest_end, latest_start, reverse=False)
+        return self._of(key, earliest_end, latest_start)
 
     def backward_find_sessions(
         self, key: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Session]:
         """`find_sessions`, the latest session first."""
-        return self._sessions_of(key, earliest_end, latest_start, reverse=True)
+        return self._of(key, earliest_end, latest_start, reverse=True)
 
     def fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
-        """All sessions of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
-        return self._sessions_between(first, last, 0, TIME_MAX, reverse=False)
+        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        return self._between(first, last, 0, TIME_MAX)
 
     def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
         """`fetch_range` in the opposite order."""
-        return self._sessions_between(first, last, 0, TIME_MAX, reverse=True)
+        return self._between(first, last, 0, TIME_MAX, reverse=True)
 
     def find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Session]:
-        """`find_sessions` of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
-        return self._sessions_between(first, last, earliest_end, latest_start, reverse=False)
+        """`find_sessions` of these keys (`fetch_range`)."""
+        return self._between(first, last, earliest_end, latest_start)
 
     def backward_find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Session]:
         """`find_sessions_range` in the opposite order."""
-        return self._sessions_between(first, last, earliest_end, latest_start, reverse=True)
-
-    def _sessions_of(
-        self, key: Any, earliest_end: int, latest_start: int, *, reverse: bool
-    ) -> Iterator[Session]:
-        data = self._key_bytes(key)
-        asked = sessions_of(data, *_bounds(earliest_end, latest_start))
-        return self._scan_of(data, asked, reverse=reverse)
-
-    def _sessions_between(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int, *, reverse: bool
-    ) -> Iterator[Session]:
-        low = None if first is None else self._key_bytes(first)
-        high = None if last is None else self._key_bytes(last)
-        asked = sessions_between(low, high, *_bounds(earliest_end, latest_start))
-        return self._scan(*asked, reverse=reverse)
+        return self._between(first, last, earliest_end, latest_start, reverse=True)
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start, end = split_session_key(key)
         return Windowed(self.spec.key_serde.decode(inner), start, end)
 
 
-def _bounds(earliest_end: Any, latest_start: Any) -> tuple[int, int]:
-    return whole_number(earliest_end, "earliest_end (ms)"), whole_number(
-        latest_start, "latest_start (ms)"
-    )
-
-
 # --- window stores (KIP-67, KIP-617) --------------------------------------------------------------
 
 Window = tuple[Windowed, Any]
-"""Key with its window, and value."""
 
 
-class ReadOnlyWindowStore(ReadOnlyStore):
+class ReadOnlyWindowStore(_TimedStore):
     """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See
     `ReadOnlyStore`.
 
     Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are
     `Windowed`. Expired windows (retention) are not shown.
     """
+
+    _times = ("time_from", "time_to")
+    _of_key = staticmethod(windows_of)
+    _of_keys = staticmethod(windows_between)
 
     def fetch_window(self, key: Any, start: int) -> Any:
         """The value of ``key`` in the window that begins at ``start``, None if there is none."""
@@ -626,62 +610,41 @@ class ReadOnlyWindowStore(ReadOnlyStore):
     def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]: ...
 
     def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time. With one time it is `fetch_window`, as in Kafka
-        Streams."""
+        """The windows of one key, in order of time; with one time `fetch_window`."""
         if time_to is None:
             return self.fetch_window(key, time_from)
-        return self._windows_of(key, time_from, time_to, reverse=False)
+        return self._of(key, time_from, time_to)
 
     def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch`, the latest window first."""
-        return self._windows_of(key, time_from, time_to, reverse=True)
+        return self._of(key, time_from, time_to, reverse=True)
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """Windows of all keys in an interval of time, in the order of the store's bytes: those of
         the key, and behind them the window's start; where a key's bytes begin those of another one,
         that one's windows may lie between its own. On its way it passes the windows of other
         times."""
-        return self._windows_between(None, None, time_from, time_to, reverse=False)
+        return self._between(None, None, time_from, time_to)
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_all` in the opposite order."""
-        return self._windows_between(None, None, time_from, time_to, reverse=True)
+        return self._between(None, None, time_from, time_to, reverse=True)
 
     def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
-        return self._windows_between(first, last, time_from, time_to, reverse=False)
+        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        return self._between(first, last, time_from, time_to)
 
     def backward_fetch_range(
         self, first: Any, last: Any, time_from: int, time_to: int
     ) -> Iterator[Window]:
         """`fetch_range` in the opposite order."""
-        return self._windows_between(first, last, time_from, time_to, reverse=True)
-
-    def _windows_of(
-        self, key: Any, time_from: int, time_to: int, *, reverse: bool
-    ) -> Iterator[Window]:
-        data = self._key_bytes(key)
-        asked = windows_of(data, *_interval(time_from, time_to))
-        return self._scan_of(data, asked, reverse=reverse)
-
-    def _windows_between(
-        self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool
-    ) -> Iterator[Window]:
-        low = None if first is None else self._key_bytes(first)
-        high = None if last is None else self._key_bytes(last)
-        asked = windows_between(low, high, *_interval(time_from, time_to))
-        return self._scan(*asked, reverse=reverse)
+        return self._between(first, last, time_from, time_to, reverse=True)
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start = split_window_store_key(key)
         return Windowed(
             self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0)
         )
-
-
-def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
-    return whole_number(time_from, "time_from (ms)"), whole_number(time_to, "time_to (ms)")
 
 
 # --- versioned stores (KIP-889, KIP-960, KIP-968) -------------------------------------------------
@@ -706,8 +669,7 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
     ) -> list[VersionedRecord]:
-        """The versions of ``key`` from ``time_from`` to ``time_to``, both included, in order of
-        time, without deletions."""
+        """The versions of ``key`` between two times, both included, in order, without deletions."""
         data = self._key_bytes(key)
         first, last = _interval(time_from, time_to)
         return (
@@ -719,7 +681,6 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         )
 
     def _first(self, key: bytes, ask: Callable[[VersionsView], _Found | None]) -> _Found | None:
-        """The answer of the first partition that has one."""
         for partition in self._places_of(key):
             found = self._reader.read(partition, lambda snapshot: ask(cast(VersionsView, snapshot)))
             if found:

@@ -17,12 +17,9 @@ from everflow.state.left_out import Chunk, KeptEntry, unpacked
 
 
 class Changelogs:
-    """One per instance; any thread may ask. ``delete.retention.ms`` is read once per topic.
-
-    ``reused``: topics of the user that are changelogs of tables. Copies follow them up to the
-    committed offset, for a table has only processed records. ``left_out``: the records that
-    processing skipped (note 065).
-    """
+    """One per instance; any thread may ask. ``reused``: topics of the user that are changelogs of
+    tables. Copies follow them up to the committed offset, for a table has only processed records.
+    ``left_out``: the records that processing skipped (note 065)."""
 
     def __init__(
         self,
@@ -47,17 +44,23 @@ class Changelogs:
         return self._admin.end_offsets(partitions, "read_committed")
 
     def followed_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The ends up to which copies follow: last stable offsets; of reused topics committed
-        offsets (0: none)."""
-        own = [tp for tp in partitions if tp.topic not in self.reused]
-        ends = self.stable_ends(own) if own else {}
-        return ends | self._followed(partitions)
+        """Up to where copies follow: last stable offsets; of reused topics committed ones (0:
+        none)."""
+        return self._own(partitions, self.stable_ends) | self._followed(partitions)
 
     def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """As `followed_ends`, for the logs whose leaders answer within a second."""
+        known = lambda own: self._admin.known_ends(own, "read_committed")  # noqa: E731
+        return self._own(partitions, known) | self._followed(partitions)
+
+    def _own(
+        self,
+        partitions: Collection[TopicPartition],
+        read: Callable[[list[TopicPartition]], Mapping[TopicPartition, int]],
+    ) -> dict[TopicPartition, int]:
+        """Of everflow's own changelogs."""
         own = [tp for tp in partitions if tp.topic not in self.reused]
-        ends = self._admin.known_ends(own, "read_committed") if own else {}
-        return ends | self._followed(partitions)
+        return dict(read(own)) if own else {}
 
     def _followed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         committed = self._read_offsets(partitions)
@@ -79,8 +82,8 @@ class Changelogs:
         partitions: Collection[TopicPartition],
         ends: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, ChangelogState]:
-        """The state of every partition; ``ends`` are log ends read before (None: read now).
-        InternalTopicError for a missing topic, RetriableError if the brokers do not answer."""
+        """``ends``: log ends read before. InternalTopicError for a missing topic,
+        RetriableError."""
         if not partitions:
             return {}
         asked = sorted(partitions)
@@ -88,7 +91,8 @@ class Changelogs:
         with ThreadPoolExecutor(1) as beside:
             describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
             starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
-            found = self._ends(asked) if ends is None else ends
+            if ends is None:
+                ends = self._own(asked, self.log_ends) | self._read_offsets(asked)
             topics = describing.result()
         states = {}
         for tp in asked:
@@ -97,20 +101,15 @@ class Changelogs:
                 raise InternalTopicError(f"The changelog {tp.topic} is missing.")
             states[tp] = ChangelogState(
                 start=starts[tp],
-                end=found[tp],
+                end=ends[tp],
                 cluster_id=self._cluster_id,
                 topic_id=described.topic_id,
                 delete_retention_ms=self._delete_retention_ms(tp.topic),
             )
         return states
 
-    def _ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        own = [tp for tp in partitions if tp.topic not in self.reused]
-        return {**(self.log_ends(own) if own else {}), **self._read_offsets(partitions)}
-
     def known_delete_retention_ms(self, topic: str) -> int:
-        """``delete.retention.ms`` of a changelog as `states` has read it, else the brokers'
-        default; without I/O."""
+        """As `states` has read it, else the brokers' default; without I/O."""
         with self._lock:
             return self._delete_retention.get(topic, DEFAULT_DELETE_RETENTION_MS)
 
@@ -129,15 +128,12 @@ class Changelogs:
 
 
 class RangeReader(Protocol):
-    """The part of `LogReader` that is needed."""
-
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[Chunk]: ...
 
 
 @dataclass
 class _Log:
-    """One partition. ``covered``: all skipped records of the reused topic before this offset are in
-    ``found``."""
+    """``covered``: all skipped records before this offset are in ``found``."""
 
     covered: int = 0
     position: int | None = None
@@ -145,13 +141,9 @@ class _Log:
 
 
 class LeftOutLogs:
-    """One per instance; any thread may ask. ``topics``: reused topic -> the log of its skipped
-    records.
-
-    A batch writes to that log in the transaction that commits its offsets. So the log is complete
-    up to a committed offset if it has no open transaction after the offset was read (the markers of
-    a transaction become visible partition by partition, KAFKA-10167).
-    """
+    """``topics``: reused topic -> the log of its skipped records. Any thread may ask. A batch
+    writes to that log in the transaction that commits its offsets: it is complete up to a committed
+    offset if it has no open transaction after the offset was read (KAFKA-10167)."""
 
     def __init__(
         self,
@@ -164,8 +156,8 @@ class LeftOutLogs:
         self._logs: dict[TopicPartition, _Log] = {}
 
     def covered(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How far copies may follow partitions of reused topics that are ``committed`` up to there:
-        less while a transaction is open."""
+        """How far copies may follow reused topics: less than ``committed`` in an open
+        transaction."""
         with self._lock:
             behind = {
                 tp: end for tp, end in committed.items() if self._logs.get(tp, _Log()).covered < end

@@ -19,8 +19,7 @@ log = logging.getLogger("everflow")
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreProgress:
-    """The progress of one store's restore, in offsets of the changelog, and seconds since it
-    began."""
+    """One store's restore, in offsets of the changelog, and seconds since it began."""
 
     task: TaskId
     store: str
@@ -80,24 +79,11 @@ class RestoreListener(Protocol):
         """It ended early: the task went away, or reading failed. The store keeps what it has."""
 
 
-class SilentListener:
-    """A `RestoreListener` that does nothing."""
-
-    def restore_start(self, progress: RestoreProgress) -> None: ...
-
-    def batch_restored(self, progress: RestoreProgress, records: int) -> None: ...
-
-    def restore_end(self, progress: RestoreProgress) -> None: ...
-
-    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None: ...
-
-
 class RestoreTracker:
-    """Adds up the restores under way, and calls the user's ``listener``, whose errors it logs.
-    Called from the restore threads and the state updater."""
+    """Adds up the restores under way; calls the user's ``listener``. From any thread."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.listener: RestoreListener = SilentListener()
+        self.listener: RestoreListener | None = None
         self._guard = ListenerGuard("restore listener")
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -113,7 +99,6 @@ class RestoreTracker:
         return sum(p.position - p.start for p in active) / total
 
     def progress(self) -> dict[TaskId, list[RestoreProgress]]:
-        """The restores under way, by task."""
         found: dict[TaskId, list[RestoreProgress]] = {}
         with self._lock:
             for (task, _), progress in self._active.items():
@@ -121,7 +106,6 @@ class RestoreTracker:
         return found
 
     def positions(self) -> dict[TaskId, int]:
-        """Changelog positions of the stores under way, summed per task."""
         return {task: sum(p.position for p in listed) for task, listed in self.progress().items()}
 
     def restore_start(self, progress: RestoreProgress) -> None:
@@ -133,12 +117,12 @@ class RestoreTracker:
                 progress.reason,
             )
         self._note(progress)
-        self._guard.tell("restore_start", lambda: self.listener.restore_start(progress))
+        self._tell("restore_start", progress)
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         self._metrics.add(names.RESTORED_RECORDS, records)
         self._note(progress)
-        self._guard.tell("batch_restored", lambda: self.listener.batch_restored(progress, records))
+        self._tell("batch_restored", progress, records)
 
     def restore_end(self, progress: RestoreProgress) -> None:
         self._forget(progress)
@@ -150,13 +134,16 @@ class RestoreTracker:
                 progress.records,
                 progress.elapsed_s,
             )
-        self._guard.tell("restore_end", lambda: self.listener.restore_end(progress))
+        self._tell("restore_end", progress)
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
         self._forget(progress)
-        self._guard.tell(
-            "restore_suspended", lambda: self.listener.restore_suspended(progress, reason)
-        )
+        self._tell("restore_suspended", progress, reason)
+
+    def _tell(self, event: str, *about: object) -> None:
+        listener = self.listener
+        if listener is not None:
+            self._guard.tell(event, lambda: getattr(listener, event)(*about))
 
     def _note(self, progress: RestoreProgress) -> None:
         with self._lock:

@@ -1,15 +1,12 @@
-"""Loads stores from changelogs, in bulk and in chunks, as `restore_plan` decides (D5, D9).
-
-A restore that is cut off loses nothing: every chunk is in the store together with its position, and
-the next plan goes on from there.
-"""
+"""Loads stores from changelogs, in bulk and in chunks, as `restore_plan` decides (D5, D9). Every
+chunk is in the store together with its position: a restore that is cut off loses nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -18,12 +15,13 @@ from everflow.errors import DamagedEntryError, start_over
 from everflow.instance.restore.listeners import (
     RestoreListener,
     RestoreProgress,
-    SilentListener,
+    RestoreTracker,
 )
 from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
+from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.left_out import KeptEntry, PlacedChunk, corrected
+from everflow.state.left_out import Chunk, KeptEntry, PlacedChunk, corrected
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -31,50 +29,19 @@ from everflow.state.task_directory import StateDirectory
 _NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
 
 
-class LogChunk(Protocol):
-    """Committed changelog records, bounded in bytes; ``next_position`` follows the last offset it
-    covers."""
-
-    @property
-    def keys(self) -> Sequence[bytes | None]: ...
-    @property
-    def values(self) -> Sequence[bytes | None]: ...
-    @property
-    def timestamps(self) -> Int64: ...
-    @property
-    def next_position(self) -> int: ...
-
-
-class FoldedChunk(LogChunk, Protocol):
-    """A chunk that may lack records which a later one of it replaces; ``records`` counts them
-    too."""
-
-    @property
-    def records(self) -> int: ...
-
-
-@runtime_checkable
-class KnowsOffsets(Protocol):
-    """A chunk that knows where its records are."""
-
-    def offset_of(self, key: bytes) -> int | None:
-        """The offset of the last record with this key."""
-
-
 class ChangelogReader(Protocol):
     """The part of `kafka.reading.log_reader.LogReader` that restoring needs."""
 
     def read(
         self, tp: TopicPartition, start: int, end: int, *, every: bool = False
-    ) -> Iterable[FoldedChunk]:
-        """Committed records of offsets ``[start, end)`` in order; ``every``: none is left out,
-        though a later one of its key is there."""
+    ) -> Iterable[Chunk]:
+        """Committed records of ``[start, end)`` in order; ``every``: none is replaced by a later
+        one."""
 
 
 @dataclass(frozen=True)
 class PreparedStore:
-    """A store claimed for an incarnation, and what it still has to read; ``plan`` is None without a
-    changelog."""
+    """A store claimed for an incarnation; ``plan`` is None without a changelog."""
 
     store: LmdbStore
     plan: RestorePlan | None
@@ -91,12 +58,9 @@ def prepare_store(
     sync: str = "none",
 ) -> PreparedStore:
     """Open, claim and judge one store of a task that becomes active here; a store not to be trusted
-    is replaced by an empty one at a new path.
-
-    Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after
-    that owner was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a
-    store without logging.
-    """
+    is replaced by an empty one at a new path. Claimed before it is judged: no batch of an earlier
+    owner can move it in between. Call it after that owner was fenced, with a ``changelog`` looked
+    up after that (D5); None: not logged."""
     retention_ms = spec.kept_ms
     path = directory.store_path(task, spec.name)
     distrusted = directory.distrusted(task, spec.name)
@@ -147,11 +111,22 @@ class RestoreJob:
     left_out: Mapping[bytes, KeptEntry] = field(default_factory=dict)
     """The records of that topic that processing skipped, up to the plan's end."""
 
+    def load(
+        self,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        times: Int64,
+        position: int,
+        clock: Clock,
+    ) -> None:
+        now_ms = clock.now_ms() if position >= self.plan.end else -1
+        owner = self.incarnation
+        self.store.load_chunk(keys, values, times, position, incarnation=owner, now_ms=now_ms)
+
 
 def progress_of(
     task: TaskId, store: str, changelog: TopicPartition, plan: RestorePlan
 ) -> RestoreProgress:
-    """The progress of a restore that begins."""
     return RestoreProgress(
         task=task,
         store=store,
@@ -174,13 +149,11 @@ def restore(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> RestoreProgress:
-    """Load the job's range into its store, one transaction per chunk; blocks.
-
-    The position ends at the plan's end, behind transaction markers at the tail. ``stopped`` is
-    called between chunks: after True the result is not ``done``. Errors of the reader or the store
-    are raised after the listener was called (StoreMismatchError if another owner claimed the
-    store); DamagedEntryError for a record that is no entry of the store."""
-    user = listener or SilentListener()
+    """Load the job's range into its store, one transaction per chunk; blocks. The position ends
+    behind transaction markers at the tail. ``stopped`` is called between chunks: after True the
+    result is not ``done``. Errors are raised after the listener was called: StoreMismatchError if
+    another owner claimed the store, DamagedEntryError for a record that is no entry of it."""
+    user = listener or RestoreTracker(Metrics())
     plan, began_ms = job.plan, clock.monotonic_ms()
     progress = progress_of(job.task, job.store_name, job.changelog, plan)
     user.restore_start(progress)
@@ -191,7 +164,7 @@ def restore(
                 return progress
             position = min(chunk.next_position, plan.end)
             with named_keys(job.task, job.store_name, job.store, job.changelog, chunk):
-                _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
+                job.load(chunk.keys, chunk.values, chunk.timestamps, position, clock)
             progress = replace(
                 progress,
                 position=position,
@@ -200,7 +173,7 @@ def restore(
             )
             user.batch_restored(progress, chunk.records)
         # Also without records: it notes how far the store is, and that it is fresh.
-        _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
+        job.load((), (), _NO_TIMESTAMPS, plan.end, clock)
     except BaseException as error:
         user.restore_suspended(progress, f"{type(error).__name__}: {error}")
         raise
@@ -219,11 +192,8 @@ def restore_all(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[RestoreProgress]:
-    """`restore` one job after the other, shortest range first, so that tasks become ready one by
-    one.
-
-    Ends after the first that was stopped; its progress is the last of the list.
-    """
+    """`restore` shortest range first, so that tasks become ready one by one. Ends after the first
+    that was stopped."""
     results: list[RestoreProgress] = []
     for job in sorted(jobs, key=lambda job: (job.plan.records_max, job.task, job.store_name)):
         results.append(restore(job, reader, clock=clock, listener=listener, stopped=stopped))
@@ -234,7 +204,7 @@ def restore_all(
 
 @contextmanager
 def named_keys(
-    task: TaskId, name: str, store: LmdbStore, changelog: TopicPartition, chunk: FoldedChunk
+    task: TaskId, name: str, store: LmdbStore, changelog: TopicPartition, chunk: Chunk
 ) -> Iterator[None]:
     """While a chunk is loaded: DamagedEntryError where it has a key that the store cannot have."""
     try:
@@ -247,15 +217,13 @@ def named_keys(
 
 
 def _key_error(
-    task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: FoldedChunk
+    task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: Chunk
 ) -> DamagedEntryError | None:
-    """The error of a chunk's first key that a store of this ``kind`` cannot have; None: there is
-    none."""
     suffix = SUFFIX_BYTES.get(kind, 0)
     key = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
     if key is None:
         return None
-    offset = chunk.offset_of(key) if isinstance(chunk, KnowsOffsets) else None
+    offset: int | None = getattr(chunk, "offset_of", lambda _: None)(key)
     application = changelog.topic.removesuffix(f"-{store}-changelog")
     return DamagedEntryError(
         f"Store {store} of task {task} cannot be restored: record {changelog}"
@@ -269,7 +237,7 @@ def _key_error(
     )
 
 
-def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
+def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[Chunk]:
     if job.plan.records_max:
         every = job.store.kind == VERSIONED
         read = reader.read(job.changelog, job.plan.start, job.plan.end, every=every)
@@ -277,22 +245,3 @@ def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
             placed = cast("Iterable[PlacedChunk]", read)  # of a log, as reused topics are
             read = corrected(placed, job.plan.start, job.left_out, job.reused)
         yield from read
-
-
-def _load(
-    job: RestoreJob,
-    keys: Sequence[bytes | None],
-    values: Sequence[bytes | None],
-    timestamps: Int64,
-    position: int,
-    clock: Clock,
-) -> None:
-    at_end = position >= job.plan.end
-    job.store.load_chunk(
-        keys,
-        values,
-        timestamps,
-        position,
-        incarnation=job.incarnation,
-        now_ms=clock.now_ms() if at_end else -1,
-    )

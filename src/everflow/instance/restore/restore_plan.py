@@ -10,17 +10,13 @@ from everflow.state.store_meta import StoreMeta
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
 AGE_MARGIN_MS_MAX = 3_600_000
 AGE_MARGIN_SHARE = 10
-"""A store is too old a tenth of ``delete.retention.ms``, at most 1 h, before brokers forget
-deletes."""
+"""A store is too old a tenth of ``delete.retention.ms`` before brokers forget deletes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangelogState:
-    """The state of one changelog partition when the plan is made.
-
-    ``start`` and ``end`` are its log start and log end, the end by read_uncommitted (D5).
-    ``topic_id`` is None if the brokers know none. ``limit`` is the committed offset if the
-    changelog is a reused source topic: the store must not be ahead of it."""
+    """``end``: by read_uncommitted (D5). ``topic_id``: None if the brokers know none. ``limit``:
+    the committed offset of a reused source topic: the store must not be ahead of it."""
 
     start: int
     end: int
@@ -39,8 +35,7 @@ class ChangelogState:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """Read offsets ``[start, end)``; with ``rebuild`` into a new, empty store. ``reason`` is for
-    people."""
+    """Read offsets ``[start, end)``; with ``rebuild`` into a new, empty store."""
 
     start: int
     end: int
@@ -63,10 +58,8 @@ def restore_plan(
     distrusted: str | None = None,
 ) -> RestorePlan:
     """Decides where to go on with a store, or why it must not be trusted and is rebuilt. Pure.
-
-    ``meta`` is None if no store exists; ``kind`` and ``retention_ms`` are those of the topology;
-    ``distrusted`` is the state folder's own doubt. Rules: design D5, failure scenarios 13 and
-    14."""
+    ``meta`` is None without a store; ``distrusted`` is the state folder's own doubt. Rules: D5,
+    failure scenarios 13 and 14."""
     end = changelog.end if changelog.limit is None else min(changelog.end, changelog.limit)
     end = max(end, changelog.start)
     if distrusted is not None:
@@ -83,8 +76,7 @@ def restore_plan(
 
 
 def trusted_until_ms(updated_ms: int, delete_retention_ms: int) -> int:
-    """Wall clock (ms) until which a store that had followed its changelog at ``updated_ms`` cannot
-    have missed a delete."""
+    """Until then (wall clock, ms) a store that was at its changelog's end missed no delete."""
     return updated_ms + delete_retention_ms - _margin_ms(delete_retention_ms)
 
 

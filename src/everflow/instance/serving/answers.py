@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -13,8 +13,7 @@ import pyarrow as pa
 from everflow.client import key_forms
 from everflow.errors import RetriableError
 from everflow.exact_texts import number_text, whole
-from everflow.instance.query.key_metadata import StoreSite
-from everflow.instance.query.queries import InteractiveQueries, StoreQueries
+from everflow.instance.query.queries import InteractiveQueries, StoreSite
 from everflow.instance.query.store_query import (
     EntryPlace,
     ReadOnlyStore,
@@ -64,7 +63,6 @@ def shortened(text: str) -> str:
 
 
 def read_start(text: str) -> int:
-    """The start of a window in a path. Raises RefusedRequest."""
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= TIME_MAX:
         return int(text)
     raise malformed(
@@ -74,8 +72,7 @@ def read_start(text: str) -> int:
 
 
 def read_key(serde: Serde, text: str) -> Any:
-    """Parse a key of a path or parameter: text as it is, bytes in base64, everything else as JSON.
-    Raises RefusedRequest."""
+    """A key of a path: text as it is, bytes in base64, all else as JSON. RefusedRequest."""
     if len(text) > MOST_KEY_BYTES:
         raise RefusedRequest(
             413, "EF-QUERY", f"A key of {len(text)} characters: {MOST_KEY_BYTES} are the most."
@@ -116,7 +113,6 @@ def as_json(content: Any) -> bytes:
 
 
 def _named(content: Any) -> Any:
-    """``content``, with NaN and infinities as text."""
     if isinstance(content, float):
         return content if math.isfinite(content) else number_text(content)
     if isinstance(content, dict):
@@ -127,8 +123,7 @@ def _named(content: Any) -> Any:
 
 
 class BoundedPage:
-    """The entries of one answer, written as they come: so many of them, and so many bytes, at the
-    most."""
+    """The entries of one answer, written as they come, up to ``limit`` and `MOST_PAGE_BYTES`."""
 
     def __init__(self, limit: int) -> None:
         self.rows: list[orjson.Fragment] = []
@@ -147,30 +142,27 @@ class BoundedPage:
 
 
 class CopyChoice(NamedTuple):
-    """The replicas that may answer, and their maximal lag in offsets."""
-
     stale: bool = False
     max_lag: int | None = None
     partition: int | None = None
 
 
 class Parameters:
-    """The parameters behind the ``?``. Each is read by its name; `done` refuses the others."""
+    """The parameters behind the ``?``, of which a path has the ``known`` ones."""
 
-    def __init__(self, given: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, given: Sequence[tuple[str, str]], known: Collection[str]) -> None:
         self._given: dict[str, str] = {}
-        self._known: set[str] = set()
         for name, value in given:
             if name in self._given:
                 raise malformed(f"{shortened(name)} is given twice.")
             self._given[name] = value
-
-    def text(self, name: str) -> str | None:
-        self._known.add(name)
-        return self._given.get(name)
+        if unknown := sorted(self._given.keys() - set(known)):
+            have = ", ".join(sorted(known)) or "none"
+            names = shortened(", ".join(unknown))
+            raise malformed(f"{names}: unknown parameter; the known ones are: {have}.")
 
     def number(self, name: str, default: int | None, least: int = 0, most: int = TIME_MAX) -> Any:
-        text = self.text(name)
+        text = self._given.get(name)
         if text is None:
             return default
         try:
@@ -183,7 +175,7 @@ class Parameters:
         return value
 
     def flag(self, name: str) -> bool:
-        text = self.text(name)
+        text = self._given.get(name)
         if text is None or text in _FALSE:
             return False
         if text in _TRUE:
@@ -191,7 +183,7 @@ class Parameters:
         raise malformed(f"{name}={shortened(text)!r}: it is true or false.")
 
     def key(self, name: str, serde: Serde) -> Any:
-        text = self.text(name)
+        text = self._given.get(name)
         return None if text is None else read_key(serde, text)
 
     def freshness(self) -> CopyChoice:
@@ -203,17 +195,9 @@ class Parameters:
         return found
 
     def page(self) -> tuple[int, EntryPlace | None]:
-        """The maximal number of entries, and the place behind which they begin."""
         limit = self.number("limit", ENTRIES, 1, MOST_ENTRIES)
-        token = self.text("after")
+        token = self._given.get("after")
         return limit, None if token is None else place_of(token)
-
-    def done(self) -> None:
-        unknown = sorted(self._given.keys() - self._known)
-        if unknown:
-            have = ", ".join(sorted(self._known)) or "none"
-            names = shortened(", ".join(unknown))
-            raise malformed(f"{names}: unknown parameter; the known ones are: {have}.")
 
 
 def token_of(place: EntryPlace) -> str:
@@ -248,8 +232,7 @@ def form_of(serde: Serde) -> str:
 
 
 def read_keys(store: str, serde: Serde, body: bytes) -> list[Any]:
-    """The keys of a body ``{"keys": [...]}``. SerdeError for a key of another JSON type: 12 is not
-    "12"."""
+    """The keys of a body ``{"keys": [...]}``. SerdeError for another JSON type: 12 is not "12"."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -279,48 +262,38 @@ def require_kind(name: str, kind: str, *kinds: str) -> None:
 
 KEY_VALUE = ("key_value", "versioned")
 TOGETHER = 50
-"""So many keys are read before their values are written."""
 
 
 class ServedStores:
-    """One method for each path. ``queries``: raises InvalidStateStoreError before the instance has
-    started. ``status``: the instance's status; None: it is not observed."""
+    """One method for each path."""
 
     def __init__(
         self,
         stores: InteractiveQueries,
-        queries: Callable[[], StoreQueries],
         status: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        self._stores = stores
-        self._queries = queries
+        self._stores, self._queries = stores, stores._asked
         self._status = status
 
     def status(self, asked: Parameters) -> dict[str, Any]:
-        """The instance's `/status`, for the dashboards of other instances, which know this address
-        alone."""
-        asked.done()
+        """The instance's `/status`, for other dashboards, which know this address alone."""
         if self._status is None:
             raise RefusedRequest(404, "EF-QUERY", "The instance is not watched: set http.listen.")
         return self._status()
 
     def listed(self, asked: Parameters) -> dict[str, Any]:
-        asked.done()
         return {
             "stores": [self._described(site) for _, site in sorted(self._queries().sites.items())]
         }
 
     def described(self, asked: Parameters, store: str) -> dict[str, Any]:
-        fresh = asked.freshness()
-        asked.done()
-        view = self._view(store, fresh)
+        view = self._view(store, asked.freshness())
         return {
             **self._described(self._queries().site(store)),
             "entries": view.approximate_num_entries() if view.partitions else 0,
         }
 
     def instances(self, asked: Parameters) -> dict[str, Any]:
-        asked.done()
         return {
             "instances": [
                 {
@@ -333,7 +306,6 @@ class ServedStores:
         }
 
     def owner(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
-        asked.done()
         where = self._stores.query_metadata_for_key(store, self._key(store, key))
         return {
             "active": where.active_host,
@@ -346,10 +318,8 @@ class ServedStores:
 
     def entry(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
         site = self._kind(store, *KEY_VALUE)
-        fresh, as_of = asked.freshness(), asked.number("as_of", None, -TIME_MAX)
-        asked.done()
-        found = self._key(store, key)
-        view = self._view(store, fresh)
+        as_of = asked.number("as_of", None, -TIME_MAX)
+        found, view = self._key(store, key), self._view(store, asked.freshness())
         if as_of is not None:
             require_kind(store, site.spec.kind, "versioned")
             version = view.get_as_of(found, as_of)
@@ -379,13 +349,11 @@ class ServedStores:
 
     def versions(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
         self._kind(store, "versioned")
-        fresh = asked.freshness()
         first = asked.number("from", 0, -TIME_MAX)
         last = asked.number("to", TIME_MAX - 1, -TIME_MAX)
-        asked.done()
-        found = self._key(store, key)
+        found, view = self._key(store, key), self._view(store, asked.freshness())
         page, more = BoundedPage(MOST_ENTRIES), None
-        for one in self._view(store, fresh).versions(found, first, last):
+        for one in view.versions(found, first, last):
             if not page.add(_version(one)):
                 more = one.timestamp
                 break
@@ -395,11 +363,8 @@ class ServedStores:
 
     def window(self, asked: Parameters, store: str, key: str, start: str) -> dict[str, Any]:
         self._kind(store, "window")
-        fresh = asked.freshness()
-        asked.done()
-        time = read_start(start)
-        found = self._key(store, key)
-        value = self._view(store, fresh).fetch_window(found, time)
+        time, found = read_start(start), self._key(store, key)
+        value = self._view(store, asked.freshness()).fetch_window(found, time)
         return {"key": found, "start": time, "value": _present(value, store, f"{key}@{start}")}
 
     def window_of(self, asked: Parameters, store: str, start: str, body: bytes) -> dict[str, Any]:
@@ -419,11 +384,8 @@ class ServedStores:
     def _many(
         self, asked: Parameters, store: str, body: bytes, start: int | None
     ) -> dict[str, Any]:
-        """The values of the keys of a body, in a window store those of the windows that begin at
-        ``start``. ``next``: the place of the first key for which there was no room."""
-        fresh = asked.freshness()
-        asked.done()
-        spec, view = self._queries().site(store).spec, self._view(store, fresh)
+        """The values of the keys of a body. ``next``: the first key for which there was no room."""
+        spec, view = self._queries().site(store).spec, self._view(store, asked.freshness())
         page, keys = BoundedPage(MOST_KEYS), read_keys(store, spec.key_serde, body)
         for begin in range(0, len(keys), TOGETHER):
             part = keys[begin : begin + TOGETHER]
@@ -434,9 +396,9 @@ class ServedStores:
         return {"entries": page.rows, "next": None}
 
     def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
-        """The values of keys whose own partitions have their active tasks here, read together: one
-        by one each costs ten times as much. None: a query of that key alone tries the other
-        partitions, or raises the reason."""
+        """The values of keys whose own partitions are active here, read together: one by one each
+        costs ten times as much. None: a query of that key alone tries the others, or raises the
+        reason."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":
             return [None] * len(keys)
@@ -450,8 +412,6 @@ class ServedStores:
     def _in_time(
         self, asked: Parameters, store: str, key: str | None, what: str, of_key: str, of_range: str
     ) -> dict[str, Any]:
-        """The store's queries ``of_key``, or ``of_range`` where no key is given, in an interval of
-        time."""
         if key is None:
             serde = self._queries().site(store).spec.key_serde
             name, keys = of_range, [asked.key(end, serde) for end in ("first", "last")]
@@ -465,10 +425,8 @@ class ServedStores:
     def _page(
         self, asked: Parameters, store: str, ask: Callable[[Any], Iterator[Any]], what: str
     ) -> dict[str, Any]:
-        fresh = asked.freshness()
         limit, after = asked.page()
-        asked.done()
-        view = self._view(store, fresh)
+        view = self._view(store, asked.freshness())
         partitions = view.partitions
         found = ask(view.behind(after))
         assert isinstance(found, StoreScan)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, EverflowError, RetriableError
-from everflow.instance.query.queries import InteractiveQueries, StoreQueries
+from everflow.instance.query.queries import InteractiveQueries
 from everflow.instance.serving.answers import (
     ENTRIES,
     MOST_BODY_BYTES,
@@ -59,8 +58,7 @@ Answer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class ServicePath:
-    """A path of the service. Its parameters in braces are given to ``answer``, behind the query's
-    parameters. ``words``: one sentence for its description; ``asks``: names of query parameters."""
+    """A path, and the method that ``answer``s it; ``asks``: names of query parameters."""
 
     path: str
     answer: str
@@ -71,75 +69,33 @@ class ServicePath:
 
 COPIES = ("stale", "max_lag", "partition")
 PAGED = (*COPIES, "limit", "after")
+KEYS = ("first", "last", "prefix", "reverse", *PAGED)
+TIMES = ("from", "to", "reverse", *PAGED)
+KEYS_AND_TIMES = ("first", "last", *TIMES)
+ONE, AT = "/stores/{store}", "/stores/{store}/window/{start}"
 PATHS: Sequence[ServicePath] = (
     ServicePath("/stores", "listed", "Every store, and which of its partitions can be read here."),
-    ServicePath(
-        "/stores/{store}", "described", "One store, and about how many entries it has.", COPIES
-    ),
+    ServicePath(ONE, "described", "One store, and about how many entries it has.", COPIES),
     ServicePath("/instances", "instances", "The hosts and their stores, as of the last rebalance."),
     ServicePath("/status", "status", "The instance's status, if it has http.listen."),
-    ServicePath("/stores/{store}/owner/{key:path}", "owner", "The host of a key."),
+    ServicePath(f"{ONE}/owner/{{key:path}}", "owner", "The host of a key."),
+    ServicePath(f"{ONE}/entries", "entries", "Entries here, in order of key bytes.", KEYS),
+    ServicePath(f"{ONE}/entries", "entries_of", "The values of many keys.", COPIES, "POST"),
+    ServicePath(f"{ONE}/entries/{{key:path}}", "entry", "The value of a key.", (*COPIES, "as_of")),
     ServicePath(
-        "/stores/{store}/entries",
-        "entries",
-        "Entries here in order of key bytes, partition by partition.",
-        ("first", "last", "prefix", "reverse", *PAGED),
+        f"{ONE}/versions/{{key:path}}", "versions", "A key's versions.", (*COPIES, "from", "to")
     ),
     ServicePath(
-        "/stores/{store}/entries",
-        "entries_of",
-        "The values of many keys; the host of a key that is not here.",
-        COPIES,
-        "POST",
+        f"{ONE}/windows", "windows", "Windows here that begin in an interval.", KEYS_AND_TIMES
+    ),
+    ServicePath(f"{AT}/{{key:path}}", "window", "The window of a key at a time.", COPIES),
+    ServicePath(AT, "window_of", "The windows of many keys at a time.", COPIES, "POST"),
+    ServicePath(f"{ONE}/windows/{{key:path}}", "windows", "A key's windows in an interval.", TIMES),
+    ServicePath(
+        f"{ONE}/sessions", "sessions", "Sessions here that touch an interval.", KEYS_AND_TIMES
     ),
     ServicePath(
-        "/stores/{store}/entries/{key:path}",
-        "entry",
-        "The value of a key; of a versioned store also as of a time.",
-        (*COPIES, "as_of"),
-    ),
-    ServicePath(
-        "/stores/{store}/versions/{key:path}",
-        "versions",
-        "The versions of a key of a versioned store, in order of time.",
-        (*COPIES, "from", "to"),
-    ),
-    ServicePath(
-        "/stores/{store}/windows",
-        "windows",
-        "Windows of all keys here that begin in an interval of time.",
-        ("first", "last", "from", "to", "reverse", *PAGED),
-    ),
-    ServicePath(
-        "/stores/{store}/window/{start}/{key:path}",
-        "window",
-        "The window of a key that begins at a time.",
-        COPIES,
-    ),
-    ServicePath(
-        "/stores/{store}/window/{start}",
-        "window_of",
-        "The window of each of many keys that begins at a time.",
-        COPIES,
-        "POST",
-    ),
-    ServicePath(
-        "/stores/{store}/windows/{key:path}",
-        "windows",
-        "Windows of a key that begin in an interval of time.",
-        ("from", "to", "reverse", *PAGED),
-    ),
-    ServicePath(
-        "/stores/{store}/sessions",
-        "sessions",
-        "Sessions of all keys here that touch an interval of time.",
-        ("first", "last", "from", "to", "reverse", *PAGED),
-    ),
-    ServicePath(
-        "/stores/{store}/sessions/{key:path}",
-        "sessions",
-        "Sessions of a key that touch an interval of time.",
-        ("from", "to", "reverse", *PAGED),
+        f"{ONE}/sessions/{{key:path}}", "sessions", "A key's sessions in an interval.", TIMES
     ),
 )
 
@@ -147,23 +103,19 @@ PATHS: Sequence[ServicePath] = (
 def application(
     answers: ServedStores, tokens: Sequence[str], scheme: str, version: str
 ) -> Starlette:
-    """``tokens``: one of them has to come with each request, none where it is empty. ``scheme``: by
-    which other instances are asked, too."""
+    """``tokens``: each request needs one of them. ``scheme``: of other instances, too."""
     described = document(PATHS, version, secured=bool(tokens))
     guard = partial(allowed, tuple(token.encode() for token in tokens))
 
     async def openapi(_: Request) -> Response:
         return _json(described)
 
-    async def index(_: Request) -> Response:
-        return HTMLResponse(page(described))
-
     routes = [
         Route(path.path, _endpoint(path, answers, guard, scheme), methods=[path.method])
         for path in PATHS
     ]
     return Starlette(
-        routes=[Route("/", index), Route("/openapi.json", openapi), *routes],
+        routes=[Route("/", openapi), Route("/openapi.json", openapi), *routes],
         exception_handlers={HTTPException: _unknown},
     )
 
@@ -186,7 +138,7 @@ def _endpoint(
                 arguments["key"] = None
             if path.method == "POST":
                 arguments["body"] = await _body(request)
-            asked = Parameters(request.query_params.multi_items())
+            asked = Parameters(request.query_params.multi_items(), path.asks)
             return _json(await run_in_threadpool(partial(answer, asked, **arguments)))
         except Exception as error:
             return _refusal(error, request, scheme)
@@ -211,8 +163,7 @@ def _token_refused(authorization: str) -> str:
 
 
 def _require_text(request: Request) -> None:
-    """RefusedRequest for bytes that are no text: another key would be looked for, with a sign for
-    what is unknown in their place."""
+    """RefusedRequest for bytes that are no text: another key would be looked for."""
     sent = request.scope.get("raw_path") or b"", request.scope["query_string"]
     for part, words in zip(sent, ("path", "part behind the ?"), strict=True):
         try:
@@ -238,9 +189,7 @@ def _refusal(error: Exception, request: Request, scheme: str) -> Response:
     """The response to an error: another host, a later retry, or the fault."""
     if isinstance(error, RefusedRequest):
         return _json(_error(error.code, str(error)), error.status)
-    if isinstance(error, StateElsewhereError):
-        if error.host is None:
-            return _json(_error(error.code, str(error)), 503, _RETRY)
+    if isinstance(error, StateElsewhereError) and error.host is not None:
         query = f"?{request.url.query}" if request.url.query else ""
         there = f"{scheme}://{error.host}{_raw_path(request)}{query}"
         return _json(
@@ -279,7 +228,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(as_json(content), status, headers, media_type="application/json")
 
 
-# --- its description, as OpenAPI 3.1 and as a page ------------------------------------------------
+# --- its description, as OpenAPI 3.1 --------------------------------------------------------------
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
     "stale": ("boolean", "Also from a copy: a standby, or one that is being restored."),
@@ -352,28 +301,6 @@ def _operation(path: ServicePath, shown: str) -> dict[str, Any]:
     return operation
 
 
-def page(described: Mapping[str, Any]) -> str:
-    rows = [
-        f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(operation['summary'])}</td><td>"
-        + "<br>".join(
-            f"<code>{escape(one['name'])}</code>: {escape(one['description'])}"
-            for one in operation["parameters"]
-        )
-        + "</td></tr>"
-        for path, operations in described["paths"].items()
-        for method, operation in operations.items()
-    ]
-    title = escape(described["info"]["title"])
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
-        "<style>body{font:15px/1.5 system-ui;margin:2rem;max-width:80rem}table{border-collapse:"
-        "collapse}td{border-top:1px solid #ccc;padding:.4rem .8rem;vertical-align:top}</style>"
-        f"<h1>{title}</h1><p>As <a href=openapi.json>OpenAPI</a>.</p>"
-        f"<table>{''.join(rows)}</table></html>"
-    )
-
-
 # --- opening it: address, tokens, certificate -----------------------------------------------------
 
 NO_TOKEN = "none"
@@ -384,17 +311,16 @@ LEAST_TOKEN = 16
 @contextmanager
 def served(
     stores: InteractiveQueries,
-    queries: Callable[[], StoreQueries],
     config: StreamsConfig,
     status: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[str]:
-    """Serve the stores over HTTP until the end of the block. Returns the address at which other
-    instances and clients reach it (``application.server``). ``status``: the instance's status, if
-    it is observed. ConfigError if it cannot listen, or would be open to everybody."""
+    """Serve the stores over HTTP until the end of the block. Returns the address at which others
+    reach it (``application.server``). ConfigError if it cannot listen, or would be open to
+    everybody."""
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"
-    answers = ServedStores(stores, queries, status)
+    answers = ServedStores(stores, status)
     app = application(answers, tokens, scheme, version("everflow"))
     # With a token any host name is allowed: no foreign site's page has a token.
     own = [ANY] if tokens else [config.application_server, *config.allowed_hosts]
@@ -409,9 +335,8 @@ def served(
 
 
 def tokens_of(config: StreamsConfig) -> list[str]:
-    """The lines of ``query.token.file``; with several of them a new token can be given out before
-    the old one goes. ConfigError for a file that cannot be read, a token that is guessed easily, or
-    none at an address that others reach."""
+    """The lines of ``query.token.file``: several, while a new token replaces an old one.
+    ConfigError for a bad file or token, or none at an address that others reach."""
     name = config.query_token_file
     if name == NO_TOKEN:
         return []
@@ -438,8 +363,7 @@ def tokens_of(config: StreamsConfig) -> list[str]:
 
 
 def reached_at(address: str, name: str) -> str:
-    """``address`` as others can reach it: where it stands for all addresses of the machine, the
-    machine's ``name``."""
+    """``address`` as others reach it: for all addresses of the machine its ``name``."""
     host, _, port = address.rpartition(":")
     return f"{name}:{port}" if host in ("0.0.0.0", "[::]") else address
 

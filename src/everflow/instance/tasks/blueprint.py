@@ -18,19 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """The plan, topics and stores of an instance, fixed at its start.
-
-    Attributes:
-        inputs: sub-topology -> full names of its input topics.
-        partitions: full name of every input topic -> partition count.
-        offset_reset: full topic name -> policy.
-        repartition: full names of the repartition topics.
-        kept: the repartition topics of which only everflow deletes records.
-        fingerprint: must be equal in all instances (`topology.fingerprint`).
-        global_partitions: topic of each global table -> partition count.
-        topology: the program, with the topics that match its patterns.
-        layouts: the text beside committed offsets about all stores (`topology.store_layouts`).
-    """
+    """The plan, topics and stores of an instance, fixed at its start. ``inputs``: sub-topology ->
+    full names of its input topics. ``partitions``: of every input topic. ``kept``: the repartition
+    topics of which only everflow deletes records. ``fingerprint``: must be equal in all instances.
+    ``layouts``: the text beside committed offsets about all stores (`topology.store_layouts`).
+    ``topology``: the program, with the topics that match its patterns."""
 
     application_id: str
     cluster_id: str
@@ -46,13 +38,14 @@ class Blueprint:
     global_partitions: Mapping[str, int] = field(default_factory=dict)
     topology: Graph = field(default_factory=lambda: Graph(()))
 
-    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
-        """A task in state CREATED, with its inputs and stores."""
-        inputs = tuple(
+    def inputs_of(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        return tuple(
             TopicPartition(topic, task.partition)
-            for topic in self.inputs[task.subtopology]
+            for topic in self.inputs.get(task.subtopology, ())
             if task.partition < self.partitions[topic]
         )
+
+    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
         stores = tuple(
             TaskStore(
                 spec.name,
@@ -63,10 +56,9 @@ class Blueprint:
             )
             for spec in self.stores.get(task.subtopology, ())
         )
-        return ActiveTask(id=task, inputs=inputs, stores=stores)
+        return ActiveTask(id=task, inputs=self.inputs_of(task), stores=stores)
 
     def global_tasks(self, directory: StateDirectory) -> list[StandbyTask]:
-        """The tasks of global tables, a partition of the topic each."""
         found = []
         for table in self.plan.global_tables:
             for partition in range(self.global_partitions[table.source.topic]):

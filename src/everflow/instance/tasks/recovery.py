@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
@@ -26,6 +27,7 @@ from everflow.errors import (
     start_over,
 )
 from everflow.instance.tasks.task import ActiveTask, TaskStore
+from everflow.instance.topics.internal_topics import NO_IDS, why_no_offsets
 from everflow.logs import some
 from everflow.protocol.messages import parse_metadata
 from everflow.records import CommittedOffset, TopicPartition
@@ -43,8 +45,6 @@ ATTEMPT_MS = 10_000.0
 
 
 class _Patience(Deadline):
-    """The deadline of a recovery."""
-
     def __init__(self, clock: Clock, timeout_ms: float, given_up: Callable[[], bool]) -> None:
         super().__init__(clock, timeout_ms)
         self._given_up = given_up
@@ -62,29 +62,21 @@ class RecoveryPorts(Protocol):
         """End all transactions of these ids; no writer can use them any more."""
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
-        """Stable committed offsets of the group; partitions without one are left out."""
-
-    def committed_last(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, CommittedOffset]:
-        """As `committed`, but without waiting for open transactions."""
+        """Those of the group; ``stable`` False: without waiting for open transactions."""
 
     def purged(self) -> Sequence[TopicPartition]:
         """Partitions of which only everflow deletes records, behind committed offsets."""
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Log ends, read_uncommitted."""
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
 
-    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Last stable offsets (read_committed)."""
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
 
-    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """First offsets still in the log."""
-
-    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """As `log_starts`, of those whose leaders answer at once."""
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
+        """First offsets in the log; ``known``: of those whose leaders answer at once."""
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
@@ -94,17 +86,15 @@ class RecoveryPorts(Protocol):
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
     ) -> tuple[TaskStore, ...]:
-        """Open the task's stores, make ``incarnation`` their owner with no batch applied, rebuild
-        stores that must not be trusted, and replay ``[position, target)`` of their changelogs.
-        Returns the stores with their (maybe new) paths. May be called again after a
-        RetriableError."""
+        """Open the task's stores, make ``incarnation`` their owner, rebuild those not to be
+        trusted, and replay ``[position, target)`` of their changelogs. Returns the stores with
+        their (maybe new) paths. May be called again after a RetriableError."""
 
 
 @dataclass(kw_only=True)
 class Recovery:
-    """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError.
-    ``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``). ``timeout_ms``:
-    time limit of one attempt. ``lower_bounds``: of the instance."""
+    """Used by one thread at a time. ``stop`` ends every wait with StoppedError. ``offset_reset``:
+    policy per input topic. ``timeout_ms``: of one attempt."""
 
     ports: RecoveryPorts
     application_id: str
@@ -122,39 +112,31 @@ class Recovery:
         given_up: Callable[[], bool] = lambda: False,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
-
-        ``fence`` are the transactional ids that may still write for them. Returns the starting
-        offsets of partitions that had no committed offset (the caller commits them before anything
-        is processed, so that a later start is never taken for a first one), and the committed
-        offsets.
-
-        Raises RetriableError for a failed attempt, OffsetsWentBackError among them;
-        OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
-        ``none``; TaskMigratedError once it has to wait although ``given_up()`` returns True."""
+        ``fence``: transactional ids that may still write for them. Returns the starting offsets of
+        partitions without a committed one (the caller commits them before anything is processed, so
+        that a later start is never taken for a first one), and the committed offsets. Raises
+        RetriableError, OffsetsWentBackError among them; OffsetsExpiredError, StoppedError;
+        FatalError for an offset out of range with policy ``none``; TaskMigratedError once it has to
+        wait although ``given_up()``."""
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
         changelogs = sorted(
             {s.changelog for task in tasks for s in task.stores if s.changelog is not None}
         )
+        ask = partial(self._retry, deadline=deadline)
         if fence:
-            self._retry(lambda: self.ports.fence(fence), "fencing earlier writers", deadline)
+            ask(lambda: self.ports.fence(fence), "fencing earlier writers")
         if not tasks:
             return {}, {}
-        committed = self._retry(
-            lambda: self._committed(inputs), "reading committed offsets", deadline
-        )
+        committed = ask(lambda: self._committed(inputs), "reading committed offsets")
         reused = set(inputs).intersection(changelogs)
         own = [tp for tp in changelogs if tp not in reused]
-        targets = self._retry(
-            lambda: self.ports.log_ends(own), "reading ends of changelogs", deadline
-        )
+        targets = ask(lambda: self.ports.log_ends(own), "reading ends of changelogs")
         ends = self._stable_ends(inputs, targets, deadline)
         # A topic that is input and changelog has been applied up to its committed offset.
         read = {tp: committed[tp].offset if tp in committed else 0 for tp in reused}
         targets = {**targets, **read}
-        starts = self._retry(
-            lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics", deadline
-        )
+        starts = ask(lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics")
         spans = {tp: (starts[tp], end) for tp, end in ends.items()}
         self._refuse_expired(tasks, committed, spans)
         started: dict[TopicPartition, int] = {}
@@ -176,14 +158,14 @@ class Recovery:
         return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
     def _committed(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
-        """Stable committed offsets. OffsetsWentBackError if the coordinator returns less than the
-        lower bound for any partition of the application: then none of its answer is used."""
+        """Stable committed offsets. OffsetsWentBackError if one is below its lower bound: then none
+        of the coordinator's answer is used."""
         # Starts first: another instance may commit and delete records between the two requests.
         starts = self._starts_of_purged(inputs)
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
         committed = dict(self.ports.committed(inputs))
         others = sorted(set(self.lower_bounds.settled()).difference(inputs))
-        last = self.ports.committed_last(others) if others else {}
+        last = self.ports.committed(others, stable=False) if others else {}
         back = self.lower_bounds.others_went_back(last, others)
         back.update(self.lower_bounds.went_back(committed, inputs))
         if back:
@@ -192,14 +174,13 @@ class Recovery:
         return committed
 
     def _starts_of_purged(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The known starts: a partition of another task may have no leader for long, which delays
-        only that task."""
+        """A partition of another task may have no leader for long: only that task waits."""
         purged = self.ports.purged()
         others = sorted(set(purged).difference(inputs))
         own = sorted(set(purged).difference(others))
         starts = dict(self.ports.log_starts(own)) if own else {}
         try:
-            starts.update(self.ports.known_starts(others) if others else {})
+            starts.update(self.ports.log_starts(others, known=True) if others else {})
         except RetriableError as error:
             log.debug("The starts of other tasks' repartition topics are not known: %s", error)
         return starts
@@ -210,9 +191,9 @@ class Recovery:
         targets: Mapping[TopicPartition, int],
         deadline: _Patience,
     ) -> dict[TopicPartition, int]:
-        """Last stable offsets of inputs and changelogs, once no transaction is open below the
-        changelogs' targets: markers of a transaction's partitions land independently (KAFKA-10167),
-        so offsets may be committed while the changelog's end is not yet readable (scenario 4)."""
+        """Last stable offsets, once no transaction is open below the changelogs' targets: markers
+        land one by one (KAFKA-10167), offsets may be committed before the changelog's end is
+        readable."""
         waiting = sorted({*inputs, *targets})
         ends: dict[TopicPartition, int] = {}
 
@@ -243,8 +224,8 @@ class Recovery:
         spans: Mapping[TopicPartition, tuple[int, int]],
         deadline: _Patience,
     ) -> Mapping[TopicPartition, tuple[int, int]]:
-        """``spans`` with the log's end where the committed offset lies behind the stable one:
-        at-least-once reads what open transactions of other applications have written."""
+        """``spans`` with the log's end where the committed offset lies behind the stable one: at
+        least once reads what open transactions of others have written."""
         behind = [
             tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]
         ]
@@ -259,8 +240,7 @@ class Recovery:
         committed: Mapping[TopicPartition, CommittedOffset],
         spans: Mapping[TopicPartition, tuple[int, int]],
     ) -> None:
-        """A task commits its starting offsets before it writes anything; records without offsets
-        mean the offsets are gone."""
+        """A task commits its starting offsets before it writes: without them offsets are gone."""
         for task in tasks:
             if any(tp in committed for tp in task.inputs):
                 continue
@@ -272,13 +252,8 @@ class Recovery:
                 ):
                     names = some(map(str, task.inputs), _NAMED)
                     others = sorted(committed.keys() - set(task.inputs))
-                    why = (
-                        f"The group still has offsets of {some(others, _NAMED)}, so it was not "
-                        f"deleted: those of {names} were, by themselves or with their topic."
-                        if others
-                        else "The brokers do not report the reason: the offsets expired "
-                        "(offsets.retention.minutes), they were deleted with their topic or by "
-                        "themselves, or the group was deleted."
+                    why = why_no_offsets(
+                        self.application_id, map(str, task.inputs), NO_IDS, map(str, others)
                     )
                     raise OffsetsExpiredError(
                         f"Task {task.id} has no committed offsets of {names}, but its changelog "
@@ -372,8 +347,8 @@ HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"
 PURGED = "records are deleted only behind what is committed"
 SETTLED_MS = 10_000.0
-"""The markers of a transaction have arrived by then. An offset that was committed so long ago is
-used without waiting for pending ones, and records are deleted only behind such offsets."""
+"""The markers of a transaction have arrived by then: such offsets are used without waiting for
+pending ones, and records are deleted behind them."""
 
 
 class LowerBound(NamedTuple):
@@ -384,8 +359,7 @@ class LowerBound(NamedTuple):
 
 
 class WentBack(NamedTuple):
-    """``offset``: the coordinator's answer, None without one; ``bound``: a committed offset above
-    it."""
+    """The coordinator's answer, None without one, and a committed offset above it."""
 
     offset: int | None
     bound: LowerBound
@@ -408,8 +382,7 @@ class _Known:
 
 @dataclass
 class CommittedLowerBounds:
-    """The lower bounds of one process; any thread may call. Bounds only rise, except by
-    `replaced`."""
+    """Of one process; any thread may call. Bounds only rise, except by `replaced`."""
 
     clock: Clock
     _known: dict[TopicPartition, _Known] = field(default_factory=dict)
@@ -428,9 +401,8 @@ class CommittedLowerBounds:
                     known.settled = _higher(known.settled or bound, bound)
 
     def replaced(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """As `raised`, at least once: this process has just committed them, lower ones too. A task
-        that is recovered while its offsets wait for the group begins before those, which are
-        committed all the same, and then commits where it is."""
+        """As `raised`, at least once: this process has just committed them, lower ones too, for a
+        task that was recovered while its offsets waited for the group."""
         with self._lock:
             for tp, offset in offsets.items():
                 if tp in self._known and offset < self._known[tp].latest.offset:
@@ -438,7 +410,6 @@ class CommittedLowerBounds:
         self.raised(offsets)
 
     def settled(self) -> dict[TopicPartition, LowerBound]:
-        """The bounds whose markers have arrived."""
         now_ms = self.clock.monotonic_ms()
         with self._lock:
             for known in self._known.values():
@@ -449,9 +420,8 @@ class CommittedLowerBounds:
     def went_back(
         self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
-        """The partitions of ``asked`` whose stable offset is below its bound, or is gone although
-        this process saw it committed: a group with members loses none. Between two runs of a
-        process offsets may have expired, or were deleted."""
+        """Those whose stable offset is below its bound, or is gone although this process saw it
+        committed. Between two runs of a process offsets may have expired, or were deleted."""
         with self._lock:
             lower_bounds = {tp: self._known[tp].latest for tp in asked if tp in self._known}
         return _below(lower_bounds, committed)
@@ -494,11 +464,9 @@ _PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 def lost_writers(
     application_id: str, open_ids: Iterable[str], clients: Collection[str], own_process: str
 ) -> list[str]:
-    """The ``open_ids`` of processes of the application that are no longer members.
-
-    ``clients``: client ids of the group's members, read after ``open_ids``: a present member that
-    opened one of them is among the clients. A member with an unknown process could own any of them:
-    then none counts as lost."""
+    """The ``open_ids`` of processes that are no longer members. ``clients``: the members' client
+    ids, read after ``open_ids``. A member with an unknown process could own any of them: then none
+    is lost."""
     live = {own_process}
     for client in clients:
         found = _PROCESS.search(client)
@@ -526,8 +494,7 @@ def fence_lost_writers(
     clients: Callable[[], Collection[str]],
     fence: Callable[[Collection[str]], None],
 ) -> list[str]:
-    """Fence every lost writer. The ids, if all were fenced; else the error is logged, and the
-    transactions end by their time-out. Blocks: the callables ask the brokers."""
+    """Fence every lost writer; blocks. Returns the ids, if all were fenced; else logs the error."""
     fenced: list[str] = []
     try:
         found = open_ids()

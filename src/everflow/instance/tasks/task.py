@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import queue
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +33,8 @@ class TaskState(enum.Enum):
 
 
 class TaskRole(enum.Enum):
-    """The role of a task on this instance. A warm-up is a standby that waits to become active here
-    (KIP-441). A global task follows a partition of a global table's topic on every instance; it is
-    not assigned."""
+    """A warm-up is a standby that waits to become active here (KIP-441). A global task follows a
+    partition of a global table's topic on every instance; it is not assigned."""
 
     ACTIVE = "active"
     STANDBY = "standby"
@@ -62,8 +61,7 @@ STANDBY_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
 
 @dataclass(frozen=True)
 class TaskStore:
-    """A store of a task: where its environment lives and its changelog partition (None: not
-    logged)."""
+    """Where a store's environment lives, and its changelog (None: not logged)."""
 
     name: str
     path: Path
@@ -72,8 +70,8 @@ class TaskStore:
 
 @dataclass
 class StandbyTask:
-    """A task whose stores follow their changelogs here, as standby, as warm-up or of a global
-    table; owned by the state updater while RUNNING, by the instance's loop otherwise."""
+    """A task whose stores follow their changelogs here; owned by the state updater while RUNNING,
+    by the instance's loop otherwise."""
 
     id: TaskId
     stores: tuple[TaskStore, ...] = ()
@@ -81,24 +79,19 @@ class StandbyTask:
     state: TaskState = TaskState.CREATED
 
     def to(self, state: TaskState) -> None:
-        """Change the state; IllegalTransitionError for a step the life cycle does not have."""
         _check_step(self.id, self.role, self.state, state, STANDBY_TRANSITIONS)
         self.state = state
 
     def recycle(self, inputs: tuple[TopicPartition, ...]) -> ActiveTask:
-        """Promotion: the active task over the same open stores, SUSPENDED; recovery replays what is
-        missing. Only SUSPENDED, that is once the updater has let go."""
+        """Promotion: the active task over the same open stores. Only SUSPENDED."""
         _check_recycle(self.id, self.role, self.state)
         return ActiveTask(id=self.id, inputs=inputs, stores=self.stores, state=TaskState.SUSPENDED)
 
 
 @dataclass(kw_only=True)
 class ActiveTask:
-    """One active task of this instance; owned by one thread at a time (first the recovery's, then
-    its stream thread's).
-
-    ``positions``: next offset to read per input partition. ``incarnation`` and ``last_batch``: as
-    noted in the stores (D5)."""
+    """Owned by one thread at a time: the recovery's, then its stream thread's. ``positions``: next
+    offset to read per input. ``incarnation`` and ``last_batch``: as noted in the stores (D5)."""
 
     id: TaskId
     inputs: tuple[TopicPartition, ...]
@@ -109,13 +102,11 @@ class ActiveTask:
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     stream_times: dict[str, int] = field(default_factory=dict)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    """Ends of its inputs as its recovery saw them: what its first batch may read, before the
-    instance's poller has looked."""
+    """Ends of its inputs at its recovery: what its first batch may read."""
     epoch: int = -1
     """The ownership (`GateBook.epoch`) in which it was recovered."""
 
     def to(self, state: TaskState) -> None:
-        """Change the state; IllegalTransitionError for a step the life cycle does not have."""
         _check_step(self.id, TaskRole.ACTIVE, self.state, state, TASK_TRANSITIONS)
         self.state = state
 
@@ -130,8 +121,7 @@ class ActiveTask:
         return moved
 
     def grow(self, inputs: tuple[TopicPartition, ...], begun: ActiveTask) -> None:
-        """Add the inputs of ``begun``, which has their positions (note 037). Between two
-        batches."""
+        """Add the inputs of ``begun``, with their positions (note 037). Between two batches."""
         self.inputs = inputs
         self.positions.update(begun.positions)
         self.ends.update(begun.ends)
@@ -139,8 +129,7 @@ class ActiveTask:
             self.stream_times[node] = max(time_ms, self.stream_times.get(node, -1))
 
     def recycle(self, role: TaskRole) -> StandbyTask:
-        """Demotion: the standby (or warm-up) over the same open stores, SUSPENDED. Only SUSPENDED,
-        that is after its last batch has ended."""
+        """Demotion: the standby (or warm-up) over the same open stores. Only SUSPENDED."""
         _check_recycle(self.id, TaskRole.ACTIVE, self.state)
         return StandbyTask(self.id, self.stores, role, TaskState.SUSPENDED)
 
@@ -157,9 +146,8 @@ class ActiveTask:
 def fitted(
     task: ActiveTask, wanted: tuple[TopicPartition, ...], begun: MutableMapping[TaskId, ActiveTask]
 ) -> bool:
-    """True if a task between two batches has the inputs ``wanted``. It first gets those of
-    ``begun``, if that is of the same ownership (`ActiveTask.grow`). After False it has to be
-    recovered."""
+    """True if a task between two batches has the inputs ``wanted``, maybe by those of ``begun`` of
+    the same ownership (`ActiveTask.grow`). After False it has to be recovered."""
     if task.inputs == wanted:
         return True
     found = begun.pop(task.id, None)
@@ -224,11 +212,9 @@ def deal(
     running: Collection[TaskId] = (),
 ) -> dict[TaskId, int]:
     """Stream thread of every task: balanced (loads differ by at most one) and stable.
-
-    As many ``running`` tasks stay on their thread as the balance allows, because a move is a pause.
-    Free places go to tasks that were there before, so a task that comes back displaces none.
-    Sub-topologies are spread, too, because tasks of one sub-topology cost about the same.
-    Deterministic. ValueError without threads."""
+    Deterministic. As many ``running`` tasks stay on their thread as the balance allows, because a
+    move is a pause. A task that comes back displaces none. Sub-topologies are spread. ValueError
+    without threads."""
     if not threads:
         raise ValueError("no stream threads to deal tasks to")
     ordered = sorted(set(tasks))
@@ -265,63 +251,53 @@ def deal(
 
 # --- commands to a stream thread ------------------------------------------------------------------
 
-
-@dataclass
-class _Add:
-    tasks: Sequence[ActiveTask]
-
-
-@dataclass
-class _Drop:
-    tasks: frozenset[TaskId]
-    done: Callable[[Sequence[ActiveTask]], None]
+GivenUp = Callable[[Sequence[ActiveTask]], None]
 
 
 class ThreadCommands:
     """Commands to take tasks over and to give them up. The stream thread carries them out between
-    two batches only, so that no batch loses a task while it runs. `take` and `refuse` are the
-    stream thread's; any thread may call the others."""
+    two batches; `take` and `refuse` are its own, any thread may call the others."""
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
+        self._waiting = deque[Sequence[ActiveTask] | tuple[frozenset[TaskId], GivenUp]]()
         self._arriving: dict[TaskId, ActiveTask] = {}
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:
         self._arriving.update({task.id: task for task in tasks})
-        self._waiting.put(_Add(tasks))
+        self._waiting.append(list(tasks))
 
-    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
-        self._waiting.put(_Drop(frozenset(tasks), done))
+    def drop(self, tasks: Collection[TaskId], done: GivenUp) -> None:
+        self._waiting.append((frozenset(tasks), done))
 
     def arriving(self) -> list[ActiveTask]:
         return list(self._arriving.values())
 
     def take(self, tasks: dict[TaskId, ActiveTask]) -> bool:
-        """Carry out all commands on ``tasks``; True if those have changed."""
         changed = False
-        while (command := self._next()) is not None:
-            if isinstance(command, _Add):
-                for task in command.tasks:
-                    tasks[task.id] = task
-                    self._arriving.pop(task.id, None)
-                changed = changed or bool(command.tasks)
-            else:
-                dropped = [tasks.pop(task) for task in sorted(command.tasks) if task in tasks]
-                changed = changed or bool(dropped)
-                command.done(dropped)
+        while self._waiting:
+            command = self._waiting.popleft()
+            if isinstance(command, tuple):
+                changed = _drop(command, tasks) or changed
+                continue
+            for task in command:
+                tasks[task.id] = task
+                self._arriving.pop(task.id, None)
+            changed = changed or bool(command)
         return changed
 
     def refuse(self, known: dict[TaskId, ActiveTask]) -> None:
         """The thread ends: answer all callers that wait for tasks to be given up."""
-        while (command := self._next()) is not None:
-            if isinstance(command, _Drop):
-                command.done([known.pop(task) for task in sorted(command.tasks) if task in known])
+        while self._waiting:
+            command = self._waiting.popleft()
+            if isinstance(command, tuple):
+                _drop(command, known)
 
-    def _next(self) -> _Add | _Drop | None:
-        try:
-            return self._waiting.get_nowait()
-        except queue.Empty:
-            return None
+
+def _drop(command: tuple[frozenset[TaskId], GivenUp], tasks: dict[TaskId, ActiveTask]) -> bool:
+    wanted, done = command
+    dropped = [tasks.pop(task) for task in sorted(wanted) if task in tasks]
+    done(dropped)
+    return bool(dropped)
 
 
 # --- time-outs of tasks (KIP-572) -----------------------------------------------------------------
@@ -335,14 +311,13 @@ PART_OF_LIMIT = 0.25
 
 @dataclass
 class StalledTask:
-    """A task without progress. ``since_ms``: its first failure since the last progress; ``count``:
-    the failures since then; ``cause``: of the last one."""
+    """``since_ms``: its first failure since the last progress; ``count``: the failures since
+    then."""
 
     since_ms: float
     count: int = 0
     cause: str = ""
     until_ms: float = 0.0
-    """It rests until then."""
     alone: bool = False
     """It is not known whether this task or another of its batch fails: it is tried by itself."""
 
@@ -350,12 +325,9 @@ class StalledTask:
 @dataclass
 class TaskTimeouts:
     """Decides how long a task may go without progress (KIP-572), and when it is tried again. Pure;
-    times are monotonic ms. Owned by one thread; any thread may call `stalled`.
-
-    A task's time begins with its first failure and ends with its first progress. Meanwhile it rests
-    between two attempts, so that other tasks make progress: the longer an attempt delayed them, the
-    longer it rests. ``limit_ms``: ``task.timeout.ms``; a first failure is never too late, as in
-    Kafka Streams."""
+    monotonic ms. Owned by one thread; any thread may call `stalled`. A stalled task rests between
+    two attempts, so that others make progress: the longer an attempt delayed them, the longer it
+    rests. A first failure is never too late."""
 
     limit_ms: float
     _stalled: dict[TaskId, StalledTask] = field(default_factory=dict)
@@ -371,8 +343,7 @@ class TaskTimeouts:
             self._require(task, now_ms)
 
     def waits(self, task: TaskId, cause: str, now_ms: float) -> None:
-        """The task waits for a broker, without an attempt. TaskTimeoutError once its time is
-        over."""
+        """The task waits for a broker, without an attempt. TaskTimeoutError."""
         stalled = self._stalled.setdefault(task, StalledTask(now_ms))
         stalled.cause = stalled.cause or cause
         self._require(task, now_ms)
@@ -387,8 +358,7 @@ class TaskTimeouts:
             )
 
     def rest(self, tasks: Iterable[TaskId], now_ms: float, took_ms: float) -> None:
-        """Failed tasks rest for a while; ``took_ms``: for how long their last attempt delayed the
-        others."""
+        """Failed tasks rest; ``took_ms``: for how long their last attempt delayed the others."""
         most_ms = self.limit_ms * PART_OF_LIMIT
         self._others_until_ms = now_ms + min(SHARE_OF_OTHERS * took_ms, most_ms)
         for task in tasks:
@@ -420,8 +390,7 @@ class TaskTimeouts:
         )
 
     def chosen(self, tasks: Collection[TaskId], now_ms: float) -> Collection[TaskId]:
-        """The ``tasks``, none of which rests, that are in the next batch: all; or one of those that
-        are tried by themselves; or the others."""
+        """Of ``tasks``, none of which rests, those of the next batch."""
         alone = [task for task in tasks if task in self._stalled and self._stalled[task].alone]
         others = [task for task in tasks if task not in alone]
         if not alone or (others and now_ms < self._others_until_ms):

@@ -1,11 +1,8 @@
-"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time.
-
-Runs on the instance's loop only; threads, recoveries and the state updater answer through ``post``,
-which queues an event. A task is always in at most one place: recovering, on one stream thread,
-being given up by it, followed by the state updater (standby, warm-up), or being released by that.
-`reconcile` moves it on from there. A task that is in no place but was here a moment ago is
-suspended, its stores open: it may come back in another role (reference 5.1).
-"""
+"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time. Runs on
+the instance's loop only. A task is always in at most one place: recovering, on one stream thread,
+being given up by it, followed by the state updater, or being released by that. `reconcile` moves it
+on from there. A task that is in no place but was here a moment ago is suspended, its stores open:
+it may come back in another role (reference 5.1)."""
 
 from __future__ import annotations
 
@@ -41,8 +38,6 @@ NAMED = 16
 
 
 class TaskHolder(Protocol):
-    """The part of a `StreamThread` that the task manager needs."""
-
     @property
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
@@ -52,8 +47,6 @@ class TaskHolder(Protocol):
 
 
 class CopyHolder(Protocol):
-    """The part of a `StateUpdater` that the task manager needs."""
-
     def add(self, tasks: Sequence[StandbyTask]) -> None: ...
     def drop(
         self,
@@ -66,27 +59,17 @@ class CopyHolder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskServices:
-    """Effects of the task manager.
-
-    Attributes:
-        create: a task in state CREATED.
-        recover: recovers tasks and commits their starting offsets; blocks; StoppedError once the
-        event is set.
-        submit: runs a function on a restore thread; True: it replays a tail only, and must not wait
-        for whole restores.
-        post: queues a function for the instance's loop; from any thread.
-        before_release: commits the deferred offsets of these tasks, before they are given up.
-        release: the revoked tasks are closed: the member may rejoin.
-        failed: the instance has to stop.
-        changed: called after every event; True: all owned tasks run.
-        fits: True if a running task has all its inputs, after it got those that it lacks.
-        rest: a task ended here and left these stores: note how far they are.
-        close: close these stores.
-    """
+    """Effects of the task manager. ``recover``: recovers tasks and commits their starting offsets;
+    blocks; StoppedError once the event is set. ``submit``: runs a function on a restore thread;
+    True: it replays a tail only, and must not wait for whole restores. ``post``: queues a function
+    for the loop; from any thread. ``before_release``: commits the deferred offsets of these tasks.
+    ``release``: the member may rejoin. ``failed``: the instance has to stop. ``changed``: called
+    after every event; True: all owned tasks run. ``fits``: True if a running task has all its
+    inputs. ``rest``: a task ended here and left these stores."""
 
     create: Callable[[TaskId], ActiveTask]
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]
-    submit: Callable[[Callable[[], None], bool], None]
+    submit: Callable[[Callable[[], None], bool], object]
     post: Callable[[Callable[[], None]], None]
     before_release: Callable[[Collection[TaskId]], None]
     release: Callable[[], None]
@@ -100,30 +83,24 @@ class TaskServices:
 
 @dataclass(kw_only=True)
 class TaskManager:
-    """See the module. ``owned`` and ``copies`` are what the group wants here; the rest is how far
-    it is."""
+    """``owned`` and ``copies`` are what the group wants here; the rest is how far it is."""
 
     gate: GateBook
     threads: Sequence[TaskHolder]
     updater: CopyHolder
     services: TaskServices
     timeouts: TaskTimeouts
-    """The time-outs of recoveries."""
     owned: set[TaskId] = field(default_factory=set)
     copies: dict[TaskId, TaskRole] = field(default_factory=dict)
-    """Standbys and warm-ups."""
     running: dict[TaskId, int] = field(default_factory=dict)
     recovering: dict[TaskId, threading.Event] = field(default_factory=dict)
     leaving: set[TaskId] = field(default_factory=set)
     """Leaving a thread: to another one, or given up."""
     following: dict[TaskId, TaskRole] = field(default_factory=dict)
-    """With the state updater."""
     letting_go: set[TaskId] = field(default_factory=set)
-    """Being released by the state updater."""
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
     retiring: frozenset[int] = frozenset()
-    """Numbers of threads that give up what they have and get nothing (`thread_count`); never all of
-    them."""
+    """Threads that give up what they have and get nothing; never all of them."""
     _restoring: dict[TaskId, ActiveTask] = field(default_factory=dict)
     _revoked: set[TaskId] = field(default_factory=set)
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
@@ -134,46 +111,30 @@ class TaskManager:
     def assigned(self, tasks: Collection[TaskId]) -> None:
         """The group assigned these tasks; the gate's book has them already."""
         if tasks:
-            moves.info(
-                "Assigned %s: %s",
-                counted(len(tasks), "task"),
-                _names(tasks),
-                extra=ABOUT_ASSIGNMENT,
-            )
+            _report(logging.INFO, "Assigned %s: %s", tasks)
         self.owned |= set(tasks)
         self._revoked -= set(tasks)
         self.reconcile()
 
     def revoked(self, tasks: Collection[TaskId]) -> None:
         """Give these up after the batches in flight; then the member may rejoin."""
-        moves.info(
-            "Revoked %s (they go to another instance): %s",
-            counted(len(tasks), "task"),
-            _names(tasks),
-            extra=ABOUT_ASSIGNMENT,
-        )
+        _report(logging.INFO, "Revoked %s (they go to another instance): %s", tasks)
         self.owned -= set(tasks)
         self._revoked |= set(tasks)
         self._cancel(tasks)
         self.reconcile()
 
     def lost(self, tasks: Collection[TaskId]) -> None:
-        """Others may own these already: close them without a commit, which the gate refuses since
-        the loss. Standbys and warm-ups go on: they write nothing outside this instance."""
-        moves.warning(
-            "Lost %s (this instance left the group without a rebalance): %s",
-            counted(len(tasks), "task"),
-            _names(tasks),
-            extra=ABOUT_ASSIGNMENT,
-        )
+        """Others may own these already: close them without a commit. Copies go on."""
+        text = "Lost %s (this instance left the group without a rebalance): %s"
+        _report(logging.WARNING, text, tasks)
         self.owned -= set(tasks)
         self._revoked -= set(tasks)
         self._cancel(tasks)
         self.reconcile()
 
     def roles(self, standby: Collection[TaskId], warmup: Collection[TaskId]) -> None:
-        """A completed rebalance assigns these copies here; suspended tasks without a role are
-        closed."""
+        """A completed rebalance assigns these copies; suspended tasks without a role are closed."""
         wanted = {
             **dict.fromkeys(standby, TaskRole.STANDBY),
             **dict.fromkeys(warmup, TaskRole.WARMUP),
@@ -229,8 +190,7 @@ class TaskManager:
         }
 
     def in_use(self) -> set[TaskId]:
-        """Every task that has, just had or is about to have a role here: its stores must not be
-        removed."""
+        """Tasks that have, just had or are about to have a role here: their stores stay."""
         return {
             *self.owned,
             *self._revoked,
@@ -310,8 +270,8 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has given up tasks. A task that is still owned here goes to its new thread as it
-        is; the others are suspended."""
+        """A thread has given up tasks: those still owned here go on as they are, or are
+        suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:
@@ -391,8 +351,7 @@ class TaskManager:
         self.reconcile()
 
     def _tried_in_vain(self, tasks: Sequence[ActiveTask], why: RetriableError) -> EverflowError:
-        """The recovery of tasks failed because brokers did not answer. The tasks concerned, or all,
-        are tried again each by itself, until their time is over."""
+        """The tasks concerned, or all, are tried again each by itself, until their time is over."""
         self.timeouts.keep(self.owned)
         concerned = [task.id for task in concerning(tasks, why.partitions) or tasks]
         try:
@@ -404,8 +363,7 @@ class TaskManager:
         return StoppedError(str(why))
 
     def given_back(self, tasks: Sequence[ActiveTask], why: RetriableError) -> None:
-        """A thread could not recover these tasks after a failed batch; its other tasks go on
-        there."""
+        """A thread could not recover these tasks; its other tasks go on there."""
         for task in tasks:
             self.running.pop(task.id, None)
             self._suspend(task)
@@ -494,6 +452,10 @@ class TaskManager:
             task.to(TaskState.SUSPENDED)
         task.to(TaskState.CLOSED)
         self.services.close(task.stores)
+
+
+def _report(level: int, text: str, tasks: Collection[TaskId]) -> None:
+    moves.log(level, text, counted(len(tasks), "task"), _names(tasks), extra=ABOUT_ASSIGNMENT)
 
 
 def _names(tasks: Collection[TaskId]) -> str:

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 from everflow.clock import Clock
@@ -369,16 +370,8 @@ PERIOD_MS = 1_000.0
 
 class ShrunkLogs:
     """Compares positions with ends that were asked for after them. Owned by the poller of the ends.
-
-    Args:
-        positions: of the running tasks; called from the poller's thread.
-        log_ends: asks the brokers, read_uncommitted: after a change from at-least-once to
-        exactly-once a position may lie beyond
-            the last stable offset while a transaction of another application is open. May raise
-            RetriableError.
-        topic_ids: of a topic, at the start and now; "" for one that is not known. May raise
-            EverflowError.
-    """
+    ``log_ends``: read_uncommitted, as after a change of the guarantee a position may lie beyond the
+    last stable offset; RetriableError. ``topic_ids``: at the start and now; "" if not known."""
 
     def __init__(
         self,
@@ -452,17 +445,13 @@ def _beyond(
 # --- ends of the changelogs, summed per task, for the leader (note 005) ---------------------------
 
 SUMS_FRESH_MS = 5_000.0
-"""Older figures are none: every member's positions move on, and one beyond the end counts as no
-copy (X1)."""
+"""Older ends are none: a position beyond the end counts as no copy (X1)."""
 WAIT_S = 0.5
 
 
 class EndSums:
-    """`membership.assignor.EndSums` on the cluster. Any thread may call.
-
-    ``read``: last stable offsets of partitions, blocking. ``partitions``: the changelog partitions
-    of every task.
-    """
+    """`membership.assignor.EndSums` on the cluster; any thread may call. ``read``: last stable
+    offsets, blocking. ``partitions``: the changelogs of every task."""
 
     def __init__(
         self,
@@ -476,45 +465,37 @@ class EndSums:
         self._read = read
         self._partitions = partitions
         self._clock = clock
-        self._asked = 0
-        self._answered = 0
-        self._changed = threading.Condition()
-        self._sums: Mapping[TaskId, int] | None = None
-        self._read_ms = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="everflow-end-sums")
+        self._lock = threading.Lock()
+        self._next: Future[None] | None = None
+        """The question that has not begun."""
+        self._found: tuple[Mapping[TaskId, int] | None, float] = None, 0.0
         self._closed = False
-        self._thread: threading.Thread | None = None
 
     def refresh(self) -> None:
-        """Read the ends on the figures' own thread; returns at once. Only leaders need them, so the
-        first call starts it."""
-        with self._changed:
-            self._asked += 1
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._run, name="everflow-end-sums", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify_all()
+        """Read the ends; returns at once. Only leaders need them."""
+        self._ask()
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """End sums read after this call, or at most 5 s old ones if the brokers take longer than
-        0.5 s; None without any (X2).
+        0.5 s; None without any (X2). Ends that were read before the members' positions could lie
+        behind those, and a position beyond the end counts as no copy (X1): so it waits a ms or
+        two."""
+        asked = self._ask()
+        if asked is not None:
+            wait([asked], WAIT_S)
+        sums, read_ms = self._found
+        return None if self._clock.monotonic_ms() - read_ms > SUMS_FRESH_MS else sums
 
-        The leader calls it once all members have reported their positions. Ends that were read
-        before could lie behind those, and a position beyond the end counts as no copy (X1). So it
-        waits, for a request of a ms or two."""
-        self.refresh()
-        with self._changed:
-            wanted = self._asked
-            self._changed.wait_for(lambda: self._answered >= wanted or self._closed, WAIT_S)
-            if self._sums is None or self._clock.monotonic_ms() - self._read_ms > SUMS_FRESH_MS:
-                return None
-            return self._sums
+    def _ask(self) -> Future[None] | None:
+        with self._lock:
+            if self._next is None and not self._closed:
+                self._next = self._pool.submit(self._read_once)
+            return self._next
 
-    def read_once(self) -> None:
-        """Read the ends now; what fails is said and leaves no figure."""
-        with self._changed:
-            asked = self._asked
+    def _read_once(self) -> None:
+        with self._lock:
+            self._next = None
         sums: dict[TaskId, int] | None = None
         try:
             ends = self._read({tp for listed in self._partitions.values() for tp in listed})
@@ -524,25 +505,14 @@ class EndSums:
         except EverflowError as error:
             if not self._stopping.is_set():
                 log.warning("The ends of the changelogs cannot be read: %s", error)
-        except Exception as error:  # a defect must not end the thread the leader waits for
+        except Exception as error:  # a defect
             log.exception("The ends of the changelogs cannot be read: %r", error)
-        with self._changed:
-            self._sums, self._read_ms, self._answered = sums, self._clock.monotonic_ms(), asked
-            self._changed.notify_all()
+        self._found = sums, self._clock.monotonic_ms()
 
     def close(self) -> None:
-        """End the thread; returns at once."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked > self._answered or self._closed)
-                if self._closed:
-                    return
-            self.read_once()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 # --- racks of the partitions (KIP-925) ------------------------------------------------------------
@@ -551,8 +521,7 @@ RACKS_PERIOD_MS = 60_000.0
 
 
 class PartitionRacks:
-    """`membership.assignor.PartitionRacks`. ``read(topics)`` asks the brokers. `refresh` blocks;
-    `racks` does not."""
+    """`membership.assignor.PartitionRacks`. `refresh` blocks; `racks` does not."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""Creates internal topics at the first start, and checks them at every other (invariant I10).
-
-`topology.subtopologies.internal_topics` has their wanted settings; this module decides what to do,
-and does it.
-"""
+"""Creates internal topics at the first start, and checks them at every other (invariant I10)."""
 
 from __future__ import annotations
 
@@ -32,8 +28,8 @@ LEFT_OUT = "left-out"
 
 @dataclass(frozen=True)
 class TopicSpec:
-    """An internal topic as the topology needs it; ``name`` is the full name, ``kind``
-    ``repartition``, ``changelog`` or `LEFT_OUT`."""
+    """An internal topic by its full name; ``kind``: ``repartition``, ``changelog`` or
+    `LEFT_OUT`."""
 
     name: str
     partitions: int
@@ -52,12 +48,10 @@ class TopicFacts:
 
 @dataclass(frozen=True)
 class Ran:
-    """The programs that have run in the group, by its committed offsets.
-
-    ``committed``: a Kafka Streams application, everflow or Java, has committed one of them.
-    ``foreign``: topics with offsets of another client (a consumer, a tool that resets offsets).
-    ``known``: the internal topics of those programs by kind, without the application's id; a kind
-    is missing if it was not kept (Java, an earlier release, too many stores)."""
+    """The programs that have run in the group, by its committed offsets. ``committed``: a Kafka
+    Streams application, everflow or Java, has committed one. ``foreign``: topics with offsets of
+    another client. ``known``: their internal topics by kind, without the application's id; a kind
+    is missing if it was not kept."""
 
     committed: bool = False
     foreign: frozenset[str] = frozenset()
@@ -66,15 +60,13 @@ class Ran:
 
 @dataclass(frozen=True)
 class InputIds:
-    """The ids of the application's inputs: ``before``, as the state folder knows them of its last
-    run (without those it does not know), and ``now``."""
+    """The ids of the inputs: ``before``, as known of the last run, and ``now``."""
 
     before: Mapping[str, str] = field(default_factory=dict)
     now: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def recreated(self) -> list[str]:
-        """The inputs that were deleted and created again since the last start."""
         before = self.before
         return [name for name, now in sorted(self.now.items()) if before.get(name, now) != now]
 
@@ -84,14 +76,12 @@ class InputIds:
 
 
 NO_IDS = InputIds()
-"""Nothing is known of the inputs."""
 
 
 class TopicAdmin(Protocol):
     """The part of the cluster's administration that this module needs."""
 
-    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
-        """The existing ones of ``names``, with their config."""
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]: ...
 
     def create(self, topics: Iterable[TopicSpec]) -> None:
         """Create them and wait until they are usable; one that exists by now is no error."""
@@ -104,15 +94,12 @@ class TopicAdmin(Protocol):
     def ran(self, partitions: Iterable[TopicPartition]) -> Ran:
         """The programs that have run, by the group's committed offsets of the partitions."""
 
-    def topics_with_offsets(self) -> frozenset[str]:
-        """All topics of which the group has a committed offset."""
+    def topics_with_offsets(self) -> frozenset[str]: ...
 
 
 def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
-    """The fault of an existing topic, in words; empty if it will do.
-
-    Only settings that would lose or mix data count: partitions, and a clean-up that deletes needed
-    records. Other settings are the operator's. Records that are deleted by age anyway need not be
+    """The fault of an existing topic; empty if it will do. Only settings that would lose or mix
+    data count; others are the operator's. Records that are deleted by age anyway need not be
     compacted: Kafka Streams does not compact the changelogs of stream joins."""
     found = []
     if facts.partitions != spec.partitions:
@@ -141,8 +128,7 @@ def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
 
 
 def keeps_unread(spec: TopicSpec, facts: TopicFacts | None) -> bool:
-    """True if records stay until everflow deletes them: by age or size the brokers would also
-    delete unread ones (the operator may have set that). ``facts`` None: the topic is new."""
+    """True if records stay until everflow deletes them. ``facts`` None: the topic is new."""
     config = {**spec.config, **({} if facts is None else facts.config)}
     return all(config.get(name, "-1") == "-1" for name in ("retention.ms", "retention.bytes"))
 
@@ -154,11 +140,8 @@ def is_first_start(
     why_none: Callable[[], str],
 ) -> bool:
     """Decides whether this is the first start: no offsets of a Kafka Streams application, nor any
-    record in an internal topic (D5). Offsets of other clients only set where to begin.
-
-    Raises OffsetsExpiredError, with the reason ``why_none``, if internal topics have records but
-    the group has no offsets: to process the input again from the start, on top of the present
-    state, would silently count twice (scenario 15)."""
+    record in an internal topic (D5). OffsetsExpiredError, with the reason ``why_none``, if internal
+    topics have records but the group has no offsets: that would count twice (scenario 15)."""
     if ran.committed:
         return False
     filled = sorted({tp.topic for tp, (start, end) in spans.items() if end > start})
@@ -175,8 +158,7 @@ def is_first_start(
 def why_no_offsets(
     application_id: str, inputs: Iterable[str], ids: InputIds, others: Iterable[str]
 ) -> str:
-    """Why the group has no offsets of its inputs, in sentences: what is certain, else all that may
-    be. ``others``: topics of which it has some."""
+    """In sentences: what is certain, else all that may be. ``others``: topics with offsets."""
     names = ", ".join(sorted(inputs))
     if recreated := ids.recreated:
         changed = ", ".join(f"{name} ({ids.before[name]} -> {ids.now[name]})" for name in recreated)
@@ -220,13 +202,9 @@ def prepare(
     create_new: bool = False,
 ) -> frozenset[str]:
     """Create (first start) or validate (any other) the internal topics; called before the instance
-    joins the group. Gives the repartition topics that keep what is not read (`keeps_unread`).
-
-    ``inputs`` are the partitions of all topics the application reads that exist by now.
-    ``create_new``: at a later start, too, those that the application never had
-    (``create.new.topics``). Raises InternalTopicError for a topic that is missing after the first
-    start or that does not fit, OffsetsExpiredError as `is_first_start`.
-    """
+    joins. Returns the repartition topics that keep what is not read (`keeps_unread`). ``inputs``:
+    existing partitions that the application reads. ``create_new``: ``create.new.topics``. Raises
+    InternalTopicError, OffsetsExpiredError as `is_first_start`."""
     needed, reads = {spec.name: spec for spec in specs}, list(inputs)
     # In this order, since another instance may start for the first time meanwhile: it creates
     # topics, commits where its inputs begin, and only then writes. So records that are seen have
@@ -291,32 +269,37 @@ def prepare(
 def _require_new(
     application_id: str, missing: Sequence[TopicSpec], ran: Ran, create_new: bool
 ) -> None:
-    """InternalTopicError unless the application never had the missing topics and they are to be
-    created."""
+    """InternalTopicError unless the application never had them and they are to be created."""
     said = {spec.name: short_name(application_id, spec.name) for spec in missing}
+
+    def error(names: Iterable[str], why: str) -> InternalTopicError:
+        listed = ", ".join(names)
+        return InternalTopicError(
+            f"Internal topics are missing: {listed}. {application_id} has run {why}"
+        )
+
+    gave_up = f"or, without one, give up the state. {start_over(application_id)}"
     if unsure := [spec.name for spec in missing if spec.kind not in ran.known]:
-        raise InternalTopicError(
-            f"Internal topics are missing: {', '.join(unsure)}. {application_id} has run before, "
-            f"and its committed offsets do not show whether it had them, so they are not created: "
-            f"state could be lost. {_other_program(application_id)} Only if these topics were "
-            f"deleted: restore them from a backup; or, without one, give up the state. "
-            f"{start_over(application_id)}"
+        raise error(
+            unsure,
+            f"before, and its committed offsets do not show whether it had them, so they are not "
+            f"created: state could be lost. {_other_program(application_id)} Only if these topics "
+            f"were deleted: restore them from a backup; {gave_up}",
         )
     known = frozenset[str]().union(*ran.known.values())
     if lost := [name for name, short in said.items() if short in known]:
-        raise InternalTopicError(
-            f"Internal topics are missing: {', '.join(lost)}. {application_id} has run with them "
-            f"before, so they were deleted, and with them state. They are not created again. "
-            f"Restore them from a backup; or, without one, give up the state. "
-            f"{start_over(application_id)}"
+        raise error(
+            lost,
+            f"with them before, so they were deleted, and with them state. They are not created "
+            f"again. Restore them from a backup; {gave_up}",
         )
     if not create_new:
-        raise InternalTopicError(
-            f"Internal topics are missing: {', '.join(said)}. {application_id} has run before, but "
-            f"never with them: the program is a new version of it, or another one. "
+        raise error(
+            said,
+            f"before, but never with them: the program is a new version of it, or another one. "
             f"{_other_program(application_id)} For a new version, start it once with "
             f"--create-new-topics (create.new.topics=true): existing state stays, and new stores "
-            f"begin empty."
+            f"begin empty.",
         )
 
 
@@ -328,8 +311,7 @@ def short_name(application_id: str, topic: str) -> str:
 
 
 def fixed_outputs(topology: Topology, dead_letter_topic: str | None) -> dict[str, str | None]:
-    """The user's topics that are known at start (one chosen per record is not), and the line of the
-    user's code."""
+    """The user's topics that are known at the start, and the line of the user's code."""
     found: dict[str, str | None] = {} if dead_letter_topic is None else {dead_letter_topic: None}
     for node in topology.nodes:
         if isinstance(node, SinkNode) and node.kind == "sink" and isinstance(node.topic, str):
@@ -343,9 +325,8 @@ def missing_outputs(
     partitions: int,
     dead_letter_topic: str | None = None,
 ) -> TopologyError | None:
-    """The error for output topics (`fixed_outputs`) that will not be created; each with its kind.
-    ``creates_topics``: the brokers' ``auto.create.topics.enable``; None (unknown) and True are no
-    reason to stop. ``partitions``: as many as the widest input has, as a proposal."""
+    """The error for output topics that will not be created. ``creates_topics``: the brokers'
+    ``auto.create.topics.enable``, None: unknown. ``partitions``: proposed."""
     if not missing or creates_topics is not False:
         return None
     commands = "\n".join(
@@ -373,8 +354,8 @@ Configs = Callable[[Iterable[str]], Mapping[str, Mapping[str, str]]]
 
 
 def require_compacted(stores: Iterable[StoreSpec], configs: Configs) -> None:
-    """TopologyError for a reused topic whose records are deleted: the table's entries would go with
-    them. ``configs``: of existing topics; one whose brokers do not tell is let pass."""
+    """TopologyError for a reused topic whose records are deleted. ``configs``: of existing topics;
+    one whose brokers do not tell is let pass."""
     of_topic = {store.source_topic: store for store in stores if store.source_topic is not None}
     if not of_topic:
         return

@@ -1,10 +1,6 @@
-"""Checks that the application's topics still exist, with the same ids and partitions.
-
-Positions, state and the assignment belong to a topic as it was at the start. A topic that is
-deleted and created again keeps its name, and one that grows keeps its id. No other part of the
-runtime would notice: a new log that is longer than the position looks like the old one, and a
-reader of a deleted topic waits for a leader.
-"""
+"""Checks that the application's topics still exist, with the same ids and partitions. Positions,
+state and the assignment belong to a topic as it was at the start. Nothing else would notice: a new
+log that is longer than the position looks like the old one."""
 
 from __future__ import annotations
 
@@ -30,8 +26,7 @@ NO_TOPIC_ID = "A" * 22
 PERIOD_MS = 10_000.0
 CONFIRM_MS = 1_000.0
 MISSING_ANSWERS = 5
-"""In how many answers in a row a topic must be missing. More than for other changes: a broker that
-has just started may know no topic at all for a moment."""
+"""In a row: a broker that has just started may know no topic at all for a moment."""
 
 
 _GLOBAL_ANEW = (
@@ -46,22 +41,14 @@ class TopicState(Protocol):
     def partitions(self) -> int: ...
 
     @property
-    def topic_id(self) -> str:
-        """A topic that is created again has another id."""
+    def topic_id(self) -> str: ...
 
 
 class TopicChanges:
     """Decides from the brokers' answers whether a topic has changed. Pure; one thread at a time.
-
-    Args:
-        partitions: of the inputs as the application runs with them; other topics count from their
-        first answer.
-        inputs: topics that other programs write; the others are internal.
-        topics: all topics to check.
-        global_topics: the topics of global tables.
-        may_grow(partitions of all, topic, number): the running application takes up the topic's
-        new partitions, so they are no change.
-    """
+    ``partitions``: of the inputs as the application runs with them. ``inputs``: topics that other
+    programs write; the others are internal. ``may_grow(partitions of all, topic, number)``: the
+    application takes up the topic's new partitions."""
 
     def __init__(
         self,
@@ -85,8 +72,7 @@ class TopicChanges:
 
     @property
     def suspected(self) -> bool:
-        """True if the last answer showed a change. The next one has to confirm it, for a broker may
-        be behind."""
+        """True if the last answer showed a change, which the next one has to confirm."""
         return bool(self._suspects or self._missing)
 
     @property
@@ -95,8 +81,7 @@ class TopicChanges:
 
     @property
     def ids(self) -> Mapping[str, str]:
-        """The topic ids of the first answer; without topics of which the brokers know none. From
-        any thread."""
+        """Of the first answer; without topics of which the brokers know none. From any thread."""
         return {
             name: topic_id for name, topic_id in list(self._ids.items()) if topic_id != NO_TOPIC_ID
         }
@@ -115,8 +100,7 @@ class TopicChanges:
         self, now: Mapping[str, TopicState], doubted: Collection[str] = ()
     ) -> FatalError | None:
         """Take an answer of the brokers. Returns an error once two answers in a row show a change,
-        or one answer for a ``doubted`` topic, of which a leader reported another id; or once a
-        topic was missing in `MISSING_ANSWERS` (InternalTopicError or MissingSourceTopicError)."""
+        or one for a ``doubted`` topic; or once a topic was missing in `MISSING_ANSWERS`."""
         self._missing = {
             name: self._missing.get(name, 0) + 1 for name in self._topics if name not in now
         }
@@ -145,72 +129,52 @@ class TopicChanges:
         what = f"Topic {names} was" if len(topics) == 1 else f"Topics {names} were"
         # A topic that this user may not see has another answer (TOPIC_AUTHORIZATION_FAILED).
         happened = f"{what} deleted while the application ran"
-        internal = [topic for topic in topics if topic not in self._inputs]
-        if internal:
+        if internal := [topic for topic in topics if topic not in self._inputs]:
             return InternalTopicError(
                 f"{happened}. Internal topics are not created again silently: the records of "
-                f"{', '.join(internal)} are lost. Stop "
-                f"all instances; restore from a backup, or give up the state. "
-                f"{start_over(self._application_id)}"
+                f"{', '.join(internal)} are lost. Stop all instances; restore from a backup, or "
+                f"give up the state. {start_over(self._application_id)}"
             )
         return MissingSourceTopicError(
             f"{happened}. What was counted of it stays in the state and the output. To go on with "
-            f"a new topic of that name, create "
-            f"it with the same number of partitions first. "
-            f"{read_again(self._application_id, topics[0])} "
-            f"{start_over(self._application_id)}"
+            f"a new topic of that name, create it with the same number of partitions first. "
+            f"{read_again(self._application_id, topics[0])} {start_over(self._application_id)}"
         )
 
     def _recreated(self, topic: str, before: str, now: str) -> str:
-        happened = (
-            f"Topic {topic} was deleted and created again while the application ran (topic "
-            f"id {before} -> {now})"
-        )
-        if topic in self._global:
-            return f"{happened}. {_GLOBAL_ANEW}"
-        if topic in self._inputs:
-            return (
-                f"{happened}: the positions belong to the old topic, so the beginning of the new "
-                f"one would not be read. "
-                f"{read_again(self._application_id, topic)} {start_over(self._application_id)}"
-            )
-        return (
-            f"{happened}: the records of this internal topic are lost. Stop all instances; restore "
-            f"the topic from a backup, or "
-            f"give up the state. {start_over(self._application_id)}"
+        return self._changed(
+            topic,
+            f"Topic {topic} was deleted and created again while the application ran (topic id "
+            f"{before} -> {now})",
+            f"the positions belong to the old topic, so the beginning of the new one would not be "
+            f"read. {read_again(self._application_id, topic)}",
+            "the records of this internal topic are lost. Stop all instances; restore the topic "
+            "from a backup, or give up the state.",
         )
 
     def _resized(self, topic: str, before: int, now: int) -> str:
-        happened = (
-            f"Topic {topic} has now {now} partitions, was {before} when the application started"
+        return self._changed(
+            topic,
+            f"Topic {topic} has now {now} partitions, was {before} when the application started",
+            f"its new partitions are not read. Stop all instances and start them again; with "
+            f"stores or repartition topics that is refused, for keys are now in other partitions "
+            f"than their state: create the topic again with {before} partitions, or give up the "
+            f"state.",
+            "keys of this internal topic no longer meet their state. Stop all instances; create "
+            "the topic as it was from a backup, or give up the state.",
         )
+
+    def _changed(self, topic: str, happened: str, of_input: str, of_internal: str) -> str:
         if topic in self._global:
             return f"{happened}. {_GLOBAL_ANEW}"
-        if topic in self._inputs:
-            return (
-                f"{happened}: its new partitions are not read. Stop all instances and start them "
-                f"again; with stores or "
-                "repartition topics that is refused, for keys are now in other partitions than "
-                "their state: create the topic again "
-                f"with {before} partitions, or give up the state. "
-                f"{start_over(self._application_id)}"
-            )
-        return (
-            f"{happened}: keys of this internal topic no longer meet their state. Stop all "
-            f"instances; create the topic as it was "
-            f"from a backup, or give up the state. {start_over(self._application_id)}"
-        )
+        means = of_input if topic in self._inputs else of_internal
+        return f"{happened}: {means} {start_over(self._application_id)}"
 
 
 class TopicWatch:
-    """Asks the brokers about every 10 s, and after `doubt`, on a thread of its own: neither stream
-    threads nor the instance's loop wait for it.
-
-    Args:
-        read: describes those of the topics that exist; blocks.
-        failed: called once, on the watch's thread, which then ends.
-        check_new: takes up new topics; blocks for a request.
-    """
+    """Asks the brokers about every 10 s, and after `doubt`, on a thread of its own. ``failed``:
+    called once, on that thread, which then ends. ``check_new``: takes up new topics; blocks for a
+    request."""
 
     def __init__(
         self,
@@ -233,8 +197,6 @@ class TopicWatch:
         self._woken.set()
 
     def check_once(self) -> bool:
-        """Ask and judge; True if the application must stop. Other parts report brokers that do not
-        answer."""
         doubted = self._doubted
         try:
             now = self._read()
@@ -246,19 +208,15 @@ class TopicWatch:
         changed = self._changes.after(now, doubted)
         if changed is not None:
             self._failed(changed)
-        else:
-            self._check_new_topics()
-        return changed is not None
-
-    def _check_new_topics(self) -> None:
+            return True
         try:
             self._check_new()
         except EverflowError as error:
             log.debug("New topics cannot be listed now: %s", error)
+        return False
 
     def start(self) -> None:
-        """Note the present state of the topics, then check them on a thread until `close`. Blocks
-        for one request."""
+        """Note the topics as they are (one request), then check them on a thread until `close`."""
         self.check_once()
         threading.Thread(target=self._run, name="everflow-topic-watch", daemon=True).start()
 
@@ -275,8 +233,7 @@ class TopicWatch:
             log.exception("Checking the topics failed; they are not checked any more")
 
     def _rest(self) -> bool:
-        """Wait for the next question, which comes no sooner than `CONFIRM_MS` after the last, even
-        in doubt; True if the thread is to end."""
+        """Wait for at least `CONFIRM_MS`, even in doubt; True if the thread is to end."""
         if self._clock.wait(self._stop, CONFIRM_MS) or self._changes.suspected:
             return self._stop.is_set()
         self._clock.wait(self._woken, PERIOD_MS - CONFIRM_MS)

@@ -13,11 +13,12 @@ from everflow.clock import ManualClock
 from everflow.errors import EverflowError
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import TaskStatus
-from everflow.instance.observer import Observer, Subject
+from everflow.instance.observer import Observer
 from everflow.instance.tasks.task import TaskRole, TaskState
 from everflow.logs import moves
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.observe.desired_instances import ScalingRules
+from everflow.observe.observation import Observation
 from everflow.observe.page.view import page_view
 from everflow.records import TaskId
 
@@ -53,7 +54,15 @@ def observer(looked: Looked) -> Observer:
         instance=lambda: None,
         raw=Metrics(),
         clock=ManualClock(1_000_000),
-        subject=Subject(application_id="a", client_id="a-1", version="1", roads={}),
+        subject=Observation(
+            application_id="a",
+            client_id="a-1",
+            version="1",
+            state="",
+            state_number=0,
+            threads=(),
+            tasks=(),
+        ),
         rules=ScalingRules(drain_s=33.0),
     )
 
@@ -110,10 +119,10 @@ def test_samples_of_what_failed_are_looked_at(observer: Observer) -> None:
 def test_it_says_what_is_left_of_the_disk(observer: Observer, tmp_path: Path) -> None:
     assert observer.status()["disk"] is None
     advance(observer, 1_000)
-    observer.subject = replace(observer.subject, folder=tmp_path / "not-made-yet")
+    observer.folder = tmp_path / "not-made-yet"
     assert observer.status()["disk"] is None
     advance(observer, 1_000)
-    observer.subject = replace(observer.subject, folder=tmp_path)
+    observer.folder = tmp_path
     told = observer.status()["disk"]
     assert 0 < told["free"] < told["bytes"]
 

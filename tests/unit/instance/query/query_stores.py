@@ -11,8 +11,13 @@ import numpy as np
 from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.key_metadata import Hosts, StoreSite
-from everflow.instance.query.queries import InteractiveQueries, QueryPorts, StoreQueries
+from everflow.instance.query.queries import (
+    Hosts,
+    InteractiveQueries,
+    QueryPorts,
+    StoreQueries,
+    StoreSite,
+)
 from everflow.instance.tasks.task import TaskStore
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes.windowed import window_store_key

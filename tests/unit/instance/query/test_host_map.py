@@ -15,7 +15,7 @@ from everflow.assignment.user_data import (
 )
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
-from everflow.instance.query.key_metadata import RETRY_MS, HostMap
+from everflow.instance.query.queries import RETRY_MS, HostMap
 from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId
 

@@ -6,10 +6,11 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.instance.query.key_metadata import default_partitioner, topics_into_stores
+from everflow.instance.query.queries import default_partitioner
 from everflow.operators.table import TableSpec
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, MergeNode, SinkNode, SourceNode, StatefulNode
+from everflow.topology.partitioners import topics_into_stores
 from everflow.topology.program import Topology
 
 

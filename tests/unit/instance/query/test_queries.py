@@ -14,8 +14,7 @@ from everflow import KafkaStreams, Topology
 from everflow.assignment.user_data import HostTasks
 from everflow.errors import RetriableError
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.key_metadata import KeyQueryMetadata
-from everflow.instance.query.queries import ENDS_AGE_MS, LagInfo
+from everflow.instance.query.queries import ENDS_AGE_MS, KeyQueryMetadata, LagInfo
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import (

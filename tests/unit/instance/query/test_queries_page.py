@@ -16,7 +16,7 @@ import pytest
 import word_service
 from everflow.assignment.user_data import HostTasks
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.key_metadata import default_partitioner
+from everflow.instance.query.queries import default_partitioner
 from everflow.records import TaskId
 from unit.instance.query.query_stores import COUNTS, PARTITIONS, Instance
 from word_service import serve

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.config import StreamsConfig
-from everflow.instance.query.key_metadata import StoreSite
+from everflow.instance.query.queries import StoreSite
 from everflow.instance.serving.routes import served
 from everflow.serdes.windowed import window_store_key
 from unit.builders import store_spec
@@ -51,7 +51,7 @@ def service(instance: Instance, token_file: Path | None = None) -> Iterator[str]
         query_listen="127.0.0.1:0",
         query_token_file="" if token_file is None else str(token_file),
     )
-    with served(instance, instance._asked, config) as address:
+    with served(instance, config) as address:
         yield address
 
 

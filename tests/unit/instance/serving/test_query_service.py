@@ -19,7 +19,7 @@ from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableErro
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.key_metadata import StoreSite, default_partitioner
+from everflow.instance.query.queries import StoreSite, default_partitioner
 from everflow.instance.serving import answers
 from everflow.instance.serving.answers import (
     MOST_BODY_BYTES,
@@ -117,7 +117,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             config = StreamsConfig(
                 application_id="a", bootstrap_servers="b:1", query_listen="127.0.0.1:0"
             )
-            address = held.enter_context(served(instance, instance._asked, config))
+            address = held.enter_context(served(instance, config))
             instances.append(instance)
             addresses.append(address)
         made = World(folder, instances, addresses)
@@ -493,9 +493,7 @@ def test_its_description_has_every_path(world: World) -> None:
     operation = described["paths"]["/stores/{store}/entries/{key}"]["get"]
     named = [one["name"] for one in operation["parameters"]]
     assert named == ["store", "key", *COPIES, "as_of"]
-    status, page, _ = raw(world, "/")
-    assert status == 200
-    assert all(path in page for path in described["paths"])
+    assert raw(world, "/")[:2] == (200, described)
     names = [store["name"] for store in raw(world, "/stores")[1]["stores"]]
     assert names == sorted(SITES)
     about = raw(world, "/stores/counts")[1]
@@ -509,7 +507,7 @@ def test_how_the_instance_does_is_told_where_it_is_watched(world: World) -> None
     assert (status, "http.listen" in content["error"]["message"]) == (404, True)
     instance = world.instances[0]
     config = StreamsConfig(application_id="a", bootstrap_servers="b:1", query_listen="127.0.0.1:0")
-    with served(instance, instance._asked, config, lambda: {"state": "RUNNING"}) as address:
+    with served(instance, config, lambda: {"state": "RUNNING"}) as address:
         connection = http.client.HTTPConnection(address, timeout=60)
         connection.request("GET", "/status")
         assert json.loads(connection.getresponse().read()) == {"state": "RUNNING"}
@@ -527,7 +525,7 @@ def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
         application_server="localhost:9",
     )
     instance = world.instances[0]
-    with served(instance, instance._asked, config) as address:
+    with served(instance, config) as address:
         assert address == "localhost:9", "what the user says others reach it at"
     config = StreamsConfig(
         application_id="a",
@@ -535,7 +533,7 @@ def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
         query_listen="127.0.0.1:0",
         query_token_file=str(tokens),
     )
-    with served(instance, instance._asked, config) as address:
+    with served(instance, config) as address:
         for token in ("old-token-old-token", "new-token-new-token"):
             with QueryClient(address, token=token, patience=0.0) as client:
                 assert len(client.stores()) == len(SITES)
@@ -561,6 +559,6 @@ def test_an_address_that_is_taken_is_told_by_its_setting(world: World) -> None:
     )
     with (
         pytest.raises(ConfigError, match=r"query\.listen = '127.* cannot be listened at"),
-        served(world.instances[0], world.instances[0]._asked, config),
+        served(world.instances[0], config),
     ):
         pass

@@ -49,5 +49,5 @@ def test_a_service_that_keeps_nobody_out_is_refused(
 ) -> None:
     instance = Instance(tmp_path, sites=())
     config = StreamsConfig(application_id="a", bootstrap_servers="b:1", **settings)
-    with pytest.raises(ConfigError, match=text), served(instance, instance._asked, config):
+    with pytest.raises(ConfigError, match=text), served(instance, config):
         pass

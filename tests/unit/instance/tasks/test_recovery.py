@@ -66,18 +66,15 @@ class FakePorts:
         self.calls.append(f"fence {','.join(transactional_ids)}")
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
+        if not stable:
+            return {tp: c for tp, c in self.last.items() if tp in partitions}
         if self.faults:
             self.faults -= 1
             raise RetriableError("broker away")
         self.calls.append("committed")
         return {tp: c for tp, c in self._committed.items() if tp in partitions}
-
-    def committed_last(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, CommittedOffset]:
-        return {tp: c for tp, c in self.last.items() if tp in partitions}
 
     def purged(self) -> Sequence[TopicPartition]:
         return self.purged_partitions
@@ -93,17 +90,18 @@ class FakePorts:
             return {tp: self.ends[tp] - 1 for tp in partitions}
         return {tp: self.stable.get(tp, self.ends[tp]) for tp in partitions}
 
-    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
+        if known:
+            found = {tp: self.starts[tp] for tp in partitions if tp not in self.leaderless}
+            if not found:
+                raise RetriableError("no leader", partitions)
+            return found
         self.calls.append("log-starts")
         if leaderless := self.leaderless.intersection(partitions):
             raise RetriableError("no leader", leaderless)
         return {tp: self.starts[tp] for tp in partitions}
-
-    def known_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        known = {tp: self.starts[tp] for tp in partitions if tp not in self.leaderless}
-        if not known:
-            raise RetriableError("no leader", partitions)
-        return known
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
@@ -364,7 +362,7 @@ def test_they_are_waited_for_until_the_coordinator_tells_the_truth() -> None:
     ports, active = FakePorts(COMMITTED), task()
     made = recovery(ports, timeout_ms=10_000, lower_bounds=lower_bounds)
     told = iter([30, 30, 42])
-    ports.committed = lambda partitions: {IN: CommittedOffset(next(told), "")}  # type: ignore[method-assign]
+    ports.committed = lambda *_, **__: {IN: CommittedOffset(next(told), "")}  # type: ignore[method-assign]
     made.recover([active], [])
     assert active.positions == {IN: 42}
     assert lower_bounds.went_back({IN: CommittedOffset(41, "")}, [IN]), (

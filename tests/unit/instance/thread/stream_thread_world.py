@@ -137,15 +137,10 @@ class World:
         self.done.append(f"fence {','.join(transactional_ids)}")
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
         self.done.append("committed")
         return {IN: CommittedOffset(self.committed_offset, "")}
-
-    def committed_last(
-        self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, CommittedOffset]:
-        return self.committed(partitions)
 
     def purged(self) -> Sequence[TopicPartition]:
         return ()
@@ -155,10 +150,10 @@ class World:
 
     stable_ends = log_ends
 
-    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def log_starts(
+        self, partitions: Sequence[TopicPartition], *, known: bool = False
+    ) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
-
-    known_starts = log_starts
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int

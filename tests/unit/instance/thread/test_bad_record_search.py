@@ -96,7 +96,7 @@ class MergedWorld(World):
         return BatchResult(outcome=COMMITTED, consumed=at, counts={"in": read})
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
         at = {IN: self.committed_offset, PAYMENTS: self.paid}
         return {tp: CommittedOffset(offset, "") for tp, offset in at.items()}

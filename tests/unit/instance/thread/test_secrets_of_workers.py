@@ -64,6 +64,7 @@ def dependencies() -> Dependencies:
 def ports_of(dependencies: Dependencies) -> ClusterPorts:
     ports = ClusterPorts.__new__(ClusterPorts)
     ports._dependencies, ports._gate_path = dependencies, "/nobody/gate.sock"
+    ports._config, ports._directory = dependencies.config, dependencies.directory
     return ports
 
 

@@ -38,7 +38,7 @@ class TwoTasks(World):
         return replace(super().commit(request), consumed=dict(self.read), stream_times={})
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
         return {tp: CommittedOffset(self.read[tp], "") for tp in partitions}
 

@@ -290,7 +290,7 @@ def test_a_batch_that_a_rebalance_refused_is_tried_once_more_before_its_task_is_
     answers = ["generation: specified group generation id is not valid"] * refusals
 
     def refuse(request: BatchRequest) -> BatchResult:
-        if not given and not world.thread._commands._waiting.qsize():
+        if not given and not world.thread._commands._waiting:
             world.thread.drop([TASK], given.append)
         return (
             BatchResult(outcome=ABORTED, reason=answers.pop()) if answers else world.commit(request)

@@ -70,7 +70,7 @@ def test_a_recovery_that_hangs_shows_as_a_stall_until_it_has_gone_through(world:
         world.behave = world.commit
         raise failed("worker", "no leader for the changelog")
 
-    def hang(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+    def hang(*_: object, **__: object) -> Mapping[TopicPartition, CommittedOffset]:
         stalls.append(world.thread.stalled)
         world.clock.advance(SHOWN_AFTER_MS + 1)
         stalls.append(world.thread.stalled)
@@ -124,7 +124,7 @@ def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
         world.behave = world.commit
         raise failed("worker", "worker died")
 
-    def lose_it(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+    def lose_it(*_: object, **__: object) -> Mapping[TopicPartition, CommittedOffset]:
         world.book.disown_all()
         raise RetriableError("a transaction is open")
 
@@ -401,7 +401,8 @@ def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
         return BatchResult(outcome=COMMITTED, consumed=dict(read), counts={"in": 1})
 
     world.behave = divide
-    world.committed = lambda partitions: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
+    committed = lambda partitions, **_: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # noqa: E731
+    world.committed = committed  # type: ignore[method-assign]
     world.book.own([OTHER_TASK])
     other = ActiveTask(
         id=OTHER_TASK,

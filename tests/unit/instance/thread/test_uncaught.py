@@ -162,7 +162,7 @@ class TwoTasks(World):
         return BatchResult(outcome=COMMITTED, consumed=consumed, counts={"in": 1})
 
     def committed(
-        self, partitions: Sequence[TopicPartition]
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
     ) -> Mapping[TopicPartition, CommittedOffset]:
         self.done.append("committed")
         return {tp: CommittedOffset(self.at[tp], "") for tp in partitions}
