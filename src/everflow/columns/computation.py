@@ -67,20 +67,19 @@ def _only(wanted: Callable[[pa.DataType], bool], name: str, *given: Datum) -> pa
     return kind
 
 
-# --- null tests and logic -------------------------------------------------------------------------
+def _of(
+    wanted: Callable[[pa.DataType], bool], name: str, function: Callable[..., Datum]
+) -> Callable[..., Datum]:
+    """A function of Arrow's as it is, for columns of one such type."""
 
-
-def _is_nan(given: Datum) -> Datum:
-    _only(_is_floating, "isnan", given)
-    return pc.coalesce(pc.is_nan(given), False)
-
-
-def _logic(name: str, function: Callable[..., Datum]) -> Callable[..., Datum]:
     def kernel(*given: Datum) -> Datum:
-        _only(types.is_boolean, name, *given)
+        _only(wanted, name, *given)
         return function(*given)
 
     return kernel
+
+
+# --- null tests and logic -------------------------------------------------------------------------
 
 
 def _coalesce(*given: Datum) -> Datum:
@@ -171,11 +170,6 @@ def _arithmetic(name: str) -> Callable[..., Datum]:
     return kernel
 
 
-def _divide(left: Datum, right: Datum) -> Datum:
-    _only(types.is_float64, "/", left, right)
-    return pc.divide_checked(left, right)
-
-
 def _cast(kind: pa.DataType, given: Datum) -> Datum:
     there = given.type
     if there.equals(kind):
@@ -209,14 +203,6 @@ def widens(there: pa.DataType, kind: pa.DataType) -> bool:
 
 
 # --- text -----------------------------------------------------------------------------------------
-
-
-def _text(name: str, function: Callable[..., Datum]) -> Callable[..., Datum]:
-    def kernel(*given: Datum) -> Datum:
-        _only(types.is_string, name, *given)
-        return function(*given)
-
-    return kernel
 
 
 def _predicate(name: str, function: Callable[..., Datum]) -> Callable[[Datum, Datum], Datum]:
@@ -253,17 +239,13 @@ def _split(given: Datum, pattern: Datum, limit: Datum) -> Datum:
     return pc.split_pattern(given, pattern=pattern.as_py())
 
 
-def _field(ordinal: int, given: Datum) -> Datum:
-    return pc.struct_field(given, [ordinal])
-
-
 KERNELS: Mapping[str, Callable[..., Datum]] = {
     "is_null": pc.is_null,
     "is_valid": pc.is_valid,
-    "is_nan": _is_nan,
-    "and": _logic("and", pc.and_kleene),
-    "or": _logic("or", pc.or_kleene),
-    "not": _logic("not", pc.invert),
+    "is_nan": _of(_is_floating, "isnan", lambda given: pc.coalesce(pc.is_nan(given), False)),
+    "and": _of(types.is_boolean, "and", pc.and_kleene),
+    "or": _of(types.is_boolean, "or", pc.or_kleene),
+    "not": _of(types.is_boolean, "not", pc.invert),
     "coalesce": _coalesce,
     "only_where": _only_where,
     "choose": _choose,
@@ -279,18 +261,20 @@ KERNELS: Mapping[str, Callable[..., Datum]] = {
     "multiply": _arithmetic("multiply"),
     "negate": _arithmetic("negate"),
     "abs": _arithmetic("abs"),
-    "divide": _divide,
+    "divide": _of(types.is_float64, "/", pc.divide_checked),
     "cast": _cast,
     "starts_with": _predicate("startswith", lambda text, part: pc.starts_with(text, part)),
     "ends_with": _predicate("endswith", lambda text, part: pc.ends_with(text, part)),
     "contains": _predicate("contains", lambda text, part: pc.match_substring(text, part)),
-    "length": _text("length", pc.utf8_length),
-    "concat": _text("concat", lambda *texts: pc.binary_join_element_wise(*texts, "")),
+    "length": _of(types.is_string, "length", pc.utf8_length),
+    "concat": _of(
+        types.is_string, "concat", lambda *texts: pc.binary_join_element_wise(*texts, "")
+    ),
     "upper": _of_ascii("upper", pc.ascii_upper),
     "lower": _of_ascii("lower", pc.ascii_lower),
-    "trim": _text("trim", lambda text: pc.utf8_trim(text, characters=" ")),
+    "trim": _of(types.is_string, "trim", lambda text: pc.utf8_trim(text, characters=" ")),
     "split": _split,
-    "field": _field,
+    "field": lambda ordinal, given: pc.struct_field(given, [ordinal]),
 }
 """Kernels by name. Arguments that are no columns come first."""
 
@@ -397,7 +381,6 @@ class ArrowExpressionBuilder:
         return self._empty[place].type
 
     def never_null(self, place: int) -> bool:
-        """True if what stands there is known to have no nulls."""
         return place in self._never_null
 
     def literal(self, value: Any, kind: pa.DataType) -> int:
@@ -409,7 +392,6 @@ class ArrowExpressionBuilder:
         return self._constant(scalar)
 
     def _constant(self, scalar: pa.Scalar) -> int:
-        """The result of an operation on constants alone."""
         # 0.0 is not -0.0, nor 1 True
         known = ("literal", str(scalar.type), repr(scalar.as_py()))
         return self._made(Operation("literal", (), scalar), known, scalar.is_valid)

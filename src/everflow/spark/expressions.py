@@ -60,7 +60,6 @@ from everflow.topology.graph import (
     EdgeType,
     column_names,
     columns_in_sight,
-    joined_sides,
     same_type,
 )
 from everflow.user_program import UNDECODED
@@ -269,6 +268,9 @@ _KIND_BY_SQL_ERROR = {
 
 _BY_LANGUAGE = frozenset({"Upper", "Lower", "InitCap", "ILike"})
 
+_IN_SIGHT = frozenset(
+    {"key", "value", "timestamp", "topic", "partition", "offset", "headers", "left", "right"}
+)
 _quiet = threading.RLock()
 """Held while PySpark's loggers are disabled."""
 
@@ -432,24 +434,9 @@ def arrow_type(
 @lru_cache(maxsize=256)
 def _schema(key: pa.DataType, value: pa.DataType) -> str:
     """Schema of the columns in sight, as Spark's JSON."""
-    header = st.StructType(
-        [st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())]
-    )
-    return st.StructType(
-        [
-            st.StructField("key", from_arrow_type(key)),
-            st.StructField("value", from_arrow_type(value)),
-            st.StructField("timestamp", st.LongType()),
-            st.StructField("topic", st.StringType()),
-            st.StructField("partition", st.IntegerType()),
-            st.StructField("offset", st.LongType()),
-            st.StructField("headers", st.ArrayType(header)),
-            *[
-                st.StructField(side, from_arrow_type(type_))
-                for side, type_ in joined_sides(value).items()
-            ],
-        ]
-    ).json()
+    seen = columns_in_sight(EdgeType(key, value), _IN_SIGHT)
+    fields = [st.StructField(one.name, from_arrow_type(one.type)) for one in seen]
+    return st.StructType(fields).json()
 
 
 @lru_cache(maxsize=256)
