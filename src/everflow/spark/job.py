@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 
 from everflow.errors import EverflowError, SetupError
 from everflow.spark.launch import daemon_ahead
-from everflow.spark.session import mark_as_ours, prepare_environment, running_context
+from everflow.spark.session import OURS, prepare_environment, running_context
 from everflow.travel.own_code import program_folders
 
 _AHEAD_S = 20.0
@@ -81,7 +81,7 @@ class ServingJob:
             return ()
 
         self._context = context
-        self._properties = {**dict.fromkeys(_NAMED_BY, name), **properties}
+        self._properties = {OURS: "true", **dict.fromkeys(_NAMED_BY, name), **properties}
         self._before = _ahead.pop(number, None)
         self._rdd = _in_own_workers(context, run)
         self.ended = threading.Event()
@@ -101,7 +101,6 @@ class ServingJob:
         if self._before is not None:
             self._before.join(_AHEAD_S)
         try:
-            mark_as_ours(self._context)
             for name, text in self._properties.items():
                 self._context.setLocalProperty(name, text)
             self._rdd.collect()
