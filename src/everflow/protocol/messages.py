@@ -58,7 +58,6 @@ def as_line(message: BatchRequest | BatchResult) -> bytes:
 
 
 def from_line(line: bytes) -> Any:
-    """Inverse of `as_line`."""
     return pickle.loads(base64.b64decode(line))
 
 
@@ -72,16 +71,9 @@ class StorePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """One task as the batch's workers see it.
-
-    Attributes:
-        incarnation: owner incarnation the stores must carry for the apply (D5).
-        last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in
-        this
-            incarnation.
-        stream_times: node name -> observed stream time in ms (-1 = none yet).
-        stores: by name.
-    """
+    """One task as the batch's workers see it. For the apply its stores must carry the owner
+    ``incarnation`` and the batch id ``last_batch`` (D5; empty: nothing was applied in this
+    incarnation). ``stream_times``: ms by node name (-1 = none yet); ``stores``: by name."""
 
     task: TaskId
     incarnation: str
@@ -284,17 +276,24 @@ class BatchResult:
 
     Attributes:
         outcome: `COMMITTED` (stores applied too), `ABORTED` (nothing happened; ``reason`` is the
-        gate's) or `FAILED` (``failure``
-            says why; whether the transaction committed is not known).
-        consumed: next offset to read, i.e. what was committed; may lie before the range's end.
+            gate's) or `FAILED` (``failure`` says why; whether it was committed is not known).
+        consumed: next offset to read, which may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
         counts: records ``in, out, changelog, dead_letters``; ``bytes`` of the input; and `RENEWED`:
             how often its producer, tainted, asked for a new epoch (note 019).
         dropped: node -> reason -> records that it left out.
-        deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did
-        not
-            take the offsets; they go with the next batch.
+        deferred_offsets: at-least-once only: the rebalancing group did not take the offsets; they
+            go with the next batch.
+        timings: ms spent by the worker: ``read`` (waiting for and reading its input),
+            ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``,
+            ``apply``; and ``began``, the epoch ms at which it was called.
+        held_ms: for so long its transaction was open while the broker was still ending the one
+            before.
+        left_out: the first few records that failed and that a handler left out, each in a line.
+        remarks: what else is logged of the batch, each in a line.
+        silent: as in the request: nothing of them was read.
+        memory: of the batch's worker; None: not known, or a small batch.
     """
 
     outcome: str
@@ -307,25 +306,16 @@ class BatchResult:
     deferred_offsets: bool = False
     failure: BatchFailure | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
-    """ms spent by the last hop's worker: ``read`` (waiting for and reading its input),
-    ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``, ``apply``;
-    and ``began``, the epoch ms at which it was called."""
     held_ms: float = 0.0
-    """For so long its transaction was open while the broker was still ending the one before."""
     figures: BatchFigures = field(default_factory=BatchFigures)
     left_out: list[str] = field(default_factory=list)
-    """The first few records that failed and that a handler left out, each in a line."""
     remarks: list[str] = field(default_factory=list)
-    """What else is logged of the batch, each in a line."""
     printed: list[Printed] = field(default_factory=list)
     silent: Sequence[TopicPartition] = ()
-    """As in the request: nothing of them was read."""
     memory: Taken | None = None
-    """Of the batch's worker; None: not known, or a small batch."""
 
     @property
     def committed(self) -> bool:
-        """True if the batch's effects are in Kafka and in the stores."""
         return self.outcome == COMMITTED
 
 
@@ -349,6 +339,9 @@ class BadRecord:
     partition: int
     offset: int
     node: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}@{self.offset}"
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -389,8 +382,7 @@ class BadEntry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFailure:
-    """Why a micro-batch failed: said by the worker itself in its last row, or read from what Spark
-    says of a worker or a Column.
+    """Why a micro-batch failed: as the worker says, or what Spark says of a worker or a Column.
 
     Attributes:
         kind: one of `KINDS`.

@@ -10,7 +10,7 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import NoReturn, Protocol
@@ -63,7 +63,7 @@ _TEXT_WIDTH = 120
 def innermost_line(error: BaseException) -> CodeLine | None:
     """The line of the user's program nearest to where ``error`` was raised; where it has none
     itself, of the error it came from. None for an error that no code of the user had a part in."""
-    for one in _chain(error):
+    for one in chain(error):
         frames = [
             CodeLine(f.f_code.co_filename, line, f.f_code.co_name)
             for f, line in traceback.walk_tb(one.__traceback__)
@@ -112,16 +112,18 @@ def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
     return installed
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    seen: set[int] = set()
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-
-
 # --- records --------------------------------------------------------------------------------------
+
+
+Sources = Sequence[Source]
+"""The sources of a plan, by their indexes."""
+
+
+def record_at(batch: EdgeBatch, row: int, sources: Sources, node: str | None = None) -> BadRecord:
+    """The input record of a row; ``node``: that failed on it, by default its source's."""
+    source = sources[int(batch.source[row])]
+    partition, offset = int(batch.partition[row]), int(batch.offset[row])
+    return BadRecord(source.topic, partition, offset, node or source.node)
 
 
 class Located(Protocol):
@@ -168,17 +170,16 @@ class RecordFailure(EverflowError):
         super().__init__(self.failure.error)
 
     @staticmethod
-    def at(
+    def of(
         op: Located,
-        sources: Mapping[int, Source],
+        sources: Sources,
         batch: EdgeBatch,
         row: int,
         error: BaseException,
         stage: str = PROCESSING,
     ) -> RecordFailure:
-        """The failure of the record in ``row``."""
-        topic = sources[int(batch.source[row])].topic
-        record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
+        """The failure of the record in ``row``, with the error as its cause."""
+        record = record_at(batch, row, sources, op.name)
         undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(
             batch.value.type
         )
@@ -189,19 +190,7 @@ class RecordFailure(EverflowError):
             if type(error).__module__.startswith("pyspark.errors")
             else ""
         )
-        return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
-
-    @staticmethod
-    def of(
-        op: Located,
-        sources: Mapping[int, Source],
-        batch: EdgeBatch,
-        row: int,
-        error: BaseException,
-        stage: str = PROCESSING,
-    ) -> RecordFailure:
-        """As `at`, with the error as its cause, to be raised later."""
-        failed = RecordFailure.at(op, sources, batch, row, error, stage)
+        failed = RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
         failed.__cause__ = error
         return failed
 
@@ -230,20 +219,16 @@ class UndecodableRecord(DescribedFailure):
 
     code = "EF-RECORD"
 
-    def __init__(self, letters: EdgeBatch, sources: Sequence[Source]) -> None:
+    def __init__(self, letters: EdgeBatch, sources: Sources) -> None:
         """Names the first record in merge order."""
         row = int(np.argmin(letters.seq))
-        source = next(source for source in sources if source.index == int(letters.source[row]))
-        record = BadRecord(
-            source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node
-        )
         text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
         super().__init__(
             BatchFailure(
                 kind="undecodable",
                 error=text,
                 code=self.code,
-                record=record,
+                record=record_at(letters, row, sources),
                 stage=DESERIALIZATION,
             )
         )

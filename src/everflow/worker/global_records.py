@@ -21,8 +21,7 @@ from everflow.protocol.messages import LetterGroup
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.state.left_out import as_written
 from everflow.topology.plan import Source
-from everflow.worker.decode import decoded_records
-from everflow.worker.handled_records import Judge
+from everflow.worker.decode import Judge, decoded_records
 from everflow.worker.letters import Letters, take_letters
 from everflow.worker.sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.worker.task_step import StepResult

@@ -22,10 +22,14 @@ from everflow.protocol.messages import COMMITTED, BadRecord, BatchRequest, Batch
 from everflow.records import Int64, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput, KnownResults
-from everflow.topology.plan import Source
-from everflow.worker.decode import LogDecoder
-from everflow.worker.failures import RecordFailure, SparkSays, failure_of, serde_outage
-from everflow.worker.handled_records import Fault, Judge
+from everflow.worker.decode import Fault, Judge, LogDecoder
+from everflow.worker.failures import (
+    RecordFailure,
+    Sources,
+    SparkSays,
+    failure_of,
+    serde_outage,
+)
 from everflow.worker.letters import largest_entry, refused_cure, times_of_entries
 from everflow.worker.stores import CheckedAccess, damage_in
 from everflow.worker.task_step import StepResult, TaskStep
@@ -170,9 +174,9 @@ class _Search(Generic[_T]):
         found = self._shortest(Trial(error.topics[0], error.limit))
         if found is None or not isinstance(found[1], RecordTooLargeError):
             return None
-        record, shown = self._shown(found[0], store)
+        record = self._writing(found[0], store)
         return RecordTooLargeError(
-            f"{error}\n  Record {shown} has made it so large.",
+            f"{error}\n  Record {record} has made it so large.",
             topics=error.topics,
             limit=error.limit,
             place=(*record.place, record.node or ""),
@@ -186,10 +190,10 @@ class _Search(Generic[_T]):
             one = self._shortest(trial)
             if one is None or not isinstance(one[1], RecordRefusedError):
                 break
-            record, shown = self._shown(one[0], store)
+            record = self._writing(one[0], store)
             cure = refused_cure(error, trial.topic, min(one[1].times))
             blamed = RecordRefusedError(
-                f"{error}\n  Record {shown} gives an entry of store {store} that time.\n  {cure}",
+                f"{error}\n  Record {record} gives an entry of store {store} that time.\n  {cure}",
                 topics=error.topics,
                 records=error.records,
                 untimely=True,
@@ -204,10 +208,9 @@ class _Search(Generic[_T]):
         found[0].others = tuple(found[1:])
         return found[0]
 
-    def _shown(self, record: BadRecord, store: str) -> tuple[BadRecord, str]:
-        """The record with the node that writes the store, and its place in words."""
-        node = self.batch.stores.get(store, record.node)
-        return replace(record, node=node), f"{record.topic}-{record.partition}@{record.offset}"
+    def _writing(self, record: BadRecord, store: str) -> BadRecord:
+        """The record with the node that writes the store."""
+        return replace(record, node=self.batch.stores.get(store, record.node))
 
     def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
         """The last record of the shortest beginning that fails, and what that fails with; None
@@ -277,7 +280,7 @@ def stores_of(step: TaskStep) -> dict[str, str]:
 
 
 def _weighed(
-    trial: Trial, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    trial: Trial, request: BatchRequest, result: StepResult, sources: Sources
 ) -> BatchResult:
     """A sink of which nothing comes."""
     if trial.times:

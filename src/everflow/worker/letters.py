@@ -20,7 +20,7 @@ from everflow.clock import instant
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Response
 from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, OWN, Header, of_the_record
-from everflow.protocol.messages import BatchRequest, LetterGroup
+from everflow.protocol.messages import BadRecord, BatchRequest, LetterGroup
 from everflow.records import (
     Bytes,
     EdgeBatch,
@@ -29,8 +29,7 @@ from everflow.records import (
     TaskId,
     listed_headers,
 )
-from everflow.topology.plan import Source
-from everflow.worker.failures import UndecodableRecord
+from everflow.worker.failures import Sources, UndecodableRecord, record_at
 from everflow.worker.task_step import SinkOutput, StepResult
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ class Writes(Protocol):
         """See `RecordWriter.write`."""
 
 
-def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
+def take_letters(result: StepResult, sources: Sources) -> list[str]:
     """Leave those in ``dead_letters`` that are to be written, and count the others as dropped; what
     to tell of the first few of all, and of calls of clocks. UndecodableRecord where one is to stop
     the application."""
@@ -77,27 +76,25 @@ def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
     for about in _abouts(_with(letters, Response.CONTINUE)):
         reasons = result.dropped.setdefault(about["node"], {})
         reasons[LEFT_OUT] = reasons.get(LEFT_OUT, 0) + 1
-    topics = {source.index: source.topic for source in sources}
     return lines + [
-        f"{topics[int(letters.source[row])]}-{int(letters.partition[row])}"
-        f"@{int(letters.offset[row])} ({letters.value[row].as_py()['error'].splitlines()[0]:.300})"
+        f"{record_at(letters, row, sources)} "
+        f"({letters.value[row].as_py()['error'].splitlines()[0]:.300})"
         for row in range(min(len(letters), MOST_SHOWN))
     ]
 
 
-def letter_groups(letters: EdgeBatch, sources: Sequence[Source]) -> list[LetterGroup]:
+def letter_groups(letters: EdgeBatch, sources: Sources) -> list[LetterGroup]:
     """Groups letters by cause, in the order of the first record of each."""
-    topics = {source.index: source.topic for source in sources}
     errors = letters.value.field("error").to_pylist()
     found: dict[tuple[str, str, str], LetterGroup] = {}
     for row, about in enumerate(_abouts(letters)):
-        cause = (str(about["exception"]), str(about["node"]), topics[int(letters.source[row])])
+        record = record_at(letters, row, sources)
+        cause = (str(about["exception"]), str(about["node"]), record.topic)
         if (group := found.get(cause)) is not None:
             found[cause] = group._replace(records=group.records + 1)
             continue
-        place = f"{cause[2]}-{int(letters.partition[row])}@{int(letters.offset[row])}"
         error = (errors[row] or "").partition("\n")[0]
-        found[cause] = LetterGroup(*cause, 1, f"{place} ({error:.300})")
+        found[cause] = LetterGroup(*cause, 1, f"{record} ({error:.300})")
     return list(found.values())
 
 
@@ -180,13 +177,13 @@ class Letters:
 
     @staticmethod
     def of(
-        topic: str | None, left_out: EdgeBatch | None, sources: Sequence[Source], now_ms: int
+        topic: str | None, left_out: EdgeBatch | None, sources: Sources, now_ms: int
     ) -> Letters | None:
         """Makes the letters of the records that a micro-batch leaves out; None: there are none, or
         no topic."""
         if topic is None or left_out is None or not len(left_out):
             return None
-        headers = letter_headers(left_out, {source.index: source.topic for source in sources})
+        headers = letter_headers(left_out, sources)
         values = left_out.value.field("value").to_pylist()
         made = list(map(Letter, left_out.key.to_pylist(), values, headers))
         return Letters(topic, made, left_out.timestamp, now_ms)
@@ -215,22 +212,21 @@ class Letters:
             self.times = np.where(early, self.now_ms, self.times).astype(np.int64)
 
 
-def letter_headers(
-    letters: EdgeBatch, topics: dict[int, str]
-) -> list[list[tuple[str, bytes | None]]]:
+def letter_headers(letters: EdgeBatch, sources: Sources) -> list[list[Header]]:
     """The headers of each letter: the record's own (`of_the_record`), then those about the
     error."""
     own = listed_headers(letters.headers, len(letters))
     made = []
     errors = letters.value.field("error").to_pylist()
     for row, about in enumerate(_abouts(letters)):
+        record = record_at(letters, row, sources)
         texts = {
             EXCEPTION: about["exception"],
             f"{KAFKA_STREAMS}message": errors[row],
             f"{KAFKA_STREAMS}stacktrace": about["stacktrace"],
-            f"{KAFKA_STREAMS}topic": topics[int(letters.source[row])],
-            f"{KAFKA_STREAMS}partition": str(int(letters.partition[row])),
-            f"{KAFKA_STREAMS}offset": str(int(letters.offset[row])),
+            f"{KAFKA_STREAMS}topic": record.topic,
+            f"{KAFKA_STREAMS}partition": str(record.partition),
+            f"{KAFKA_STREAMS}offset": str(record.offset),
             **{f"{OWN}{name}": str(about[name]) for name in ("stage", "node", "task", "attempt")},
         }
         made.append(
@@ -285,7 +281,7 @@ def named(
     error: RecordTooLargeError,
     request: BatchRequest,
     result: StepResult,
-    sources: Collection[Source],
+    sources: Sources,
     topic_limit: Callable[[str], int | None],
     letters: Letters | None,
 ) -> RecordTooLargeError:
@@ -324,7 +320,7 @@ def named(
 def refused(
     error: RecordRefusedError,
     result: StepResult,
-    sources: Collection[Source],
+    sources: Sources,
     letters: Letters | None = None,
 ) -> RecordRefusedError:
     """``error`` with the records that it is about: the outputs with those keys, values and times;
@@ -337,8 +333,8 @@ def refused(
             known = (output.keys[row].as_py(), output.values[row].as_py())
             if name not in error.topics or (*known, _time(output, row)) not in error.records:
                 continue
-            place = (*_place(output.batch, row, sources), output.node)
-            found.append(_made_of(error, name, place, _time(output, row)))
+            record = record_at(output.batch, row, sources, output.node)
+            found.append(_made_of(error, name, record, _time(output, row)))
             if len(found) == MOST_NAMED:
                 break
     if found:
@@ -352,15 +348,15 @@ def refused(
 
 
 def _made_of(
-    error: RecordRefusedError, topic: str, place: tuple[str, int, int, str], time_ms: int
+    error: RecordRefusedError, topic: str, record: BadRecord, time_ms: int
 ) -> RecordRefusedError:
-    origin = f"made of record {place[0]}-{place[1]}@{place[2]}, by node {place[3]}"
+    origin = f"made of record {record}, by node {record.node}"
     return RecordRefusedError(
         f"{error}\n  {origin}\n  {refused_cure(error, topic, time_ms)}",
         topics=error.topics,
         records=error.records,
         untimely=error.untimely,
-        place=place,
+        place=(*record.place, record.node or ""),
     )
 
 
@@ -385,7 +381,7 @@ def _time(output: SinkOutput, row: int) -> int:
 
 
 def _written(
-    request: BatchRequest, result: StepResult, sources: Collection[Source], topics: Collection[str]
+    request: BatchRequest, result: StepResult, sources: Sources, topics: Collection[str]
 ) -> Iterator[Written]:
     """The largest record of each output, and of the changes of each store."""
     for output in result.outputs:
@@ -443,30 +439,22 @@ def _letter(letters: Letters) -> Written:
     return Written(letters.topic, one.size, origin)
 
 
-def _outputs(
-    output: SinkOutput, sources: Collection[Source], topics: Collection[str]
-) -> Iterator[Written]:
+def _outputs(output: SinkOutput, sources: Sources, topics: Collection[str]) -> Iterator[Written]:
     count = len(output.batch)
     names = [output.topics] * count if isinstance(output.topics, str) else output.topics
     asked = np.array([name in topics for name in names], bool)
     if asked.any():
         sizes = _sizes(output.keys) + _sizes(output.values)
         row = int(np.where(asked, sizes, -1).argmax())
-        topic, partition, offset = _place(output.batch, row, sources)
-        origin = f"made of record {topic}-{partition}@{offset}, by node {output.node}"
-        place = (topic, partition, offset, output.node)
-        yield Written(names[row], int(sizes[row]), origin, place)
+        record = record_at(output.batch, row, sources)
+        origin = f"made of record {record}, by node {output.node}"
+        yield Written(names[row], int(sizes[row]), origin, (*record.place, output.node))
 
 
 def _sizes(column: pa.Array) -> Int64:
     lengths = pc.fill_null(pc.binary_length(column.cast(pa.binary())), 0)
     found: Int64 = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     return found
-
-
-def _place(batch: EdgeBatch, row: int, sources: Collection[Source]) -> tuple[str, int, int]:
-    topic = next(source.topic for source in sources if source.index == int(batch.source[row]))
-    return topic, int(batch.partition[row]), int(batch.offset[row])
 
 
 def _size(key: bytes | None, value: bytes | None) -> int:

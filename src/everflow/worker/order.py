@@ -378,9 +378,8 @@ def _consumed(
 ) -> dict[TopicPartition, int]:
     """A partition is consumed up to its first record that was cut."""
     consumed = {tp: wanted.end for tp, wanted in ranges.items()}
-    topics = {source.index: source.topic for source in sources}
     for row in np.flatnonzero(~kept):
-        tp = TopicPartition(topics[int(hop.source[row])], int(hop.partition[row]))
+        tp = TopicPartition(sources[int(hop.source[row])].topic, int(hop.partition[row]))
         consumed[tp] = min(consumed[tp], int(hop.offset[row]))
     return consumed
 

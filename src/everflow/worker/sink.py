@@ -53,9 +53,9 @@ from everflow.state.changelog import fold
 from everflow.state.left_out import KeptEntry, as_written
 from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
-from everflow.topology.plan import Source
 from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
+from everflow.worker.failures import Sources
 from everflow.worker.letters import (
     LetterRefusedError,
     Letters,
@@ -190,9 +190,7 @@ class KafkaSink:
     ports: SinkPorts
     layouts: str = ""
 
-    def __call__(
-        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-    ) -> BatchResult:
+    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
         """See `Sink`. Raises UndecodableRecord for one that is to stop the application,
         TaskMigratedError, UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever
         is raised, no store has changed."""
@@ -223,7 +221,7 @@ class KafkaSink:
         self,
         request: BatchRequest,
         result: StepResult,
-        sources: tuple[Source, ...],
+        sources: Sources,
         touched: set[TaskId],
         letters: Letters | None,
         corrections: Sequence[LeftOutEntries],
@@ -328,7 +326,7 @@ class KafkaSink:
         writer: SinkWriter,
         request: BatchRequest,
         result: StepResult,
-        sources: tuple[Source, ...],
+        sources: Sources,
         touched: set[TaskId],
     ) -> GateAnswer:
         offsets = _offsets(request, result, sources, touched, self.layouts)
@@ -385,27 +383,26 @@ class LeftOutEntries(NamedTuple):
 
 
 def _left_out_keys(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    request: BatchRequest, result: StepResult, sources: Sources
 ) -> dict[TopicPartition, dict[bytes, None]]:
     """The keys of records that were left out of inputs that are changelogs, too."""
     reused = request.reused()
     found = {tp: dict.fromkeys(keys) for tp, keys in result.skipped.items() if tp in reused}
     if result.dead_letters is None or not reused:
         return found
-    read = {source.index: source for source in sources}
     letters = result.dead_letters
     places = zip(letters.source.tolist(), letters.partition.tolist(), strict=True)
     for (source, partition), key in zip(places, letters.key.to_pylist(), strict=True):
-        tp = TopicPartition(read[source].topic, partition)
+        tp = TopicPartition(sources[source].topic, partition)
         if tp in reused and key is not None:
-            found.setdefault(tp, {})[as_written([key], read[source].key_serde)[0] or b""] = None
+            found.setdefault(tp, {})[as_written([key], sources[source].key_serde)[0] or b""] = None
     return found
 
 
 def left_out_entries(
     request: BatchRequest,
     result: StepResult,
-    sources: tuple[Source, ...],
+    sources: Sources,
     entry: Callable[[TaskContext, str, bytes], bytes | None],
 ) -> list[LeftOutEntries]:
     """What tables have behind the batch for the keys of records that it leaves out of topics that
@@ -428,7 +425,7 @@ def left_out_entries(
 
 
 class _FirstRecord:
-    """Passes writes on; the crash point ``first-record`` lies after the first record has reached
+    """Passes writes on; the crash point ``first-record`` lies after the first records have reached
     the broker."""
 
     def __init__(self, writer: SinkWriter, ports: SinkPorts) -> None:
@@ -444,18 +441,11 @@ class _FirstRecord:
         partition: int | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None:
+        self._writer.write(topic, keys, values, timestamps, partition, headers)
         if not self._done and len(timestamps):
-            head = None if headers is None else headers[:1]
-            one = partition[:1] if isinstance(partition, np.ndarray) else partition
-            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], one, head)
             self._writer.flush(FLUSH_TIMEOUT_S)
             self._done = True
             self._ports.reached(FIRST_RECORD)
-            rest = None if headers is None else headers[1:]
-            others = partition[1:] if isinstance(partition, np.ndarray) else partition
-            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], others, rest)
-            return
-        self._writer.write(topic, keys, values, timestamps, partition, headers)
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -505,40 +495,40 @@ def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:
 # --- offsets and stores ---------------------------------------------------------------------------
 
 
-def _touched_tasks(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-) -> set[TaskId]:
+def _touched_tasks(request: BatchRequest, result: StepResult, sources: Sources) -> set[TaskId]:
     """Tasks whose input moved, whose stores changed, or that a clock has called."""
-    subtopology = {source.topic: source.subtopology for source in sources}
+    task_of = _tasks(request, sources)
     before = {task.task: task.stream_times for task in request.tasks}
     touched = set(result.changes) | {
         task
         for task, times in result.stream_times.items()
         if any(before.get(task, {}).get(name, -1) != ms for name, ms in times.items())
     }
-    for tp, wanted in request.ranges.items():
-        if result.consumed[tp] > wanted.start:
-            touched.add(TaskId(subtopology[tp.topic], tp.partition))
-    return touched
+    moved = (tp for tp, wanted in request.ranges.items() if result.consumed[tp] > wanted.start)
+    return touched.union(task_of[tp] for tp in moved)
+
+
+def _tasks(request: BatchRequest, sources: Sources) -> dict[TopicPartition, TaskId]:
+    """The tasks that read the inputs of the request."""
+    subtopology = {source.topic: source.subtopology for source in sources}
+    return {tp: TaskId(subtopology[tp.topic], tp.partition) for tp in request.ranges}
 
 
 def _offsets(
     request: BatchRequest,
     result: StepResult,
-    sources: tuple[Source, ...],
+    sources: Sources,
     touched: set[TaskId],
     layouts: str,
 ) -> list[tuple[str, int, int, str]]:
     """All input partitions of every touched task, moved or not, each with batch id, stream times
     and layouts (D5)."""
-    subtopology = {source.topic: source.subtopology for source in sources}
     times: dict[TaskId, Mapping[str, int]] = {
         task.task: {**task.stream_times, **result.stream_times.get(task.task, {})}
         for task in request.tasks
     }
     offsets = []
-    for tp in request.ranges:
-        task = TaskId(subtopology[tp.topic], tp.partition)
+    for tp, task in _tasks(request, sources).items():
         if task in touched:
             metadata = format_metadata(request.batch_id, times.get(task, {}), layouts)
             offsets.append((tp.topic, tp.partition, result.consumed[tp], metadata))
@@ -546,16 +536,14 @@ def _offsets(
 
 
 def _committed_inputs(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    request: BatchRequest, result: StepResult, sources: Sources
 ) -> dict[TaskId, dict[str, int]]:
     """The committed offsets of each task's inputs. None at least once: there the group may take
     them later."""
     if request.guarantee != EXACTLY_ONCE_V2:
         return {}
-    subtopology = {source.topic: source.subtopology for source in sources}
     found: dict[TaskId, dict[str, int]] = {}
-    for tp in request.ranges:
-        task = TaskId(subtopology[tp.topic], tp.partition)
+    for tp, task in _tasks(request, sources).items():
         found.setdefault(task, {})[str(tp)] = result.consumed[tp]
     return found
 
@@ -566,7 +554,7 @@ def _apply(
     result: StepResult,
     touched: set[TaskId],
     sent: Mapping[TopicPartition, int],
-    sources: tuple[Source, ...],
+    sources: Sources,
 ) -> dict[TaskId, dict[str, int]]:
     """Fold the committed changes into the stores; every store of a touched task gets the batch id
     and what was committed of the task's inputs."""

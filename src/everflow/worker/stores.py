@@ -18,10 +18,11 @@ from operator import itemgetter
 from typing import Any, Protocol
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 
 from everflow.errors import DamagedEntryError
-from everflow.handlers import is_outage
+from everflow.handlers import chain, is_outage
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.processors.stores import VersionEntries, entry_with, shown_changes
 from everflow.protocol.messages import StorePlace, TaskContext
@@ -70,7 +71,7 @@ class WholeTable:
 
     @property
     def newest_ms(self) -> int:
-        """See `StoreView`: entries of a table do not expire."""
+        """Entries of a table do not expire."""
         return -1
 
     @property
@@ -81,28 +82,22 @@ class WholeTable:
         if len(self._parts) == 1:
             return self._parts[0].get_many(keys)
         found: list[bytes | None] = [None] * len(keys)
-        homes = self._homes(keys, len(self._parts))
-        at_home: list[list[int]] = [[] for _ in self._parts]
-        for row, home in enumerate(homes):
-            at_home[home].append(row)
-        self._fill(found, keys, at_home)
-        for part in range(len(self._parts)):
-            missing = [row for row, one in enumerate(found) if one is None and homes[row] != part]
-            if missing:
-                self._fill(found, keys, [missing if at == part else [] for at in range(part + 1)])
-        return found
 
-    def _fill(
-        self, found: list[bytes | None], keys: Sequence[bytes], rows: Sequence[Sequence[int]]
-    ) -> None:
-        """``rows``: which to look for in each partition."""
-        for part, mine in zip(self._parts, rows, strict=False):
-            if mine:
-                for row, one in zip(mine, part.get_many([keys[r] for r in mine]), strict=True):
+        def fill(part: FollowedView, rows: Sequence[int]) -> None:
+            if rows:
+                for row, one in zip(rows, part.get_many([keys[r] for r in rows]), strict=True):
                     found[row] = one
 
+        homes = np.asarray(self._homes(keys, len(self._parts)))
+        for number, part in enumerate(self._parts):
+            fill(part, np.flatnonzero(homes == number).tolist())
+        for number, part in enumerate(self._parts):
+            missing = [row for row, one in enumerate(found) if one is None]
+            fill(part, [row for row in missing if homes[row] != number])
+        return found
+
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """See `StoreView`; of a key that lies in several partitions the entry of the first."""
+        """Of a key that lies in several partitions the entry of the first."""
         return _first_of_each(
             merge(*(part.range(start, end) for part in self._parts), key=itemgetter(0))
         )
@@ -114,7 +109,7 @@ class WholeTable:
         return _first_of_each(merge(*parts, key=itemgetter(0), reverse=True))
 
     def entries(self) -> int:
-        """See `StoreView`; a key that lies in several partitions counts in each."""
+        """A key that lies in several partitions counts in each."""
         return sum(part.entries() for part in self._parts)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
@@ -257,7 +252,6 @@ class PartStores(TaskStores):
         return self._behind_parts(task, specs, self._stores.views)
 
     def before(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
-        """See `TaskStores`; with the updates that were remembered."""
         return self._behind_parts(task, specs, self._stores.before)
 
     def whole(self, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
@@ -412,7 +406,6 @@ class CheckedView:
         return self._in_parts(self._view.range(start, end))
 
     def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
-        """Entries from the last to the first."""
         return self._in_parts(self._view.reversed_range(start, end))
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[Entry]]:
@@ -487,15 +480,9 @@ class CheckedView:
                     raise self._accuse(key, why) from error
 
 
-def damage_in(error: BaseException | None) -> DamagedEntryError | None:
+def damage_in(error: BaseException) -> DamagedEntryError | None:
     """The damaged entry for which ``error`` was raised; a user's function may have wrapped it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, DamagedEntryError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
+    return next((one for one in chain(error) if isinstance(one, DamagedEntryError)), None)
 
 
 def _shown_key(spec: StoreSpec, key: bytes) -> str:

@@ -20,21 +20,18 @@ import pyarrow.compute as pc
 from everflow.errors import RecordTimeError
 from everflow.operators.user_code import require_users
 from everflow.protocol.messages import Ages, BatchRequest
-from everflow.records import LAST_SEQ, EdgeBatch, Int64, TaskId, TasksResult, TopicPartition
+from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
 from everflow.serdes.windowed import python_keys
-from everflow.topology.batches import BatchInput, appended
+from everflow.topology.batches import BatchInput
 from everflow.topology.graph import (
-    Inputs,
-    ProcessorOperator,
     RecordContext,
     TimeFunction,
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
 )
-from everflow.topology.plan import Source, StatefulOp, TimeOp
+from everflow.topology.plan import Source, TimeOp
 from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, raise_all
-from everflow.worker.stores import TaskStores
+from everflow.worker.failures import RecordFailure, Sources, raise_all
 
 # --- bounds ---------------------------------------------------------------------------------------
 
@@ -199,7 +196,7 @@ class ExtractedTimes:
         self,
         consumed: Mapping[TopicPartition, int],
         request: BatchRequest,
-        sources: Mapping[int, Source],
+        sources: Sources,
     ) -> dict[TopicPartition, list[bytes]]:
         """The keys, as they are written, of the dropped records of topics that are changelogs, too
         (`BatchRequest.reused`)."""
@@ -218,7 +215,7 @@ class ExtractedTimes:
 def extract_times(
     ops: Sequence[TimeOp],
     hop: BatchInput,
-    sources: Mapping[int, Source],
+    sources: Sources,
     request: BatchRequest,
     every_failure: bool = False,
 ) -> ExtractedTimes:
@@ -262,7 +259,7 @@ def extract_times(
 def _times(
     op: TimeOp,
     batch: EdgeBatch,
-    sources: Mapping[int, Source],
+    sources: Sources,
     request: BatchRequest,
     every_failure: bool,
 ) -> Int64:
@@ -280,7 +277,7 @@ def _times(
             return batch.timestamp
 
 
-def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> Int64:
+def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Sources) -> Int64:
     said = pc.struct_field(batch.value, [0])
     if said.null_count:
         cause = ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
@@ -294,7 +291,7 @@ def _said_by_function(
     op: TimeOp,
     function: TimeFunction,
     batch: EdgeBatch,
-    sources: Mapping[int, Source],
+    sources: Sources,
     before: PartitionTimes,
     every_failure: bool,
 ) -> Int64:
@@ -358,9 +355,7 @@ def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
     return context
 
 
-def _filled_in(
-    op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source], before: PartitionTimes
-) -> Int64:
+def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: PartitionTimes) -> Int64:
     """The records' own times, and for negative ones the highest of the partition so far."""
     if not (batch.timestamp < 0).any():
         return batch.timestamp
@@ -378,9 +373,7 @@ def _filled_in(
     return times
 
 
-def _require_near(
-    op: TimeOp, batch: EdgeBatch, times: Int64, sources: Mapping[int, Source]
-) -> None:
+def _require_near(op: TimeOp, batch: EdgeBatch, times: Int64, sources: Sources) -> None:
     """RecordFailure for the records whose times lie beyond `MOST_MS`."""
     failures = []
     for row in np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist():
@@ -450,86 +443,12 @@ def source_times(
     return found
 
 
-def times_of(op: StatefulOp, moved_tasks: Moved) -> dict[int, int]:
-    """The new stream time of an operator, by partition."""
-    found = {}
-    for task, names in moved_tasks.items():
-        mine = [names[name] for name in op.idle if name in names]
-        if task.subtopology == op.subtopology and mine:
-            found[task.partition] = max(mine)
-    return found
-
-
-def advanced(
-    op: StatefulOp,
-    done: TasksResult,
-    sides: Sequence[EdgeBatch],
-    times: Mapping[int, int],
-    stores: TaskStores,
-) -> TasksResult:
-    """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
-    batch's records. One that has had no record has no stream time, and nothing that could end."""
-    if isinstance(op.operator, ProcessorOperator):
-        return done
-    tasks = {partition: TaskId(op.subtopology, partition) for partition in times}
-    before = {
-        partition: done.stream_times.get(partition, stores.stream_time(task, op.name))
-        for partition, task in tasks.items()
-    }
-    before = {partition: time for partition, time in before.items() if 0 <= time < times[partition]}
-    if not before:
-        return done
-    views = {
-        partition: {
-            **stores.views(tasks[partition], op.stores),
-            **stores.before(tasks[partition], op.reads),
-            **stores.whole(op.looks_up),
-        }
-        for partition in before
-    }
-    ticks = _ticks(sides[0], {partition: times[partition] for partition in before})
-    more = op.operator.advance(ticks, Inputs(sides, views, before))
-    done.stream_times.update({partition: times[partition] for partition in before})
-    if more is None:
-        return done
-    for partition, listed in more.changes.items():
-        done.changes.setdefault(partition, []).extend(listed)
-        for changes in listed:
-            stores.remember(tasks[partition], changes)
-    for reason, count in more.dropped.items():
-        done.dropped[reason] = done.dropped.get(reason, 0) + count
-    done.output = _both(done.output, more.output)
-    return done
-
-
-def _ticks(like: EdgeBatch, times: Mapping[int, int]) -> EdgeBatch:
-    """A row for each task, behind all records."""
-    count = len(times)
-    stamps: Int64 = np.array(list(times.values()), np.int64)
-    return EdgeBatch(
-        key=pa.nulls(count, like.key.type),
-        value=pa.nulls(count, like.value.type),
-        timestamp=stamps,
-        seq=np.full(count, LAST_SEQ),
-        source=np.zeros(count, np.int32),
-        partition=np.array(list(times), np.int32),
-        offset=np.full(count, -1, np.int64),
-        headers=None,
-    )
-
-
-def _both(one: EdgeBatch, other: EdgeBatch) -> EdgeBatch:
-    if not len(other):
-        return one
-    return appended([one, other]) if len(one) else other
-
-
 # --- ages for the metrics -------------------------------------------------------------------------
 
 
 def ages_read(
     hop: BatchInput,
-    sources: Mapping[int, Source],
+    sources: Sources,
     consumed: Mapping[TopicPartition, int],
     stream_times: Mapping[TaskId, int],
 ) -> list[Ages]:

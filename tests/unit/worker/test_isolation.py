@@ -22,9 +22,8 @@ from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, Source
-from everflow.worker.decode import LogDecoder
+from everflow.worker.decode import Judge, LogDecoder
 from everflow.worker.failures import DescribedFailure, RecordFailure
-from everflow.worker.handled_records import Judge
 from everflow.worker.isolation import HALVED_AFTER, Isolated, Trial
 from everflow.worker.letters import largest_entry, letter_headers, times_of_entries
 from everflow.worker.task_step import StepResult
@@ -143,7 +142,7 @@ def test_an_error_whose_text_is_no_utf8_is_a_dead_letter_that_can_be_written() -
     read = {A: log(["x", "bad", "y"])}
     decoder = LogDecoder(SOURCES[:1], False, batch.handlers)
     assert Isolated(decoder).run(request(a=read[A]), read, compute) == 1
-    (headers,) = letter_headers(letters[-1], {0: "a"})
+    (headers,) = letter_headers(letters[-1], SOURCES)
     said = dict(headers)
     assert said["__streams.errors.message"] == rb"Tells: no such name: \ud83d (some value)"
     stack = said["__streams.errors.stacktrace"] or b""

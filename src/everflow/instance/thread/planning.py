@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock
@@ -60,7 +59,7 @@ class BatchPlanner:
         if self.ends.failure is not None:
             raise self.ends.failure
         now_ms = self.clock.monotonic_ms()
-        self.retries.before_plan(tasks, self.ends, now_ms)
+        self.retries.stalled.check(tasks, self.ends, now_ms)
         most = self.retries.size.records(self.retries.bounds)
         available = self._available(tasks)
         few = sum(r.end - r.start for r in available.values()) < most
@@ -71,7 +70,8 @@ class BatchPlanner:
             available = self._available(tasks)
         log_ends = {tp: r.end for tp, r in available.items()}
         now_ms = self.clock.monotonic_ms()
-        readable = self.idling.readable(merged(tasks), available, now_ms)
+        merged = [task.inputs for _, task in sorted(tasks.items()) if len(task.inputs) > 1]
+        readable = self.idling.readable(merged, available, now_ms)
         offered = self.retries.stalled.chosen(tasks, readable.of(available), now_ms)
         ranges = plan_ranges(offered, most)
         idle = self._idle_times(tasks, available)
@@ -125,33 +125,13 @@ def unread(
     found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
         for tp, position in task.positions.items():
-            end = ends.get(tp)
-            if end is None:
-                end = task.ends.get(tp, position)
-            if end > position:
+            if ends.get(tp, task.ends.get(tp, -1)) > position and task.id not in resting:
+                found |= {
+                    tp: OffsetRange(start, max(start, ends.get(tp, task.ends.get(tp, -1))))
+                    for tp, start in task.positions.items()
+                }
                 break
-        else:
-            continue
-        if task.id not in resting:
-            found |= _unread_of(task, ends)
     return found
-
-
-def _unread_of(
-    task: ActiveTask, ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, OffsetRange]:
-    found = {}
-    for tp, position in task.positions.items():
-        end = ends.get(tp)
-        found[tp] = OffsetRange(
-            position, max(position, task.ends.get(tp, position) if end is None else end)
-        )
-    return found
-
-
-def merged(tasks: Tasks) -> list[Collection[TopicPartition]]:
-    several = sorted(name for name, task in tasks.items() if len(task.inputs) > 1)
-    return [tasks[name].inputs for name in several]
 
 
 def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
@@ -246,19 +226,6 @@ AGAIN_MS = 1_000.0
 """Time between two questions whether the topics that feed a source are consumed."""
 
 
-class InputTimes(Protocol):
-    """The part of `ActiveTask` that counts here."""
-
-    @property
-    def id(self) -> TaskId: ...
-
-    @property
-    def inputs(self) -> tuple[TopicPartition, ...]: ...
-
-    @property
-    def stream_times(self) -> Mapping[str, int]: ...
-
-
 @dataclass
 class IdleSources:
     """Measures how long sources have been idle. Owned by one stream thread; times in ms. The wall
@@ -274,7 +241,7 @@ class IdleSources:
     _since: dict[TopicPartition, float] = field(default_factory=dict)
     _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
 
-    def due(self, tasks: Iterable[InputTimes], available: Ranges, now_ms: float) -> IdleTimes:
+    def due(self, tasks: Iterable[ActiveTask], available: Ranges, now_ms: float) -> IdleTimes:
         """The times to advance. ``tasks``: those of whose inputs the ends are known; an input is
         idle if it has nothing in ``available``. A partition that never had a record has no time,
         and is not advanced."""
@@ -301,7 +268,7 @@ class IdleSources:
                     self.left_ms = min(self.left_ms, AGAIN_MS)
         return found
 
-    def advanced(self, tasks: Iterable[InputTimes], times: IdleTimes, at_ms: float) -> None:
+    def advanced(self, tasks: Iterable[ActiveTask], times: IdleTimes, at_ms: float) -> None:
         """The ``times`` of `due` at ``at_ms`` were committed, as far as the tasks have them: those
         sources have been idle since then."""
         if not self.sources:

@@ -26,7 +26,7 @@ handler replaces it. The first row that applies decides.
 | `batch_committed` | always | forget failures; tasks rest of which a log was silent |
 | `uncaught` | the handler replaces within its limits, and it may pass | the tasks at fault rest |
 | | else | end |
-| `before_plan`, and each failed attempt | a task's `task.timeout.ms` is over | TaskTimeoutError |
+| before a plan, and each failed attempt | a task's `task.timeout.ms` is over | TaskTimeoutError |
 
 Pauses between retries double from 0.1 to 5 s. Owned by one stream thread; any thread may read
 `trouble` and call `troubles`. Times are monotonic ms. Design notes 041, 042, 047 and 051.
@@ -455,9 +455,6 @@ class RetryPolicy:
         """The instance processes nothing: time without progress does not count."""
         self.stalled.timeouts.keep(())
         self._forget_failures()
-
-    def before_plan(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        self.stalled.check(tasks, ends, now_ms)
 
     def batch_failed(
         self, failure: BatchFailure, took_ms: float, now_ms: float, wall_ms: int, cut_off: bool

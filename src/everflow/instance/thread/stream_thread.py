@@ -10,7 +10,7 @@ import enum
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -99,16 +99,6 @@ class ThreadSettings:
     may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
     transaction_timeout_ms: float | None = None
 
-    def called(self, tasks: Iterable[TaskId]) -> frozenset[TaskId]:
-        if not self.clocked:
-            return frozenset()
-        return frozenset(task for task in tasks if task.subtopology in self.clocked)
-
-    @property
-    def fenced(self) -> list[str]:
-        """Transactional ids under which the thread's workers may have an open transaction."""
-        return [self.transactional_id] if self.guarantee == EXACTLY_ONCE_V2 else []
-
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
@@ -142,52 +132,6 @@ class ThreadServices:
     spawn: Spawn = on_thread
 
 
-def batch_request(
-    settings: ThreadSettings,
-    batch_id: str,
-    number: int,
-    planned: PlannedBatch,
-    tasks: Mapping[TaskId, ActiveTask],
-    called: Collection[TaskId],
-    global_tasks: list[TaskContext],
-    aside: Sequence[BatchFailure],
-    most_bytes: int,
-    topic_ids: Mapping[str, str],
-) -> BatchRequest:
-    """The request to the workers of thread ``number``. It has the tasks that have records to read,
-    that the wall clock calls (``called``), or that have an idle source."""
-    reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
-    idle = planned.idle
-    named = [
-        name
-        for name, task in tasks.items()
-        if not reads.isdisjoint(task.inputs) or name in idle or name in called
-    ]
-    served = [tasks[name] for name in sorted(named)]
-    inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
-    return BatchRequest(
-        batch_id=batch_id,
-        thread=number,
-        attempt=planned.attempt,
-        guarantee=settings.guarantee,
-        transactional_id=settings.transactional_id,
-        wall_clock_ms=planned.wall_clock_ms,
-        gate=settings.gate_path,
-        ranges={tp: planned.ranges[tp] for tp in inputs},
-        log_ends={tp: planned.log_ends.get(tp, planned.ranges[tp].end) for tp in inputs},
-        tasks=[task.context() for task in served],
-        application_id=settings.application_id,
-        global_tasks=global_tasks,
-        transaction_timeout_ms=settings.transaction_timeout_ms,
-        most_bytes=most_bytes,
-        waits=planned.waits,
-        idle=idle,
-        aside=aside,
-        patient=len(tasks) == 1,
-        topic_ids={topic: topic_ids[topic] for topic, _ in inputs if topic in topic_ids},
-    )
-
-
 IDLE_WAIT_MS = 1_000.0
 SHOWN_AFTER_MS = 3_000.0
 """A recovery usually takes less: its failed batch is in the log and the metrics, and the state does
@@ -208,11 +152,6 @@ class Hung:
 
     since_ms: float
     limit_ms: float
-
-    def in_place_of(self, failure: BatchFailure) -> BatchFailure:
-        """The failure of the batch; ``failure`` is only the death of its workers."""
-        text = f"A batch has not ended within {self.limit_ms / 1000:g} s (max.poll.interval.ms)"
-        return replace(failure, kind="hang", error=text)
 
 
 @dataclass(kw_only=True)
@@ -343,20 +282,24 @@ class StreamThread:
     # --- the loop --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        known: dict[TaskId, ActiveTask] = {}
         try:
             self._warm_up()
             while not self._stop.is_set():
                 self._turn()
-            self._close(self.tasks)
+            known = self.tasks
         except StoppedError:
-            self._close({})
-        except EverflowError as error:
-            self._fail(error)
-            self._close({})
-        except Exception as error:  # a defect: the instance stops and says where
-            log.exception("Stream thread %d failed", self.number)
-            self._fail(EverflowError(f"Stream thread {self.number} failed: {error!r}"))
-            self._close({})
+            pass
+        except Exception as error:
+            log.info("Stream thread %d ends", self.number)  # the instance says why
+            self.services.on_failed(self._as_ours(error))
+        self._close(known)
+
+    def _as_ours(self, error: Exception) -> EverflowError:
+        if isinstance(error, EverflowError):
+            return error
+        log.error("Stream thread %d failed", self.number, exc_info=error)  # a defect
+        return EverflowError(f"Stream thread {self.number} failed: {error!r}")
 
     def _turn(self) -> None:
         """`run_once`. After an error the user's handler may have the thread replaced: then it goes
@@ -365,10 +308,8 @@ class StreamThread:
             self.run_once()
         except StoppedError:
             raise
-        except Exception as error:
-            if not isinstance(error, EverflowError):  # a defect
-                log.exception("Stream thread %d failed", self.number)
-                error = EverflowError(f"Stream thread {self.number} failed: {error!r}")
+        except Exception as raised:
+            error = self._as_ours(raised)
             limits = self.services.uncaught(error)
             now_ms = self.clock.monotonic_ms()
             replaced, lines = self.retries.uncaught(
@@ -534,27 +475,51 @@ class StreamThread:
         try:
             return self._opened_job().run(self._request(batch_id, planned))
         except BatchFailedError as error:
-            if self.hung is not None and self.hung.since_ms == since:
-                raise BatchFailedError(self.hung.in_place_of(error.failure)) from error
-            raise
+            if self.hung is None or self.hung.since_ms != since:
+                raise
+            limit_s = self.hung.limit_ms / 1000
+            text = f"A batch has not ended within {limit_s:g} s (max.poll.interval.ms)"
+            raise BatchFailedError(replace(error.failure, kind="hang", error=text)) from error
         finally:
             self.batch_since_ms = None
             self._last_job_ms = self.clock.monotonic_ms()
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
+        """It has the tasks that have records to read, that the wall clock calls, or that have an
+        idle source."""
+        settings, resting = self.settings, self._resting()
         calls = bool(planned.ranges) and not self.services.paused()
-        return batch_request(
-            self.settings,
-            batch_id,
-            self.number,
-            planned,
-            self.tasks,
-            self.settings.called(self.tasks.keys() - self._resting()) if calls else (),
-            self.services.global_tasks(),
-            self.retries.skipped(planned),
-            self.retries.bounds.max_bytes,
-            self.services.topic_ids(),
+        reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
+        served = [
+            task
+            for name, task in sorted(self.tasks.items())
+            if not reads.isdisjoint(task.inputs)
+            or name in planned.idle
+            or (calls and name.subtopology in settings.clocked and name not in resting)
+        ]
+        inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
+        ids = self.services.topic_ids()
+        return BatchRequest(
+            batch_id=batch_id,
+            thread=self.number,
+            attempt=planned.attempt,
+            guarantee=settings.guarantee,
+            transactional_id=settings.transactional_id,
+            wall_clock_ms=planned.wall_clock_ms,
+            gate=settings.gate_path,
+            ranges={tp: planned.ranges[tp] for tp in inputs},
+            log_ends={tp: planned.log_ends.get(tp, planned.ranges[tp].end) for tp in inputs},
+            tasks=[task.context() for task in served],
+            application_id=settings.application_id,
+            global_tasks=self.services.global_tasks(),
+            transaction_timeout_ms=settings.transaction_timeout_ms,
+            most_bytes=self.retries.bounds.max_bytes,
+            waits=planned.waits,
+            idle=planned.idle,
+            aside=self.retries.skipped(planned),
+            patient=len(self.tasks) == 1,
+            topic_ids={topic: ids[topic] for topic, _ in inputs if topic in ids},
         )
 
     # --- step 5 ----------------------------------------------------------------------------------
@@ -619,9 +584,11 @@ class StreamThread:
         """True if all tasks are recovered. Tasks whose brokers do not answer are given back: the
         task manager waits for them."""
         lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
+        exactly_once = self.settings.guarantee == EXACTLY_ONCE_V2
+        writers = [self.settings.transactional_id] if exactly_once else []
         fenced = False
         try:
-            self.services.recovery.recover((), self.settings.fenced, lost)
+            self.services.recovery.recover((), writers, lost)
             fenced = True
             self.services.recovery.recover(tasks, (), lost)
             return True
@@ -678,10 +645,6 @@ class StreamThread:
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
 
     # --- the end ---------------------------------------------------------------------------------
-
-    def _fail(self, error: EverflowError) -> None:
-        log.info("Stream thread %d ends", self.number)  # the instance says why
-        self.services.on_failed(error)
 
     def _close_job(self) -> None:
         job, self._job = self._job, None
@@ -741,24 +704,19 @@ class Uncaught:
     def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
         """Ask the handler, on the thread that failed. The limits within which that thread is
         replaced; None: the instance ends."""
-        response = self._answer(error)
-        if response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
-            self.shut_down_all(error)
-        return self.limits if response is StreamThreadExceptionResponse.REPLACE_THREAD else None
-
-    def _answer(self, error: EverflowError) -> StreamThreadExceptionResponse:
         if self.handler is None:
-            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+            return None
         try:
             response: object = self.handler(error)
         except Exception:  # the user's code
             log.exception("The uncaught exception handler failed; this instance ends")
-            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+            return None
         if not isinstance(response, StreamThreadExceptionResponse):
             log.error(
                 "The uncaught exception handler returned %r instead of a "
                 "StreamThreadExceptionResponse; this instance ends",
                 response,
             )
-            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
-        return response
+        if response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
+            self.shut_down_all(error)
+        return self.limits if response is StreamThreadExceptionResponse.REPLACE_THREAD else None
