@@ -32,7 +32,7 @@ from everflow.records import EdgeBatch, no_headers
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, require_size
 from everflow.topology.batches import readable, spread
 from everflow.topology.plan import Call, Chain, Compute, Source, Stage, Ticket
-from everflow.worker.failures import RecordFailure, SparkSays, raise_all, record_at
+from everflow.worker.failures import RecordFailure, SparkSays, raise_of, record_at
 from everflow.worker.order import Records
 
 # --- calls of Python functions --------------------------------------------------------------------
@@ -348,8 +348,7 @@ class NodeColumns:
             assert error is not None
             if not failure.rows:
                 raise RecordFailure(None, self.where, error) from error
-            found = failure.rows.items()
-            raise_all([RecordFailure.of(self, self.sources, batch, *one) for one in found])
+            raise_of(self, self.sources, batch, failure.rows)
         return [readable(one).cast(kind) for one, kind in zip(columns, kinds, strict=True)]
 
 

@@ -10,7 +10,7 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import NoReturn, Protocol
@@ -238,6 +238,17 @@ def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
     """Raise the first, with all the others."""
     failures[0].others = tuple(failures[1:])
     raise failures[0] from failures[0].__cause__
+
+
+def raise_of(
+    op: Located,
+    sources: Sources,
+    batch: EdgeBatch,
+    causes: Mapping[int, BaseException],
+    stage: str = PROCESSING,
+) -> NoReturn:
+    """Raise the failures of the records in these rows."""
+    raise_all([RecordFailure.of(op, sources, batch, *one, stage) for one in causes.items()])
 
 
 # --- what a worker reports ------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,17 +51,16 @@ _OF_DATA = (
 disk, a broker's errors are nobody's record.)"""
 
 _T = TypeVar("_T")
-Run = Callable[[BatchRequest, BatchInput, "Trial | None"], _T]
+Trial = Callable[[BatchRequest, StepResult], None]
+"""Looks at what a run would write, of which nothing comes; raises where that is to fail."""
+
+
+Run = Callable[[BatchRequest, BatchInput, Trial | None], _T]
 """Computes a batch; the third says that nothing may come of it (`trial_of`)."""
 
 
-class Trial(NamedTuple):
-    """A run of which nothing may come. It fails where an entry for changelog ``topic`` has more
-    than ``most`` bytes (None: sizes do not matter), or one of these ``times``."""
-
-    topic: str = ""
-    most: int | None = None
-    times: frozenset[int] = frozenset()
+def anything(request: BatchRequest, result: StepResult) -> None:
+    """The `Trial` of a run that is only to compute."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Isolated:
                 if faults and self._unsure(error):
                     # Its record may only have the key of an entry that cannot be read, and others
                     # may fail as it does.
-                    trial = search.failing(None, Trial())
+                    trial = search.failing(None, anything)
                     faults = (named(trial) if trial is not None else []) or faults
                 faults = faults or search.unnamed(error)
                 if not faults:
@@ -146,7 +144,7 @@ class _Search(Generic[_T]):
     def unnamed(self, error: Exception) -> list[Fault]:
         """The record for which the batch fails with ``error``; empty if no record is at fault:
         nothing of the batch fails alone, or it fails without any."""
-        found = self._shortest(Trial()) if of_data(error) else None
+        found = self._shortest(anything) if of_data(error) else None
         if found is None:
             return []
         place, cause = found
@@ -169,29 +167,41 @@ class _Search(Generic[_T]):
             return None
         if isinstance(error, RecordRefusedError):
             return self._untimely(error, store) if error.untimely else None
-        if error.limit is None:
+        (topic, *_), limit = error.topics, error.limit
+        if limit is None:
             return None
-        found = self._shortest(Trial(error.topics[0], error.limit))
+
+        def weigh(request: BatchRequest, result: StepResult) -> None:
+            if (size := largest_entry(request, result, topic)) > limit:
+                raise RecordTooLargeError(f"{size} bytes", topics=(topic,), limit=limit)
+
+        found = self._shortest(weigh)
         if found is None or not isinstance(found[1], RecordTooLargeError):
             return None
         record = self._writing(found[0], store)
         return RecordTooLargeError(
             f"{error}\n  Record {record} has made it so large.",
             topics=error.topics,
-            limit=error.limit,
+            limit=limit,
             place=(*record.place, record.node or ""),
         )
 
     def _untimely(self, error: RecordRefusedError, store: str) -> RecordRefusedError | None:
         """Some of the records, where there are many."""
-        trial = Trial(error.topics[0], times=error.times)
+        (topic, *_) = error.topics
+
+        def refuse(request: BatchRequest, result: StepResult) -> None:
+            if met := error.times.intersection(times_of_entries(request, result, topic).tolist()):
+                records = frozenset((None, None, time) for time in met)
+                raise RecordRefusedError("its time", topics=(topic,), records=records)
+
         found: list[RecordRefusedError] = []
         while len(found) < HALVED_AFTER:
-            one = self._shortest(trial)
+            one = self._shortest(refuse)
             if one is None or not isinstance(one[1], RecordRefusedError):
                 break
             record = self._writing(one[0], store)
-            cure = refused_cure(error, trial.topic, min(one[1].times))
+            cure = refused_cure(error, topic, min(one[1].times))
             blamed = RecordRefusedError(
                 f"{error}\n  Record {record} gives an entry of store {store} that time.\n  {cure}",
                 topics=error.topics,
@@ -264,11 +274,12 @@ def of_data(error: Exception) -> bool:
 
 def trial_of(step: TaskStep, trial: Trial) -> TaskStep:
     """The same operators, of which nothing comes, and that look at what they read of stores."""
-    return replace(
-        step,
-        sink=partial(_weighed, trial),
-        stores=CheckedAccess.of(step.stores, step.stateful),
-    )
+
+    def sink(request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
+        trial(request, result)
+        return BatchResult(outcome=COMMITTED)
+
+    return replace(step, sink=sink, stores=CheckedAccess.of(step.stores, step.stateful))
 
 
 def stores_of(step: TaskStep) -> dict[str, str]:
@@ -277,22 +288,6 @@ def stores_of(step: TaskStep) -> dict[str, str]:
     ops = step.stateful
     readers = {spec.name: op.name for op in ops for spec in (*op.reads, *op.looks_up)}
     return readers | {spec.name: op.name for op in ops for spec in op.stores}
-
-
-def _weighed(
-    trial: Trial, request: BatchRequest, result: StepResult, sources: Sources
-) -> BatchResult:
-    """A sink of which nothing comes."""
-    if trial.times:
-        met = trial.times.intersection(times_of_entries(request, result, trial.topic).tolist())
-        if met:
-            records = frozenset((None, None, time) for time in met)
-            raise RecordRefusedError("its time", topics=(trial.topic,), records=records)
-    if trial.most is not None:
-        size = largest_entry(request, result, trial.topic)
-        if size > trial.most:
-            raise RecordTooLargeError(f"{size} bytes", topics=(trial.topic,), limit=trial.most)
-    return BatchResult(outcome=COMMITTED)
 
 
 def _store_of(request: BatchRequest, topics: tuple[str, ...]) -> str | None:

@@ -55,7 +55,7 @@ from everflow.topology.plan import (
     UnnestOp,
 )
 from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, Sources, raise_all
+from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
 from everflow.worker.functions import Partitions, printed_of, run_function, take, unnest
 from everflow.worker.order import DepthFirst, InOrder, Records, merge_inputs, merge_tasks
 from everflow.worker.stateful import (
@@ -538,9 +538,7 @@ def _encoded(
         causes = refused(serde, column, error)
         if not causes:
             raise
-        raise_all(
-            [RecordFailure.of(op, sources, batch, *one, PRODUCTION) for one in causes.items()]
-        )
+        raise_of(op, sources, batch, causes, PRODUCTION)
 
 
 def _newest(request: BatchRequest) -> dict[TaskId, int]:

@@ -31,7 +31,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.plan import Source, TimeOp
 from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, Sources, raise_all
+from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
 
 # --- bounds ---------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Sources) -> Int64:
     if said.null_count:
         cause = ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
         rows = np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[:MOST_NAMED]
-        raise_all([RecordFailure.of(op, sources, batch, row, cause) for row in rows.tolist()])
+        raise_of(op, sources, batch, dict.fromkeys(rows.tolist(), cause))
     times: Int64 = said.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return times
 
@@ -368,19 +368,16 @@ def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: Partition
     unknown = np.flatnonzero(times < 0)
     if len(unknown):
         rows = unknown[:MOST_NAMED].tolist()
-        causes = {row: no_time(int(batch.timestamp[row])) for row in rows}
-        raise_all([RecordFailure.of(op, sources, batch, *one) for one in causes.items()])
+        raise_of(op, sources, batch, {row: no_time(int(batch.timestamp[row])) for row in rows})
     return times
 
 
 def _require_near(op: TimeOp, batch: EdgeBatch, times: Int64, sources: Sources) -> None:
     """RecordFailure for the records whose times lie beyond `MOST_MS`."""
-    failures = []
-    for row in np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist():
-        cause = far_time(None, int(times[row]), extracted=True)
-        failures.append(RecordFailure.of(op, sources, batch, row, cause))
-    if failures:
-        raise_all(failures)
+    far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
+    if far:
+        causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
+        raise_of(op, sources, batch, causes)
 
 
 def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
