@@ -62,7 +62,6 @@ def find_java() -> Path:
 
 
 def install_command() -> str:
-    """Return the command that installs a fitting Java on this system, for messages."""
     if sys.platform == "darwin":
         return "brew install openjdk@17"
     ids = _os_ids()
@@ -237,7 +236,6 @@ def _download(conf: str, target: Path) -> None:
 
 
 def _run_ivy(conf: str, staging: Path) -> str | None:
-    """Run Ivy once; return None, or what it complained of."""
     ivy_home = cache_root() / "ivy"
     settings = os.environ.get("EVERFLOW_IVY_SETTINGS") or str(_IVY_FOLDER / "ivysettings.xml")
     command = [str(find_java()), f"-Divy.default.ivy.user.dir={ivy_home}", "-jar", str(_ivy_jar())]

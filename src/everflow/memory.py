@@ -69,7 +69,6 @@ class MemoryBudget:
         return _TAKEN_ANYWAY + RESTORES * _HELD * self.restore_fetch
 
     def worker(self, threads: int) -> WorkerMemory:
-        """The memory of each worker, with so many threads."""
         share = (self.total - self.beside_workers) // max(1, threads)
         return WorkerMemory(max(WORKER_BYTES + LEAST_BATCH_BYTES, share))
 
@@ -232,13 +231,11 @@ class PeakMemory:
         self._watched = False
 
     def settle(self) -> None:
-        """The process holds no records now."""
         held = self._held()
         if held is not None:
             self._idle = held if self._idle is None else min(self._idle, held)
 
     def begin(self, raw_bytes: int) -> None:
-        """A batch of so many bytes was read."""
         self._watched = False
         if raw_bytes < WORTH_LOOKING_BYTES or self._idle is None:
             return

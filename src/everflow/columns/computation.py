@@ -332,7 +332,6 @@ class ArrowExpression:
 
 
 def run_operation(operation: Operation, given: Sequence[Any], count: int) -> Datum:
-    """The result of one operation, for ``count`` rows. Raises as kernels do."""
     if operation.kernel == "literal":
         return operation.parameter
     if operation.kernel == "struct":
@@ -384,7 +383,6 @@ class ArrowExpressionBuilder:
         return place in self._never_null
 
     def literal(self, value: Any, kind: pa.DataType) -> int:
-        """A constant. Raises NotInArrowError for a value that is not of the type."""
         try:
             scalar = pa.scalar(value, kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -489,7 +487,6 @@ class ArrowExpressionBuilder:
         return place
 
     def build(self, result: int, type_: pa.DataType) -> ArrowExpression:
-        """The expression of ``result``. Raises NotInArrowError if that is not of the type."""
         if not _alike(self.type_of(result), type_):
             raise NotInArrowError(f"{type_} made of {self.type_of(result)}")
         needed: set[int] = set()

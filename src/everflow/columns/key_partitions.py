@@ -76,7 +76,6 @@ def fnv1a(keys: pa.Array) -> Hashes:
 
 
 def java_partitions(keys: pa.Array, partitions: int) -> Int64:
-    """The partition of each key as Java's producer chooses it, of so many partitions."""
     return key_partitions(keys, partitions, MURMUR2)
 
 

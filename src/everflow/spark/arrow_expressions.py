@@ -36,7 +36,6 @@ class ExpressionNode(NamedTuple):
     children: tuple[ExpressionNode, ...]
 
     def walk(self) -> Iterator[ExpressionNode]:
-        """It and all below it, each before its children."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -168,8 +167,6 @@ def arrow_expression_of(
 
 
 class _Translation:
-    """The translation of one Column."""
-
     def __init__(self, reads: pa.Schema) -> None:
         self._builder = ArrowExpressionBuilder(reads)
         self._common: _Value | None = None
@@ -313,7 +310,6 @@ class _Translation:
         return given.valid if wanted else builder.call("not", given.valid)
 
     def _logic(self, node: ExpressionNode, guard: int | None) -> int:
-        """The right side is not computed where the left one decides."""
         builder, conjunction = self._builder, node.kind == "And"
         left = self._place(self._value(node.children[0], guard))
         undecided = builder.truth(left, unknown=conjunction)

@@ -80,7 +80,6 @@ class _Service:
     def add(
         self, projections: Sequence[tuple[Any, Any]], given: StructType, made: StructType
     ) -> tuple[str, int]:
-        """Prepare projections: of each the expressions, and the attributes that they read."""
         expressions, inputs = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
         for project_list, attributes in projections:
             expressions.add(project_list)
@@ -93,7 +92,6 @@ class _Service:
     def add_call(
         self, given: StructType, made: StructType, binary_as_bytes: bool
     ) -> tuple[str, tuple[int, int]]:
-        """Prepare how arguments are pickled and results unpickled: the number of each."""
         parse = self._session._jsparkSession.parseDataType
         self._prepared += 2
         arguments, results = self._prepared - 1, self._prepared
@@ -250,7 +248,6 @@ def spark_type(kind: pa.DataType) -> DataType:
 
 
 def struct_type(fields: pa.Schema) -> StructType:
-    """Columns of these Arrow types as Spark sees them."""
     return StructType([StructField(field.name, spark_type(field.type)) for field in fields])
 
 
@@ -358,7 +355,6 @@ class _Cut:
         return Chain(functions, tuple(arguments))
 
     def _command(self, udf: Any) -> bytes:
-        """The pickled function of a call."""
         return bytes(udf.func().command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
 
 

@@ -411,7 +411,6 @@ def _in_arrow(
 
 
 def spark_type(type_: pa.DataType) -> st.DataType:
-    """The Spark type of an edge's Arrow type."""
     return from_arrow_type(normal_type(type_))
 
 
@@ -474,7 +473,6 @@ def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
 
 
 def _typed(kind: st.DataType) -> st.DataType:
-    """The type with strings in place of voids."""
     match kind:
         case st.NullType():
             return st.StringType()
@@ -494,7 +492,6 @@ def _typed(kind: st.DataType) -> st.DataType:
 
 
 def _doubled_field(type_: pa.DataType) -> str | None:
-    """The name that two fields of a struct have, however deep."""
     if pa.types.is_struct(type_):
         names: list[str] = [field.name for field in type_]
         if len(set(names)) < len(names):

@@ -91,7 +91,6 @@ class ServingJob:
         )
 
     def start(self) -> None:
-        """Submit the job; returns at once."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:

@@ -200,7 +200,6 @@ class ColumnClient:
         return pa.ipc.read_record_batch(pa.py_buffer(self.ask(number, rows.serialize())), made)
 
     def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
-        """The answer to a message of any kind. Raises ColumnsFailed."""
         data = memoryview(message)
         try:
             require_size(data.nbytes, "what is sent to the JVM that computes Columns")
@@ -418,7 +417,6 @@ def _called(call: Call, rows: pa.RecordBatch, client: ColumnClient) -> list[pa.A
 
 
 def seen(batch: EdgeBatch, reads: pa.Schema, topics: Sequence[str]) -> list[pa.Array]:
-    """The fields of the records that a user sees, in columns."""
     made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: batch.key,
         "value": lambda: batch.value,

@@ -93,7 +93,6 @@ class Judge:
 
     @staticmethod
     def of(handlers: Handlers, request: BatchRequest) -> Judge:
-        """With what earlier attempts failed on."""
         judge = Judge(handlers, request.attempt, request.wall_clock_ms)
         for failure in request.aside:
             judge.set_aside(Fault(failure, None))
@@ -114,7 +113,6 @@ class Judge:
         return record is None or not self.handlers.may_continue(fault.failure.stage, record.node)
 
     def aside(self, source: Source, raw: EdgeBatch) -> dict[int, Fault]:
-        """The rows of a source's records that are left out, with their faults."""
         found: dict[int, Fault] = {}
         for (topic, partition, offset), fault in self._aside.items():
             if topic == source.topic:
@@ -180,7 +178,6 @@ class Judge:
 
 
 def _judged(fault: Fault) -> Exception:
-    """The error of a record that stops the instance."""
     failure = replace(fault.failure, judged=True)
     if isinstance(fault.cause, RecordFailure):
         fault.cause.failure = failure
@@ -244,7 +241,6 @@ class KeyCheck:
 
 
 def _said(source: Source, by: KeyPartitioner, keys: pa.Array, count: int) -> Int64:
-    """The partition that the partitioner gives each key; -1 where a function of the user fails."""
     try:
         return partitions_of(by, source.topic, keys, source.key_serde, count)
     except Exception:  # a look at keys ends no application

@@ -178,7 +178,6 @@ class RecordFailure(EverflowError):
         error: BaseException,
         stage: str = PROCESSING,
     ) -> RecordFailure:
-        """The failure of the record in ``row``, with the error as its cause."""
         record = record_at(batch, row, sources, op.name)
         undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(
             batch.value.type
@@ -247,7 +246,6 @@ def raise_of(
     causes: Mapping[int, BaseException],
     stage: str = PROCESSING,
 ) -> NoReturn:
-    """Raise the failures of the records in these rows."""
     raise_all([RecordFailure.of(op, sources, batch, *one, stage) for one in causes.items()])
 
 
@@ -382,14 +380,12 @@ def says(text: str) -> str:
 
 
 def _tidy(line: str) -> str:
-    """Without stage and task numbers, Java class names and what users cannot act on."""
     line = line.rpartition("executor driver): ")[2] or line
     line = _EXCEPTION.sub("", line.strip())
     return _SILENCED.sub("", line).partition(" SQLSTATE: ")[0].strip()
 
 
 def _death(text: str) -> str:
-    """Describes a worker's death, as far as the worker could report it."""
     _, found, fatal = text.partition("Fatal Python error: ")
     how = (
         fatal.partition("\n")[0].strip()

@@ -59,7 +59,6 @@ def run_function(
 
 
 def _with_results(op: FunctionOp, batch: EdgeBatch, made: Made) -> EdgeBatch:
-    """The records with their results in columns."""
     if len(made.rows) == len(batch) and op.op not in ("flat_map", "flat_map_values"):
         return batch.with_columns(made.key, made.value)
     nothing = pa.nulls(len(batch))
@@ -360,7 +359,6 @@ def printed_of(op: PrintOp, batch: EdgeBatch) -> Printed:
 
 
 def _columns(name: str, column: pa.Array, spread: str) -> Iterator[tuple[str, list[str]]]:
-    """A column as texts; a struct's fields as one each."""
     if not pa.types.is_struct(column.type) or not column.type.num_fields:
         yield name, [cell(value) for value in column.to_pylist()]
         return

@@ -120,7 +120,6 @@ class Isolated:
                 request, read = _halved(request, read)
 
     def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
-        """The records, without those that were left out so far."""
         with timed(self.timings, "decode"):
             return replace(self.decoder.run(read, judge), known=self.known)
 
@@ -187,7 +186,6 @@ class _Search(Generic[_T]):
         )
 
     def _untimely(self, error: RecordRefusedError, store: str) -> RecordRefusedError | None:
-        """Some of the records, where there are many."""
         (topic, *_) = error.topics
 
         def refuse(request: BatchRequest, result: StepResult) -> None:
@@ -219,7 +217,6 @@ class _Search(Generic[_T]):
         return found[0]
 
     def _writing(self, record: BadRecord, store: str) -> BadRecord:
-        """The record with the node that writes the store."""
         return replace(record, node=self.batch.stores.get(store, record.node))
 
     def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
@@ -291,7 +288,6 @@ def stores_of(step: TaskStep) -> dict[str, str]:
 
 
 def _store_of(request: BatchRequest, topics: tuple[str, ...]) -> str | None:
-    """The store whose changelog is the only one of ``topics``."""
     stores = (one for task in request.tasks for one in task.stores.items())
     return next((name for name, place in stores if topics == (place.changelog,)), None)
 
@@ -316,7 +312,6 @@ def _prefix(
     read: Mapping[TopicPartition, LogColumns],
     taken: Sequence[tuple[int, int]],
 ) -> tuple[BatchRequest, dict[TopicPartition, LogColumns]]:
-    """The batch of these records alone, as if there were no others."""
     counts: Int64 = np.bincount([at for at, _ in taken], minlength=len(read)).astype(np.int64)
     part = {}
     ends = {tp: wanted.start for tp, wanted in request.ranges.items()}

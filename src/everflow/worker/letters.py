@@ -84,7 +84,6 @@ def take_letters(result: StepResult, sources: Sources) -> list[str]:
 
 
 def letter_groups(letters: EdgeBatch, sources: Sources) -> list[LetterGroup]:
-    """Groups letters by cause, in the order of the first record of each."""
     errors = letters.value.field("error").to_pylist()
     found: dict[tuple[str, str, str], LetterGroup] = {}
     for row, about in enumerate(_abouts(letters)):
@@ -115,7 +114,6 @@ class Letter(NamedTuple):
         return _BATCH + _RECORD + len(self.key or b"") + len(self.value or b"") + headers
 
     def said(self, name: str) -> str:
-        """The text of a header; empty without that header."""
         found = next((data for header, data in reversed(self.headers) if header == name), None)
         return (found or b"").decode(errors="replace")
 
@@ -361,7 +359,6 @@ def _made_of(
 
 
 def refused_cure(error: RecordRefusedError, topic: str, time_ms: int) -> str:
-    """The cure for a record for ``topic`` with this time."""
     again = "and start again: processing goes on where it stopped."
     if not error.untimely:
         return (
@@ -400,7 +397,6 @@ def _written(
 def _changes(
     request: BatchRequest, result: StepResult, topics: Collection[str]
 ) -> Iterator[tuple[str, TaskId, StoreChanges]]:
-    """The changes for these changelog topics."""
     places = {task.task: task.stores for task in request.tasks}
     for task, listed in result.changes.items():
         for changes in listed:
@@ -410,7 +406,6 @@ def _changes(
 
 
 def times_of_entries(request: BatchRequest, result: StepResult, changelog: str) -> Int64:
-    """The times of all changes for a changelog topic, in ms."""
     found = [changes.timestamps for _, _, changes in _changes(request, result, [changelog])]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 

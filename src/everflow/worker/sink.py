@@ -72,7 +72,6 @@ from everflow.worker.times import ages_written
 
 
 def figures_of(result: StepResult) -> BatchFigures:
-    """The metrics of a committed batch."""
     written = ages_written((output.node, output.batch) for output in result.outputs)
     return BatchFigures(
         [*result.ages, *written],
@@ -84,7 +83,6 @@ def figures_of(result: StepResult) -> BatchFigures:
 
 
 def _sent(output: SinkOutput) -> list[Sent]:
-    """Records and bytes of an output, by topic."""
     count = len(output.batch)
     size = _length(output.keys) + _length(output.values)
     if isinstance(output.topics, str):
@@ -385,7 +383,6 @@ class LeftOutEntries(NamedTuple):
 def _left_out_keys(
     request: BatchRequest, result: StepResult, sources: Sources
 ) -> dict[TopicPartition, dict[bytes, None]]:
-    """The keys of records that were left out of inputs that are changelogs, too."""
     reused = request.reused()
     found = {tp: dict.fromkeys(keys) for tp, keys in result.skipped.items() if tp in reused}
     if result.dead_letters is None or not reused:
@@ -454,7 +451,6 @@ class _FirstRecord:
 def _write_output(
     writer: _FirstRecord, output: SinkOutput, partition_count: Callable[[str], int]
 ) -> int:
-    """Writes an output, and returns the number of its records."""
     count = 0
     for topic, rows in _by_topic(output):
         partition: Int64 | None = None
@@ -496,7 +492,6 @@ def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:
 
 
 def _touched_tasks(request: BatchRequest, result: StepResult, sources: Sources) -> set[TaskId]:
-    """Tasks whose input moved, whose stores changed, or that a clock has called."""
     task_of = _tasks(request, sources)
     before = {task.task: task.stream_times for task in request.tasks}
     touched = set(result.changes) | {

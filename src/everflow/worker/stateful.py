@@ -95,11 +95,9 @@ class _Places:
         return _Places(sides, seqs, np.array(records, np.int64), of)
 
     def named(self, error: UserFunctionError) -> int:
-        """The number of its record; -1: it is none of them."""
         return self._of.get((error.source, error.partition, error.offset), -1)
 
     def taken(self, places: Int64) -> list[EdgeBatch]:
-        """The records of some places, which are in order, on each side."""
         seqs = self.seqs[places]
         found = []
         for one in self.sides:
@@ -207,7 +205,6 @@ class RanOperator(NamedTuple):
 
 
 def remembers(op: StatefulOp) -> bool:
-    """True if it keeps something of a record: in a store, or in a processor's fields."""
     return bool(op.stores) or isinstance(op.operator, ProcessorOperator)
 
 
@@ -388,8 +385,6 @@ def run_stateful(
 
 @dataclass(frozen=True)
 class _GroupRun:
-    """An operator, or processors that share stores, in one run of a step."""
-
     group: Sequence[StatefulOp]
     sources: Sources
     request: BatchRequest
@@ -417,7 +412,6 @@ class _GroupRun:
         )
 
     def failed_in(self, error: UserFunctionError) -> StatefulOp:
-        """The operator that ``error`` is of."""
         return next((one for one in self.group if one.name == error.node), self.group[0])
 
     @property
@@ -474,7 +468,6 @@ def _of_task(batch: EdgeBatch, partition: int) -> EdgeBatch:
 
 
 def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
-    """The first place at which the record of ``error`` comes."""
     return min(
         int(one.seq[row])
         for one in sides
@@ -604,7 +597,6 @@ def _run_processors(
     request: BatchRequest,
     skipped: frozenset[ClockCall],
 ) -> list[TasksResult]:
-    """Runs processors with their stores, clocks and surroundings."""
     sharing = []
     for op, mine, idle in zip(group, sides, moved, strict=True):
         assert isinstance(op.operator, ProcessorOperator)
@@ -658,7 +650,6 @@ def ask(op: AskOp, rows: EdgeBatch, sources: Sources, request: BatchRequest) -> 
 
 
 def times_of(op: StatefulOp, moved_tasks: Moved) -> dict[int, int]:
-    """The new stream time of an operator, by partition."""
     found = {}
     for task, names in moved_tasks.items():
         mine = [names[name] for name in op.idle if name in names]
@@ -699,7 +690,6 @@ def advanced(
 
 
 def _ticks(like: EdgeBatch, times: Mapping[int, int]) -> EdgeBatch:
-    """A row for each task, behind all records."""
     count = len(times)
     return EdgeBatch(
         key=pa.nulls(count, like.key.type),

@@ -71,7 +71,6 @@ class WholeTable:
 
     @property
     def newest_ms(self) -> int:
-        """Entries of a table do not expire."""
         return -1
 
     @property
@@ -97,7 +96,6 @@ class WholeTable:
         return found
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Of a key that lies in several partitions the entry of the first."""
         return _first_of_each(
             merge(*(part.range(start, end) for part in self._parts), key=itemgetter(0))
         )
@@ -109,7 +107,6 @@ class WholeTable:
         return _first_of_each(merge(*parts, key=itemgetter(0), reverse=True))
 
     def entries(self) -> int:
-        """A key that lies in several partitions counts in each."""
         return sum(part.entries() for part in self._parts)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
@@ -206,7 +203,6 @@ class _PartView(OverlayView):
         return self._newest_ms
 
     def remember(self, changes: StoreChanges) -> None:
-        """Put changes on top, in order."""
         for key, value, time in _listed(changes):
             self.put(key, entry_with(time, value))
         if self._kind is not None and len(changes):
@@ -215,8 +211,6 @@ class _PartView(OverlayView):
 
 
 class _VersionsPart(_PartView):
-    """A versioned store with the versions that a part of a batch has put."""
-
     def __init__(self, below: StoreView, spec: StoreSpec) -> None:
         super().__init__(below, spec)
         versions = self._versions = VersionEntries(spec, below)
@@ -228,7 +222,6 @@ class _VersionsPart(_PartView):
         return self._versions.stream_time
 
     def remember(self, changes: StoreChanges) -> None:
-        """Put versions on top, in order."""
         for key, value, time in _listed(changes):
             if self._versions.put(key, value, time) == OPEN:
                 self.put(key, entry_with(time, value))
@@ -258,18 +251,15 @@ class PartStores(TaskStores):
         return self._stores.whole(specs)
 
     def stream_time(self, task: TaskId, node: str) -> int:
-        """The operator's stream time behind the parts."""
         return self._times.get((task, node), self._stores.stream_time(task, node))
 
     def remember_part(self, task: TaskId, node: str, done: TasksResult) -> None:
-        """Adds the changes and the stream time that an operator has made of a part."""
         for changes in done.changes.get(task.partition, ()):
             self._parts[task, changes.store].remember(changes)
         if task.partition in done.stream_times:
             self._times[task, node] = done.stream_times[task.partition]
 
     def remember_updates(self, task: TaskId, table: JoinedTable, updates: EdgeBatch) -> None:
-        """Adds the updates of a table in a part, for a processor that reads the table."""
         changes = shown_changes(table, updates)
         if len(changes):
             self._parts[task, table.spec.name].remember(changes)
@@ -335,7 +325,6 @@ class CheckedAccess:
     def unread(
         self, tasks: Sequence[TaskContext], specs: Sequence[StoreSpec], error: Exception
     ) -> DamagedEntryError:
-        """The error of an operator that could not read an entry of one of its stores."""
         why = error_text(error)
         pairs = [(task, spec) for task in tasks for spec in specs]
         for task, spec in pairs:
@@ -361,7 +350,6 @@ class CheckedAccess:
     def _damaged(
         self, task: TaskContext, spec: StoreSpec, key: bytes | None, why: str
     ) -> DamagedEntryError:
-        """``key`` None: it is not known which."""
         place = task.stores.get(spec.name, StorePlace("", None))
         which = "an entry" if key is None else f"the entry of key {_shown_key(spec, key)}"
         changelog = (

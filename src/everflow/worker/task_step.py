@@ -122,7 +122,6 @@ class StepResult:
     """Of its records, where keys lie."""
 
     def add(self, op: StatefulOp, done: TasksResult) -> None:
-        """Take over what an operator has done."""
         if missing := set(done.changes) - set(done.stream_times):
             raise ValueError(f"{op.name} changed its store without a stream time: {missing}")
         for partition, stream_time in done.stream_times.items():
@@ -180,7 +179,6 @@ class TaskStep:
         *,
         handlers: Handlers | None = None,
     ) -> TaskStep:
-        """Of a plan. ``columns``: its `PhysicalPlan.columns`, one by one."""
         waiting = iter(columns)
 
         def prepared(op: Any) -> Any:
@@ -202,7 +200,6 @@ class TaskStep:
 
     @property
     def stateful(self) -> tuple[StatefulOp, ...]:
-        """The operators that may have stores."""
         return tuple(op for op in self.ops if isinstance(op, StatefulOp))
 
     @property
@@ -338,8 +335,6 @@ class TaskStep:
 
 @dataclass(frozen=True, kw_only=True)
 class _Running:
-    """One run of a step's operators."""
-
     step: TaskStep
     request: BatchRequest
     records: Records
@@ -352,7 +347,6 @@ class _Running:
     client: ColumnClient
 
     def run(self, op: StepOp) -> None:
-        """Run an operator on what is there, and keep what it gives."""
         order, every, sources = self.order, self.step.every_failure, self.step.sources
         match op:
             case StatefulOp():
@@ -542,5 +536,4 @@ def _encoded(
 
 
 def _newest(request: BatchRequest) -> dict[TaskId, int]:
-    """Stream times of the tasks that keep one."""
     return {task.task: max(task.stream_times.values(), default=-1) for task in request.tasks}

@@ -96,7 +96,6 @@ def refuse_negative(source: Source, decoded: EdgeBatch) -> None:
 
 
 def no_time(time_ms: int) -> RecordTimeError:
-    """The error of a partition's first record, that has no time of its own."""
     return RecordTimeError(
         f"A record's time is negative, {time_ms} ms, and UsePartitionTimeOnInvalidTimestamp knows "
         f"none of an earlier record of its partition; give the source a function that knows one: "
@@ -148,7 +147,6 @@ class _Extracted:
     keys: pa.Array
 
     def dropped(self, consumed: Mapping[TopicPartition, int]) -> list[int]:
-        """The rows of those that are consumed and dropped."""
         rows = np.flatnonzero(self.times < 0)
         places = zip(self.partition[rows].tolist(), self.offset[rows].tolist(), strict=True)
         return [
@@ -160,8 +158,6 @@ class _Extracted:
 
 @dataclass(frozen=True)
 class ExtractedTimes:
-    """The times that a batch's extractors gave."""
-
     sources: tuple[_Extracted, ...]
 
     def stream_times(
@@ -343,7 +339,6 @@ def _whole(said: Any) -> int:
 
 
 def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
-    """Makes the context of the record in a row, for a function."""
     partitions, offsets = batch.partition.tolist(), batch.offset.tolist()
     times = batch.timestamp.tolist()
     headers = [None] * len(batch) if batch.headers is None else batch.headers.to_pylist()
@@ -373,7 +368,6 @@ def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: Partition
 
 
 def _require_near(op: TimeOp, batch: EdgeBatch, times: Int64, sources: Sources) -> None:
-    """RecordFailure for the records whose times lie beyond `MOST_MS`."""
     far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
     if far:
         causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
@@ -381,7 +375,6 @@ def _require_near(op: TimeOp, batch: EdgeBatch, times: Int64, sources: Sources) 
 
 
 def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
-    """Partition times before the batch, by partition."""
     kept = op.kept
     if kept is None:
         return {}
@@ -468,7 +461,6 @@ def ages_read(
 
 
 def ages_written(batches: Iterable[tuple[str, EdgeBatch]]) -> list[Ages]:
-    """Ages of the records of each sink."""
     found = [_of(batch.timestamp, "", node) for node, batch in batches]
     return [ages for ages in found if ages is not None]
 

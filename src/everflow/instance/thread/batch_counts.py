@@ -38,7 +38,6 @@ class TableText:
     _widths: list[int] = field(default_factory=list)
 
     def lines(self, printed: Printed) -> list[str]:
-        """The rows as lines; with a head where another table stood before, or none for long."""
         needed = [
             max(len(row[at]) for row in (printed.columns, *printed.rows))
             for at in range(len(printed.columns))
@@ -183,7 +182,6 @@ class DroppedRecords:
     _logged_ms: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def lines(self, dropped: Mapping[str, Mapping[str, int]], now_ms: float) -> list[str]:
-        """The lines to log after a batch with these drops: node -> reason -> records."""
         for node, reasons in dropped.items():
             for reason, count in reasons.items():
                 self._drops[node, reason] = self._drops.get((node, reason), 0) + count

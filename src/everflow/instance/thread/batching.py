@@ -174,7 +174,6 @@ def plan_ranges(
 
 
 def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
-    """True if there is nothing to read."""
     return all(r.end <= r.start for r in ranges.values())
 
 

@@ -50,7 +50,6 @@ class BatchPlanner:
         return min(self.idling.left_ms, self.idle_sources.left_ms)
 
     def forget(self) -> None:
-        """The tasks, or their positions, are others now."""
         self._stuck_at = None
 
     def plan(self, tasks: Tasks, *, keep_alive: bool) -> PlannedBatch | None:
@@ -94,7 +93,6 @@ class BatchPlanner:
     def committed(
         self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks
     ) -> None:
-        """A batch was committed that read ``read`` offsets."""
         self.idle_sources.advanced(tasks.values(), planned.idle, self._planned_ms)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.ranges):
@@ -164,7 +162,6 @@ class ReadableInputs:
     enforced: int
 
     def of(self, available: Ranges) -> dict[TopicPartition, OffsetRange]:
-        """``available``, with empty ranges for tasks that wait."""
         return {
             tp: OffsetRange(r.start, r.start) if tp in self.waiting else r
             for tp, r in available.items()

@@ -190,7 +190,6 @@ class RepeatedFailures:
         return RepeatedFailures(now_ms if self.began_ms is None else self.began_ms, counted)
 
     def times(self, failure: BatchFailure) -> int:
-        """The number of failures with the same cause."""
         return self.seen.get(sameness(failure), 0)
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
@@ -414,7 +413,6 @@ class RetryPolicy:
 
     @property
     def bounds(self) -> BatchLimits:
-        """The limits of the next batch, with as many bytes as there is memory for."""
         fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
         return replace(self.limits, max_bytes=fitting)
 
@@ -542,7 +540,6 @@ class RetryPolicy:
     def batch_aborted(
         self, reason: str, planned: PlannedBatch | None, tasks: Tasks, now_ms: float
     ) -> RetryDecision:
-        """The gate or the group refused the commit, and the workers aborted: nothing happened."""
         cause = f"batches are aborted again and again: {reason}"
         again = self._next_attempt(planned, tasks, cause, now_ms)
         moved_on = reason.startswith("generation")
@@ -676,7 +673,6 @@ class RetryPolicy:
         return replace(planned, ranges=ranges)
 
     def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
-        """The number of records for the next attempt; None: as many."""
         repeated = planned.attempt > 1 or self.search is not None
         if failure.kind == "hang" or (failure.kind == "worker" and repeated):
             fewer = max(1, min(self.size.bound, planned.records) // SHRINKING)
@@ -700,7 +696,6 @@ class RetryPolicy:
         elapsed_ms: float,
         bounds: BatchLimits,
     ) -> None:
-        """Learns size and memory of the next batch from a committed one."""
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
             elapsed_ms = min(elapsed_ms, self.limits.target_ms)
@@ -763,7 +758,6 @@ def _named(
 def _reading(
     tasks: Iterable[ActiveTask], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> list[TaskId]:
-    """The tasks that have something to read."""
     return [
         task.id
         for task in tasks

@@ -271,12 +271,10 @@ class StreamThread:
         return list({task.id: task for task in (*arriving, *list(self.tasks.values()))}.values())
 
     def stop(self) -> None:
-        """End after the batch in flight; returns at once."""
         self._stop.set()
         self.wake.set()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the thread; False if it still runs."""
         return self._running is None or self._running.join(timeout_s)
 
     # --- the loop --------------------------------------------------------------------------------
@@ -525,7 +523,6 @@ class StreamThread:
     # --- step 5 ----------------------------------------------------------------------------------
 
     def _after_abort(self, reason: str) -> None:
-        """The gate or the group refused the commit and the workers aborted: nothing was written."""
         self._counts.again(reason=reason)
         log.info("Stream thread %d: batch aborted (%s); it is run again", self.number, reason)
         now_ms = self.clock.monotonic_ms()

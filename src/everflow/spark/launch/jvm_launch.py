@@ -61,7 +61,6 @@ class JvmOutput:
             os.close(self.write_end)
 
     def tail(self, wait_s: float = 1.0) -> list[str]:
-        """The last lines of a process that has ended."""
         self._thread.join(wait_s)
         return list(self._tail)
 
@@ -117,7 +116,6 @@ class JvmAhead:
         )
 
     def tells_in(self, file: str) -> None:
-        """Let what it has told, or will tell, be found in ``file``."""
         os.symlink(self.environment[_TOLD_IN], file)
 
     def forget_what_it_told(self) -> None:
@@ -127,9 +125,7 @@ class JvmAhead:
     def end(self) -> None:
         self.output.launched()
         for process in self.launched:
-            if getattr(process, "pid", None) is not None:  # forked already
-                process.kill()
-                process.wait(WAIT_S)
+            _end(process)
         self.forget_what_it_told()
 
 
@@ -222,15 +218,19 @@ def _pysparks_launch(conf: SparkConf) -> tuple[Sequence[str], dict[str, Any]]:
         found.append((command, options))
         raise _NotLaunchedError
 
+    with _launching_by(note), suppress(_NotLaunchedError):
+        java_gateway.launch_gateway(conf)
+    return found[0]
+
+
+@contextmanager
+def _launching_by(launch: Callable[..., subprocess.Popen[Any]]) -> Iterator[None]:
     launcher: Any = java_gateway  # which names Popen for itself
-    before, launcher.Popen = launcher.Popen, note
+    before, launcher.Popen = launcher.Popen, launch
     try:
-        launcher.launch_gateway(conf)
-    except _NotLaunchedError:
-        pass
+        yield
     finally:
         launcher.Popen = before
-    return found[0]
 
 
 def _of_the_jvm(command: Sequence[str]) -> list[str]:
@@ -268,15 +268,14 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
         launched.append(ahead.process)
         return ahead.process
 
-    launcher: Any = java_gateway  # which names Popen for itself
-    before, launcher.Popen = launcher.Popen, launch
     done = threading.Event()
     if stop is not None:
         threading.Thread(
             target=_end_on, args=(stop, done, launched), name="everflow-spark-launch", daemon=True
         ).start()
     try:
-        yield
+        with _launching_by(launch):
+            yield
     except BaseException as error:
         done.set()
         for process in launched:
@@ -291,7 +290,6 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
     finally:
         done.set()
         output.launched()
-        launcher.Popen = before
         for ahead in were_ahead:
             ahead.forget_what_it_told()
     for process in launched:
