@@ -97,7 +97,7 @@ class GlobalRecords:
             writer = self.writer()
             writer.begin()
             try:
-                letters.write(writer)
+                writer.write(*letters.columns())
                 writer.send()
                 writer.flush(FLUSH_TIMEOUT_S)
                 return len(letters.letters)

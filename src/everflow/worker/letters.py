@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,23 +48,14 @@ _BATCH, _RECORD, _HEADER = 61, 40, 10
 and of one of its headers take at most."""
 
 
-class Writes(Protocol):
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None:
-        """See `RecordWriter.write`."""
+Columns = tuple[str, Bytes, Bytes, Int64, int | Int64 | None, Sequence[Any] | None]
+"""What `RecordWriter.write` takes: a topic; keys, values and times; partitions; headers."""
 
 
 def take_letters(result: StepResult, sources: Sources) -> list[str]:
-    """Leave those in ``dead_letters`` that are to be written, and count the others as dropped; what
-    to tell of the first few of all, and of calls of clocks. UndecodableRecord where one is to stop
-    the application."""
+    """Leaves those in ``dead_letters`` that are to be written, counts the others as dropped, and
+    returns lines about the first few of all, and about calls of clocks. UndecodableRecord for one
+    that is to stop the application."""
     letters, lines = result.dead_letters, result.left_out[:MOST_SHOWN]
     if letters is None:
         return lines
@@ -118,8 +109,8 @@ class Letter(NamedTuple):
         return (found or b"").decode(errors="replace")
 
     def fitted(self, most: int) -> Letter:
-        """Cuts the letter to ``most`` bytes, if that is possible: stack and message are cut, then
-        the value is left out, then the record's own headers, then its key."""
+        """The letter in ``most`` bytes, if possible: stack and message are cut; then value, own
+        headers and key are left out, in this order."""
         letter = self
         for part in ("", "value", "headers", "key"):
             letter = letter._without(part)
@@ -164,8 +155,8 @@ class Letter(NamedTuple):
 
 @dataclass
 class Letters:
-    """The dead letters of a micro-batch, as their topic takes them: whole, and after it has refused
-    some, smaller or with the time ``now_ms``. ``times`` in ms."""
+    """The dead letters of a micro-batch; after their topic has refused some, smaller or with the
+    time ``now_ms``. ``times`` in ms."""
 
     topic: str
     letters: Sequence[Letter]
@@ -177,8 +168,7 @@ class Letters:
     def of(
         topic: str | None, left_out: EdgeBatch | None, sources: Sources, now_ms: int
     ) -> Letters | None:
-        """Makes the letters of the records that a micro-batch leaves out; None: there are none, or
-        no topic."""
+        """The letters of the records that a batch leaves out; None: there are none, or no topic."""
         if topic is None or left_out is None or not len(left_out):
             return None
         headers = letter_headers(left_out, sources)
@@ -186,15 +176,14 @@ class Letters:
         made = list(map(Letter, left_out.key.to_pylist(), values, headers))
         return Letters(topic, made, left_out.timestamp, now_ms)
 
-    def write(self, writer: Writes) -> None:
-        """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there
-        is one."""
+    def columns(self) -> Columns:
+        """Raw key and value with Kafka Streams' headers (KIP-1034)."""
         keys, values, headers = zip(*self.letters, strict=True)
-        writer.write(self.topic, keys, values, self.times, None, headers)
+        return self.topic, keys, values, self.times, None, headers
 
     def refused(self, error: RecordTooLargeError | RecordRefusedError) -> None:
-        """Changes the letters after their topic or the producer has refused one. Raises ``error``
-        where no other attempt helps."""
+        """Changes the letters after one was refused. Raises ``error`` where no other attempt
+        helps."""
         if isinstance(error, RecordTooLargeError):
             largest = max(letter.size for letter in self.letters)
             wanted = largest // 2 if error.limit is None else error.limit
@@ -255,8 +244,7 @@ ENTRY_OVERHEAD = 36
 
 
 class Written(NamedTuple):
-    """A record as it was to be written: ``size`` of key, value and headers in bytes; ``origin`` in
-    words."""
+    """A record as it was to be written: ``size`` of key and value in bytes; ``origin`` in words."""
 
     topic: str
     size: int
@@ -271,8 +259,7 @@ class LetterTooLargeError(RecordTooLargeError):
 
 
 class LetterRefusedError(RecordRefusedError):
-    """It is a dead letter, which can have another time. Shown to users where that does not
-    help."""
+    """It is a dead letter, which can have another time. Shown to users where that does not help."""
 
 
 def named(
@@ -328,11 +315,12 @@ def refused(
         rows = np.flatnonzero(np.isin(output.batch.timestamp, list(error.times)))
         for row in rows.tolist():
             name = output.topics if isinstance(output.topics, str) else output.topics[row]
-            known = (output.keys[row].as_py(), output.values[row].as_py())
-            if name not in error.topics or (*known, _time(output, row)) not in error.records:
+            time_ms = int(output.batch.timestamp[row])
+            known = (output.keys[row].as_py(), output.values[row].as_py(), time_ms)
+            if name not in error.topics or known not in error.records:
                 continue
             record = record_at(output.batch, row, sources, output.node)
-            found.append(_made_of(error, name, record, _time(output, row)))
+            found.append(_made_of(error, name, record, time_ms))
             if len(found) == MOST_NAMED:
                 break
     if found:
@@ -359,22 +347,18 @@ def _made_of(
 
 
 def refused_cure(error: RecordRefusedError, topic: str, time_ms: int) -> str:
-    again = "and start again: processing goes on where it stopped."
-    if not error.untimely:
-        return (
-            f"Nothing of its micro-batch was written. A compacted topic takes no record without a "
-            f"key: give it one, or leave such records out, {again}"
-        )
-    return (
-        f"Nothing of its micro-batch was written. Its time is {time_ms} ms ({instant(time_ms)}), "
-        f"and {topic} takes none so far from the broker's clock. Correct what says the time "
-        f"(timestamp= of the source, or the clock of who wrote the record), or that setting of the "
-        f"topic, {again}"
+    cure = (
+        f"Its time is {time_ms} ms ({instant(time_ms)}), and {topic} takes none so far from the "
+        f"broker's clock. Correct what says the time (timestamp= of the source, or the clock of "
+        f"who wrote the record), or that setting of the topic"
+        if error.untimely
+        else "A compacted topic takes no record without a key: give it one, or leave such records "
+        "out"
     )
-
-
-def _time(output: SinkOutput, row: int) -> int:
-    return int(output.batch.timestamp[row])
+    return (
+        f"Nothing of its micro-batch was written. {cure}, and start again: processing goes on "
+        f"where it stopped."
+    )
 
 
 def _written(
