@@ -366,16 +366,16 @@ def _train(module: str, variable: str, archive: Path) -> str | None:
 
 
 def _remove_earlier(archive: Path) -> None:
-    """Remove the archives made for other states of the same Java and jars. A JVM that runs from one
-    keeps its pages."""
+    """Remove the archives for other states of the same Java and jars; a running JVM keeps its
+    pages."""
     place, _, _ = archive.stem.rpartition("-")
     for earlier in archive.parent.glob(f"{place}-*{archive.suffix}"):
         earlier.unlink(missing_ok=True)
 
 
 def _archive(conf: str) -> Path:
-    """The path of the archive for today's Java and class path, whether it exists or not: one name
-    for the places of Java and the jars, one for their state."""
+    """The path of the archive for today's Java and class path: one name for places, one for
+    state."""
     jars = pyspark_jars() if conf == "spark" else sorted(jars_folder(conf).glob("*.jar"))
     java = find_java().resolve()
     release = java.parent.parent / "release"

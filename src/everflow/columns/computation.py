@@ -362,8 +362,7 @@ _MAY_BE_INEXACT = frozenset({"upper", "lower", "concat", "split"})
 
 
 class ArrowExpressionBuilder:
-    """Builds an `ArrowExpression` of the columns ``reads``. Operations are named by the place of
-    their result."""
+    """Operations are named by the place of their result."""
 
     def __init__(self, reads: pa.Schema) -> None:
         self._reads = reads
@@ -404,11 +403,8 @@ class ArrowExpressionBuilder:
     def call(
         self, kernel: str, *arguments: int, parameter: Any = None, guard: int | None = None
     ) -> int:
-        """A kernel of `KERNELS`. Spark does not compute it where ``guard`` is false, so that what
-        fails there must not.
-
-        Raises NotInArrowError where it is not for these types.
-        """
+        """A kernel of `KERNELS`; what fails there must not where ``guard`` is false. Raises
+        NotInArrowError where it is not for these types."""
         fails = self._can_fail(kernel, arguments, parameter)
         if fails and guard is not None and kernel in _CAN_FAIL:
             arguments = (*arguments[:-1], self.only_where(guard, arguments[-1]))
@@ -523,8 +519,8 @@ class ArrowExpressionBuilder:
 
 
 def presence(kind: pa.DataType) -> ArrowExpression:
-    """``CASE WHEN value IS NOT NULL THEN true END`` over a ``value`` of this type: what is read of
-    records that are only counted, without asking Spark for it."""
+    """``CASE WHEN value IS NOT NULL THEN true END``: what is read of records that are only
+    counted."""
     builder = ArrowExpressionBuilder(pa.schema([("value", kind)]))
     live = builder.call("is_valid", 0)
     made = builder.only_where(live, builder.literal(True, pa.bool_()))

@@ -52,8 +52,7 @@ class BatchId(NamedTuple):
 
 
 def as_line(message: BatchRequest | BatchResult) -> bytes:
-    """A message as a line of a socket. Both ends are processes of one program and one version, and
-    only their user can open the socket."""
+    """A message as a line of a socket that only the user of both processes can open."""
     return base64.b64encode(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)) + b"\n"
 
 
@@ -62,8 +61,7 @@ def from_line(line: bytes) -> Any:
 
 
 class StorePlace(NamedTuple):
-    """A task's store: the folder of its environment, and the full name of its changelog's topic
-    (None: not logged)."""
+    """The folder of a store's environment, and its changelog's topic (None: not logged)."""
 
     path: str
     changelog: str | None
@@ -84,18 +82,17 @@ class TaskContext:
 
 @dataclass(frozen=True)
 class WorkerClients:
-    """librdkafka settings of the clients that a worker opens, ``bootstrap.servers`` and passwords
-    included: what reads its inputs, and its producer. They reach a worker over the gate's socket
-    alone, which nobody else can open and nobody logs; what Spark is given (a job's local
-    properties, a pickled function) is in its log, its event log or on its page."""
+    """librdkafka settings of the clients that a worker opens, passwords included. They reach it
+    over the gate's socket alone: what Spark is given (local properties, a pickled function) is in
+    its log, its event log or on its page."""
 
     reader: Mapping[str, Any] = field(default_factory=dict, repr=False)
     producer: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class GateAnswer(NamedTuple):
-    """The driver's answer. ``group_metadata`` (exactly-once) goes into send_offsets; ``deferred``
-    (at-least-once): the driver holds the offsets back until the group takes commits again."""
+    """``group_metadata`` (exactly-once) goes into send_offsets; ``deferred`` (at-least-once): the
+    driver holds the offsets back until the group takes commits again."""
 
     ok: bool
     reason: str = ""
@@ -116,15 +113,9 @@ class GateAnswer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
-    """One micro-batch of one stream thread.
-
-    ``log_ends`` are the last stable offsets (or high watermarks) known when the ranges were
-    planned. ``gate`` is the path of the driver's Unix socket. ``guarantee`` is a value of
-    ``processing.guarantee``.
-
-    It is no place for secrets: py4j's logger, Spark's event log and its page may show all of it.
-    Workers ask the gate for their clients' settings (`WorkerClients`).
-    """
+    """One micro-batch of one stream thread; no place for secrets (`WorkerClients`). ``log_ends``:
+    last stable offsets (or high watermarks) when it was planned. ``gate``: the driver's Unix
+    socket."""
 
     batch_id: str
     thread: int
@@ -252,8 +243,8 @@ class BatchFigures(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """Rows of one ``print_table``, as texts. ``most``: how many are printed at once;
-    ``left_out``: how many more there were."""
+    """Rows of one ``print_table``. ``most``: to print at once; ``left_out``: how many more there
+    were."""
 
     title: str
     columns: Sequence[str]
@@ -321,8 +312,7 @@ class BatchResult:
 
 @contextmanager
 def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Adds to ``timings`` how many ms the block took, also where it fails: the batch may be
-    computed again in the same attempt, and the time was spent all the same."""
+    """Adds to ``timings`` how many ms the block took, also where it fails: the time was spent."""
     began = time.perf_counter()
     try:
         yield
@@ -358,8 +348,8 @@ class CodeLine:
 
 
 class BadEntry(NamedTuple):
-    """An entry of a store that cannot be read. ``key``: its bytes in hexadecimal, empty where it
-    is not known which; ``changelog``: the topic, None: there is none."""
+    """An entry that cannot be read. ``key``: in hexadecimal, empty if not known; ``changelog`` or
+    None."""
 
     store: str
     task: TaskId
@@ -436,8 +426,7 @@ class BatchFailure:
 
 
 class BatchFailedError(EverflowError):
-    """A job of a micro-batch failed; whether its transaction committed is not known (D6).
-    ``failure`` says why."""
+    """A micro-batch failed, which may be committed (D6). ``failure`` says why."""
 
     code = "EF-BATCH-FAILED"
 
@@ -464,9 +453,8 @@ def format_metadata(batch_id: str, stream_times: Mapping[str, int], layouts: str
 
 
 def parse_metadata(text: str | None) -> CommitMetadata:
-    """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text
-    gives no batch id. What follows the JSON objects is ignored: clients return stray bytes behind
-    them."""
+    """Inverse of `format_metadata`. Foreign text gives no batch id; a trailing NUL (librdkafka's)
+    and what clients return behind the JSON objects are ignored."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})
@@ -479,8 +467,7 @@ def parse_metadata(text: str | None) -> CommitMetadata:
 
 
 def of_kafka_streams(text: str | None) -> bool:
-    """True if Kafka Streams (Java) wrote the metadata of a committed offset: a version, a time and
-    its processors' metadata, in base64. Clients return stray bytes behind it."""
+    """True if Kafka Streams (Java) wrote the metadata: a version and a time, in base64."""
     try:
         data = base64.b64decode((text or "")[:KAFKA_STREAMS_HEAD], validate=True)
     except ValueError:

@@ -113,30 +113,10 @@ def computed(frame: DataFrame) -> tuple[str, int]:
 
     NotComputableError where it cannot. Any thread; the service lives as long as the JVM.
     """
-    with refused_internals():
+    with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project",))
         projections = [(plan.projectList(), plan.child().output()) for plan in nodes]
-        return prepared(frame.sparkSession, projections, schema_of(leaf), frame.schema)
-
-
-def prepared(
-    session: SparkSession,
-    projections: Sequence[tuple[Any, Any]],
-    given: StructType,
-    made: StructType,
-) -> tuple[str, int]:
-    """As `computed`, for Catalyst's own expressions and attributes, projection by projection."""
-    with _lock, refused_internals():
-        return _service(session).add(projections, given, made)
-
-
-def prepared_call(
-    session: SparkSession, given: StructType, made: StructType, binary_as_bytes: bool
-) -> tuple[str, tuple[int, int]]:
-    """Prepare a call of functions that take pickled rows: the socket's path, and the numbers under
-    which workers ask for pickled arguments and for results."""
-    with _lock, refused_internals():
-        return _service(session).add_call(given, made, binary_as_bytes)
+        return _service(frame.sparkSession).add(projections, schema_of(leaf), frame.schema)
 
 
 def _service(session: SparkSession) -> _Service:
@@ -158,16 +138,14 @@ def refused_internals() -> Iterator[None]:
 
 
 def empty_frame(session: SparkSession, schema: Any) -> DataFrame:
-    """No rows, of a Spark schema, which the optimiser takes for some: it leaves the selections
-    above alone."""
+    """No rows, which the optimiser takes for some: it leaves the selections above alone."""
     java: Any = session._jsparkSession
     rows = session.sparkContext._jsc.emptyRDD()
     return DataFrame(java.createDataFrame(rows, java.parseDataType(schema.json())), session)
 
 
 def nodes_of(frame: DataFrame, names: Collection[str]) -> tuple[Any, list[Any]]:
-    """The leaf of the optimised plan, and the nodes above it in the order they run, all of them
-    with one of ``names``."""
+    """The leaf of the optimised plan, and the nodes above it in turn, all of these ``names``."""
     plan: Any = frame._jdf.queryExecution().optimizedPlan()
     above = []
     while plan.nodeName() in names:
@@ -192,8 +170,8 @@ Prepare = Callable[[], tuple[str, int]]
 
 
 class _Door:
-    """One per process. A worker sends the number of its ticket and gets what `Prepare` gives, or
-    why it cannot be had, and None."""
+    """One per process. A worker sends its ticket's number, and gets what `Prepare` gives, or why
+    not and None."""
 
     def __init__(self) -> None:
         self.path = str(socket_folder_of_process() / "d")
@@ -230,8 +208,8 @@ class _Door:
 
 
 def prepared_later(prepare: Prepare) -> Ticket:
-    """The ticket for which a worker gets at the door what ``prepare`` gives. It is called once at
-    most, by the door's thread. Any thread; lasts as long as the process."""
+    """The ticket for what ``prepare`` gives, which the door's thread calls once at most. Any
+    thread."""
     global _door
     with _door_lock:
         _door = _door or _Door()
@@ -242,8 +220,7 @@ def prepared_later(prepare: Prepare) -> Ticket:
 
 
 def spark_type(kind: pa.DataType) -> DataType:
-    """The Spark type of an Arrow type (``null`` becomes string: Spark cannot carry void columns
-    through Arrow)."""
+    """The Spark type of an Arrow type (``null`` becomes string: Spark carries no void columns)."""
     return StringType() if pa.types.is_null(kind) else from_arrow_type(kind)
 
 
@@ -256,8 +233,8 @@ _CALLS = ("ArrowEvalPython", "BatchEvalPython")
 
 def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
     """The stages of ``frame``, some selections above an `empty_frame`, and the socket where they
-    are computed (empty: nowhere). NotComputableError where they cannot be."""
-    with refused_internals():
+    are computed (empty: nowhere). NotComputableError."""
+    with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project", *_CALLS))
         cut = _Cut(frame.sparkSession, schema_of(leaf))
         for node in nodes:
@@ -294,13 +271,13 @@ class _Cut:
         if len(picks) == len(paths):
             self.stages += picks
         else:
-            self.path, number = prepared(self._session, self._waiting, self._given, made)
+            service = _service(self._session)
+            self.path, number = service.add(self._waiting, self._given, made)
             self.stages.append(Compute(number, _arrow(made)))
         self._given, self._waiting = made, []
 
     def call(self, node: Any) -> None:
-        """A plan node that calls functions: its inputs are computed behind the columns that it
-        keeps."""
+        """A plan node that calls functions, whose inputs stand behind the columns that it keeps."""
         kept = node.child().output()
         inputs: list[Any] = []
         chains = tuple(self._chain(udf, inputs) for udf in _items(node.udfs()))
@@ -316,7 +293,7 @@ class _Cut:
         pickled = None
         if node.nodeName() == "BatchEvalPython":
             as_bytes = settings.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
-            self.path, pickled = prepared_call(self._session, given, made, as_bytes)
+            self.path, pickled = _service(self._session).add_call(given, made, as_bytes)
         self.stages.append(
             Call(
                 eval_type=int(node.udfs().apply(0).evalType()),
@@ -336,8 +313,8 @@ class _Cut:
         return dict(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(settings))
 
     def _chain(self, udf: Any, inputs: list[Any]) -> Chain:
-        """A call and those inside it that Spark makes in one breath. Its arguments are added to
-        ``inputs``, each once."""
+        """A call and those inside it that Spark makes at once. Its arguments are added to
+        ``inputs``."""
         calls = [udf]
         while udf.children().size() == 1 and _class(udf.children().apply(0)) == "PythonUDF":
             udf = udf.children().apply(0)

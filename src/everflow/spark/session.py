@@ -80,7 +80,7 @@ def require_local(master: str) -> None:
 
 
 def adopt(running: SparkContext) -> SparkContext | None:
-    """The context that runs, ready for everflow; None if it was stopped. SetupError if it cannot
+    """The running context, ready for everflow; None if it was stopped. SetupError if it cannot
     serve."""
     try:
         if running._jsc is None or running._jsc.sc().isStopped():
@@ -149,8 +149,8 @@ def hush_accumulators(context: SparkContext) -> None:
 
 
 def _reap(running: SparkContext) -> None:
-    """A notebook's kernel that is shut down ends its child processes, and waits half a minute for
-    one that has ended until somebody asks for its exit code: PySpark does not."""
+    """A notebook's kernel waits half a minute at its end for a child process that nobody has
+    reaped."""
     process = getattr(running._gateway, "proc", None)
     if process is not None:
         threading.Thread(target=process.wait, name="everflow-spark-jvm", daemon=True).start()
@@ -159,8 +159,7 @@ def _reap(running: SparkContext) -> None:
 def wanted_settings(
     app_name: str | None, slots: int | None, conf: Mapping[str, object] | None
 ) -> dict[str, str]:
-    """The arguments of `everflow.session` as settings of Spark. SetupError where they contradict
-    each other."""
+    """The arguments of `everflow.session` as settings of Spark. SetupError for contradictions."""
     found = {
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in (conf or {}).items()

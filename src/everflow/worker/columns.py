@@ -50,8 +50,8 @@ SLICE = 10_000
 
 
 def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list[pa.Array]:
-    """A column for each chain of the call. Raises what the functions raise, PySparkException for a
-    result that does not fit, and what ``client`` raises."""
+    """A column for each chain. Raises what the functions and ``client`` raise, PySparkException for
+    a result that does not fit."""
     function, _, reader, writer = worker.read_udfs(
         _Functions(call),
         _described(call),
@@ -79,7 +79,7 @@ def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list
 
 
 class _Functions:
-    """Stands for the serializer from which PySpark's worker reads pickled functions: they are there
+    """Stands for the serializer from which PySpark's worker reads functions: they are there
     already."""
 
     def __init__(self, call: Call) -> None:
@@ -153,8 +153,7 @@ SLICE_BYTES = 8_000_000
 
 
 class ColumnsFailed(Exception):
-    """Spark could not compute a row. ``text`` is the JVM's; ``row`` None where it is no row's
-    fault."""
+    """Spark could not compute a row. ``text`` is the JVM's; ``row`` None: it is no row's fault."""
 
     def __init__(self, text: str, row: int | None) -> None:
         super().__init__(text.partition("\n")[0])
@@ -270,8 +269,7 @@ class Selection:
 
 
 class CallFailed(Exception):
-    """A function failed with the error chained. ``rows``: those of its batch in which it fails
-    alone, and how; none where it fails in no row alone."""
+    """A function failed with the error chained. ``rows``: in which it fails alone, and how."""
 
     def __init__(self, rows: Mapping[int, BaseException]) -> None:
         super().__init__(len(rows))
@@ -298,7 +296,7 @@ class NodeColumns:
     sources: tuple[Source, ...]
 
     def run(self, records: Records, client: ColumnClient) -> None:
-        """Raises RecordFailure or SparkSays naming the record for which a function or a Column
+        """Raises RecordFailure or SparkSays naming the record on which a function or a Column
         fails."""
         batch = records[self.input]
         if self.predicate is not None:

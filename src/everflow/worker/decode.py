@@ -99,8 +99,8 @@ class Judge:
         return judge
 
     def set_aside(self, fault: Fault) -> bool:
-        """Leaves the record out from the next decoding on, if its handler says so. False for one
-        that is left out already."""
+        """Leaves the record out from the next decoding on, if its handler says so. False if it was
+        already."""
         assert fault.failure.record is not None
         place = fault.failure.record.place
         known = place in self._aside
@@ -199,8 +199,8 @@ ONE_OF = 16
 
 @dataclass(frozen=True)
 class KeyCheck:
-    """Checks where keys lie. ``partitions``: the number of each topic. Each worker counts the keys
-    that it has checked."""
+    """Checks where keys lie. ``partitions``: the number of each topic. Each worker counts on its
+    own."""
 
     partitions: Mapping[str, int] = field(default_factory=dict)
     _checked: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
@@ -263,8 +263,7 @@ class LogDecoder:
     def of(
         plan: PhysicalPlan, handlers: Handlers, partitions: Mapping[str, int] | None = None
     ) -> LogDecoder:
-        """Makes the decoder of a plan. ``partitions``: the number of each topic; None: no key is
-        checked."""
+        """``partitions``: the number of each topic; None: no key is checked."""
         partitions = partitions or {}
         keyed = {source.topic for source in plan.sources if source.partitioner is not None}
         counts = {topic: partitions.get(topic, 1) for topic in sorted(keyed)}

@@ -98,8 +98,8 @@ def line_text(line: CodeLine) -> str:
 
 
 def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
-    """``frames``: innermost first. A function that lives in an installed package is the user's only
-    if nothing else is."""
+    """``frames``: innermost first. A function of an installed package is the user's if nothing else
+    is."""
     installed: CodeLine | None = None
     for frame in frames:
         if is_everflow(frame.file) or frame.file.startswith(_MADE):
@@ -195,8 +195,7 @@ class RecordFailure(EverflowError):
 
 
 class DescribedFailure(EverflowError):
-    """Ends a micro-batch whose ``failure`` is described already, such as a clock's call that stops
-    the instance. Never shown to users."""
+    """Ends a micro-batch whose ``failure`` is described already. Never shown to users."""
 
     def __init__(self, failure: BatchFailure) -> None:
         super().__init__(failure.error)
@@ -204,8 +203,8 @@ class DescribedFailure(EverflowError):
 
 
 class SparkSays(DescribedFailure):
-    """Spark's code failed inside a step: ``text`` is the JVM's. ``record``: the one for which a
-    Column fails, where it is known."""
+    """Spark's code failed: ``text`` is the JVM's. ``record``: for which a Column fails, if
+    known."""
 
     def __init__(self, text: str, record: BadRecord | None, where: tuple[str, ...]) -> None:
         found = failure_of_text(text[:MOST_DETAILS], where)
@@ -213,8 +212,7 @@ class SparkSays(DescribedFailure):
 
 
 class UndecodableRecord(DescribedFailure):
-    """A record whose bytes its source's serde does not read, and no dead letter topic to send it
-    to."""
+    """A record whose bytes its source's serde does not read is to stop the application."""
 
     code = "EF-RECORD"
 
@@ -269,8 +267,8 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
 
 def serde_outage(error: Exception) -> RetriableError | None:
     """The error to raise where a serde of the user got no answer from a service that it asks (a
-    schema registry, say), while it read or wrote; None for another cause. No record is at fault,
-    and no entry of a store, so the batch waits for the service, whatever the handlers say."""
+    schema registry, say); None for another cause. No record is at fault, and no entry of a store,
+    so the batch waits for the service, whatever the handlers say."""
     record = error.failure.record if isinstance(error, RecordFailure) else None
     written = isinstance(error, RecordFailure) and error.failure.stage == PRODUCTION
     if not (is_outage(error) and (written or any(isinstance(e, SerdeError) for e in chain(error)))):
@@ -334,8 +332,8 @@ _STACK = re.compile(r"^\s+at |^\s*\.\.\. \d+ more|^Driver stacktrace:")
 
 
 def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
-    """The failure that a failed job's text tells of. ``columns``: the lines of the program whose
-    Columns it ran."""
+    """The failure of a failed job's text. ``columns``: the lines of the program whose Columns it
+    ran."""
     if _WORKER.search(text):
         return BatchFailure(
             kind="worker",
@@ -354,8 +352,8 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
 
 
 def says(text: str) -> str:
-    """The cause in a sentence: the last line of a Python traceback, the deepest cause with a text
-    of a Java one."""
+    """The cause in a sentence: the last line of a Python traceback, the deepest cause of a Java
+    one."""
     _, found, traceback = text.rpartition("Traceback (most recent call last)")
     if found:
         after = [line for line in traceback.splitlines()[1:] if line[:1].strip()]

@@ -111,8 +111,7 @@ def _called(
 
 
 class UnfitResultsError(Exception):
-    """Results that are not of the declared type; ``causes``: by the row of the record. Never shown
-    to users."""
+    """Results that are not of the declared type; ``causes``: by row. Never shown to users."""
 
     def __init__(self, causes: Mapping[int, TypeError]) -> None:
         super().__init__(len(causes))
@@ -128,8 +127,8 @@ def _pairs(result: Any) -> list[tuple[Any, Any]]:
 
 
 def _several(result: Any, of_what: str) -> Iterable[Any]:
-    """The values of a result; TypeError for one value that can be iterated: the letters of a text,
-    the names of a dict."""
+    """The values of a result; TypeError for one value that can be iterated, such as a text or a
+    dict."""
     if isinstance(result, str | bytes | bytearray | Mapping):
         raise TypeError(
             f"expected a list of {of_what}, found {type(result).__name__} {shown(result)}"
@@ -138,8 +137,7 @@ def _several(result: Any, of_what: str) -> Iterable[Any]:
 
 
 def _pair(result: Any) -> tuple[Any, Any]:
-    """A key and a value. TypeError for anything else, also for texts and dicts that happen to have
-    two elements."""
+    """TypeError for what is no key and value, also for texts and dicts that have two elements."""
     cause = None
     if not isinstance(result, str | bytes | bytearray | Mapping | Set):
         try:
@@ -205,8 +203,8 @@ def _made_of(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
 
 
 def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
-    """Python results as the declared Arrow type; UnfitResultsError for those of another type, which
-    are the fault of their records, those in ``rows``."""
+    """Python results as the declared Arrow type. UnfitResultsError: the fault of records in
+    ``rows``."""
     try:
         return column_of(items, kind)
     except UnfitError:
@@ -254,8 +252,8 @@ BY_KEY = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Partitions:
-    """Chooses the partitions of one sink's records in a micro-batch. ``said``: a Column's result
-    for each record; None where a function or the bytes of the ``keys`` decide."""
+    """Chooses the partitions of a sink's records. ``said``: a Column's result for each; None where
+    a function or the bytes of the ``keys`` decide."""
 
     op: SinkOp
     sources: Sources

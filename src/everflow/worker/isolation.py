@@ -65,8 +65,8 @@ def anything(request: BatchRequest, result: StepResult) -> None:
 
 @dataclass(frozen=True)
 class Isolated:
-    """One decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for
-    each the node that reads it; ``timings`` get how long decoding takes (ms)."""
+    """One decoded micro-batch. ``stores``: those that it reads, and for each the node that reads
+    it; ``timings`` get how long decoding takes (ms)."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
@@ -141,8 +141,7 @@ class _Search(Generic[_T]):
     compute: Run[_T]
 
     def unnamed(self, error: Exception) -> list[Fault]:
-        """The record for which the batch fails with ``error``; empty if no record is at fault:
-        nothing of the batch fails alone, or it fails without any."""
+        """The record for which the batch fails with ``error``; empty if no record is at fault."""
         found = self._shortest(anything) if of_data(error) else None
         if found is None:
             return []
@@ -161,7 +160,8 @@ class _Search(Generic[_T]):
         """``error`` about entries of a store that their changelog does not take, with the records
         that have made an entry so large or have given it that time; None where those are not
         known."""
-        store = _store_of(self.request, error.topics)
+        places = (one for task in self.request.tasks for one in task.stores.items())
+        store = next((one for one, at in places if error.topics == (at.changelog,)), None)
         if error.place is not None or store is None:
             return None
         if isinstance(error, RecordRefusedError):
@@ -280,16 +280,11 @@ def trial_of(step: TaskStep, trial: Trial) -> TaskStep:
 
 
 def stores_of(step: TaskStep) -> dict[str, str]:
-    """The stores that it reads, each with the node that reads it: its owner, if that is one of its
-    operators."""
+    """The stores that it reads, each with the node that reads it: its owner, if that is among
+    them."""
     ops = step.stateful
     readers = {spec.name: op.name for op in ops for spec in (*op.reads, *op.looks_up)}
     return readers | {spec.name: op.name for op in ops for spec in op.stores}
-
-
-def _store_of(request: BatchRequest, topics: tuple[str, ...]) -> str | None:
-    stores = (one for task in request.tasks for one in task.stores.items())
-    return next((name for name, place in stores if topics == (place.changelog,)), None)
 
 
 def _in_time(read: Mapping[TopicPartition, LogColumns]) -> list[tuple[int, int]]:

@@ -256,8 +256,7 @@ def _inverse(order: Int64) -> Int64:
 
 
 class Merged(NamedTuple):
-    """A hop's records by slot, in merge order (``seq``), and the next offset to read of every
-    partition."""
+    """Records by slot, in merge order (``seq``), and the next offset to read of every partition."""
 
     batches: dict[int, EdgeBatch]
     consumed: dict[TopicPartition, int]

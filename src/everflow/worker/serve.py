@@ -60,8 +60,8 @@ class ResidentStep:
     _reader: RangeReader | None = field(default=None, init=False)
 
     def __call__(self) -> None:
-        """Serve requests until the driver stops it, or until one has failed: the driver then ends
-        this process."""
+        """Serve requests until the driver stops it, or one has failed: the driver then ends this
+        process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")

@@ -112,9 +112,8 @@ def failing_records(
     sides: Sequence[EdgeBatch], run: Run, first: UserFunctionError | None, most: int = MOST_FAILING
 ) -> list[UserFunctionError]:
     """The records of one task on which an operator fails, in order, each as if the failing ones
-    before it were not there; ``most`` of them. ``first``: its error for all records. Of n
-    records with k that fail each is given to the operator twice at most, in O(k log n) parts; of
-    one that takes several records at once (`UserFunctionError.together`) log n times."""
+    before it were not there; ``most`` of them. ``first``: its error for all records. Of n records
+    with k that fail each is given to the operator twice at most, in O(k log n) parts."""
     places = _Places.of(sides)
     left = np.arange(len(places.seqs), dtype=np.int64)
     largest = max(1, len(left) // _PARTS)
@@ -219,9 +218,8 @@ def independent(
     sources: Sources,
     function: bool,
 ) -> tuple[RecordFailure, ...]:
-    """The ``failures``, which are in order, that would also happen without the others: always the
-    first. ``ran``: the operators before; ``function``: the failing operator sees one record
-    alone."""
+    """The ``failures``, in order, that would also happen without the others. ``ran``: the operators
+    before; ``function``: the failing operator sees one record alone."""
     indexes = {source.topic: source.index for source in sources}
     records = (failure.failure.record for failure in failures)
     places = [(indexes[one.topic], one.partition, one.offset) for one in records if one is not None]
@@ -259,18 +257,15 @@ _Views = Mapping[int, Mapping[str, StoreView]]
 
 
 class UncheckedCallError(Exception):
-    """A clock's call failed on unchecked stores: a damaged entry may be to blame.
-    Never shown to users."""
+    """A clock's call failed on unchecked stores, where an entry may be damaged. Never shown to
+    users."""
 
 
 @dataclass(frozen=True)
 class ClockJudge:
-    """Says what becomes of a clock's call that fails, in one run of a step (note 023). It has no
-    record (KIP-1033): it is judged where it runs.
-
-    ``checked``: an entry that cannot be read says so by itself; ``lines``: a text for each
-    call that was left out.
-    """
+    """Says what becomes of a clock's call that fails (note 023), where it runs: it has no record
+    (KIP-1033). ``checked``: an entry that cannot be read says so by itself; ``lines``: a text for
+    each call that was left out."""
 
     handlers: Handlers
     request: BatchRequest
@@ -279,7 +274,7 @@ class ClockJudge:
     lines: list[str] = field(default_factory=list)
 
     def judge(self, error: UserFunctionError, group: Sequence[StatefulOp]) -> None:
-        """Returns where the call is to be left out. DescribedFailure where it stops the instance,
+        """Returns where the call is left out. DescribedFailure where it stops the instance,
         RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
         call, cause = error.call, error.__cause__ or error
         assert call is not None
@@ -416,9 +411,8 @@ class _GroupRun:
 
     @property
     def may_be_cut(self) -> bool:
-        """True if these operators can be given their records in parts, each on the stores of the
-        part before. Joins with tables cannot. They call no function, and `written_bytes` names
-        all records that they cannot write."""
+        """True if these operators can be given their records in parts. Joins with tables cannot:
+        they call no function, and `written_bytes` names all records that they cannot write."""
         (op, *_) = self.group
         return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
 
@@ -430,12 +424,15 @@ class _GroupRun:
         error: UserFunctionError,
         most: int,
     ) -> list[UserFunctionError]:
-        """All records on which it fails, of each task ``most``: at least the one of ``error``, with
-        which it fails for all records."""
+        """All records on which it fails, of each task ``most``; at least the one of ``error``."""
         counts = [len(mine) for mine in sides]
         found: list[tuple[int, UserFunctionError]] = []
         for partition, task in tasks.items():
-            flat = [_of_task(one, partition) for mine in sides for one in mine]
+            flat = [
+                one.take(np.flatnonzero(one.partition == partition))
+                for mine in sides
+                for one in mine
+            ]
             if not any(map(len, flat)):
                 continue
             parts = PartStores(stores)
@@ -462,11 +459,6 @@ class _GroupRun:
         return [one for _, one in found] or [error]
 
 
-def _of_task(batch: EdgeBatch, partition: int) -> EdgeBatch:
-    mine = batch.partition == partition
-    return batch if mine.all() else batch.take(np.flatnonzero(mine))
-
-
 def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
     return min(
         int(one.seq[row])
@@ -488,8 +480,8 @@ def _judged(
     group: Sequence[StatefulOp],
     judge: ClockJudge,
 ) -> list[TasksResult]:
-    """The results of ``run`` without the calls that fail and are to be left out. ``run`` writes
-    nothing, so it is run again without the call, of which nothing stays."""
+    """The results without the calls that fail and are left out. ``run`` writes nothing: it is run
+    again without the call."""
     skipped: list[ClockCall] = []
     while True:
         try:
@@ -666,7 +658,7 @@ def advanced(
     stores: TaskStores,
 ) -> TasksResult:
     """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
-    batch's records. One that has had no record has no stream time, and nothing that could end."""
+    batch's records, if it has had any record."""
     if isinstance(op.operator, ProcessorOperator):
         return done
     tasks = {partition: TaskId(op.subtopology, partition) for partition in times}

@@ -46,8 +46,8 @@ class FollowedView(StoreView, Protocol):
 
 
 class StoreAccess(Protocol):
-    """Opens the committed content of a task's store. Picklable; implemented for LMDB and for the
-    test driver's memory."""
+    """Opens the committed content of a task's store; picklable. For LMDB and for the test
+    driver."""
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         """A consistent snapshot, closed when the step is done."""
@@ -61,8 +61,8 @@ class StoreAccess(Protocol):
 
 class WholeTable:
     """A global table: the stores of all its partitions as one. A key is looked for in the partition
-    that Kafka's partitioner gives it, then in the others, in their order: whoever wrote the topic
-    may have partitioned it otherwise."""
+    that Kafka's partitioner gives it, then in the others: whoever wrote the topic may have used
+    another."""
 
     def __init__(
         self, parts: Sequence[FollowedView], homes: Callable[[Sequence[bytes], int], Sequence[int]]
@@ -125,8 +125,8 @@ def _first_of_each(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[byt
 
 
 class TaskStores(AbstractContextManager["TaskStores"]):
-    """Snapshots opened on first use and closed at the end of the step. ``shared`` names the stores
-    that need an overlay."""
+    """Snapshots opened on first use, closed at the end of the step. ``shared``: what needs an
+    overlay."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         self._stack.close()
 
     def views(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
-        """The stores of one operator in one task, by name. KeyError if the job does not own the
+        """The stores of an operator in one task, by name. KeyError if the job does not own the
         task."""
         return {spec.name: self._view(task, spec) for spec in specs}
 
@@ -190,8 +190,7 @@ class TaskStores(AbstractContextManager["TaskStores"]):
 
 
 class _PartView(OverlayView):
-    """A store with what a part of a batch has changed, which for the next part is what is
-    stored."""
+    """A store with what a part of a batch has changed: for the next part that is stored."""
 
     def __init__(self, below: StoreView, spec: StoreSpec) -> None:
         super().__init__(below)
@@ -369,8 +368,8 @@ class CheckedAccess:
 
 
 class CheckedView:
-    """A view of a store. ``accuse(key, why)`` makes the error. What only shows how far the store is
-    goes to the view itself."""
+    """``accuse(key, why)`` makes the error. What only shows how far a store is goes to the view
+    itself."""
 
     def __init__(
         self,

@@ -78,8 +78,8 @@ if TYPE_CHECKING:  # PySpark's worker, which a step without Columns does not nee
 
 @dataclass(kw_only=True)
 class SinkOutput:
-    """Records for one sink, in merge order. ``topics`` is one name or one per record; keys and
-    values are final bytes, in columns."""
+    """Records for one sink, in merge order. ``topics``: one, or one for each; keys and values are
+    bytes."""
 
     node: str
     topics: str | list[str]
@@ -151,11 +151,8 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStep:
-    """The operators of a plan; picklable.
-
-    ``times``: what gives records their times, before the inputs of tasks are merged; ``ops``: all
-    that comes behind.
-    """
+    """The operators of a plan; picklable. ``times`` give records their times, before the inputs of
+    tasks are merged; ``ops``: all that comes behind."""
 
     times: tuple[TimeOp | PreparedColumns, ...]
     ops: tuple[StepOp | PreparedColumns, ...]
@@ -271,8 +268,8 @@ class TaskStep:
 
     @contextmanager
     def _independent(self, ran: Mapping[str, RanOperator]) -> Iterator[None]:
-        """Of records that fail within the block those stay that fail without the others, too: the
-        first one where the order of all may be another one without them."""
+        """Of records that fail within the block those stay that fail without the others, too; the
+        first alone where the order of all may be another one without them."""
         try:
             yield
         except RecordFailure as error:
@@ -420,7 +417,7 @@ class _Running:
 
 @contextmanager
 def _of_records_alone(said: bool) -> Iterator[None]:
-    """A record that fails within the block failed before an operator had read a store, if so
+    """A record that fails within the block failed before an operator had read a store, if
     ``said``."""
     try:
         yield
@@ -474,8 +471,8 @@ _NOWHERE = "nowhere"
 def _topics(
     op: SinkOp, batch: EdgeBatch, sources: Sources, every_failure: bool
 ) -> tuple[str | list[str], pa.Array]:
-    """Topic of all records or one for each, and the value. RecordFailure for a record whose topic
-    cannot be told; ``every_failure``: for all of them."""
+    """Topic of all records or one for each, and the value. RecordFailure where it cannot be
+    told."""
     if isinstance(op.topic, str):
         return op.topic, batch.value
     topics: list[str] = []

@@ -50,8 +50,7 @@ def odd_times(times: Int64) -> bool:
 
 
 def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
-    """Why records of a source are left to their handler, by row: their time lies beyond
-    `MOST_MS`."""
+    """By row, why records of a source are left to their handler: times beyond `MOST_MS`."""
     return {
         row: far_time(
             f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
@@ -106,8 +105,8 @@ def no_time(time_ms: int) -> RecordTimeError:
 def far_time(
     place: str | None, time_ms: int | None = None, *, extracted: bool = False
 ) -> RecordTimeError:
-    """The error of a record, ``in-0@7``, where it is known. ``extracted``: the user's timestamp=
-    said the time."""
+    """``place``: ``in-0@7``, where it is known. ``extracted``: the user's timestamp= said the
+    time."""
     time = "beyond the year 294247" if time_ms is None else f"{time_ms} ms, beyond the year 294247"
     where = "" if place is None else f" (record {place})"
     cure = (
@@ -229,7 +228,10 @@ def extract_times(
         batch, rows = hop.batches.pop(op.input), hop.rows.pop(slot)
         hop.batches.pop(slot, None)
         times = _times(op, batch, sources, request, every_failure)
-        _require_near(op, batch, times, sources)
+        far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
+        if far:
+            causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
+            raise_of(op, sources, batch, causes)
         topic = sources[op.source].topic
         found.append(
             _Extracted(
@@ -291,8 +293,8 @@ def _said_by_function(
     before: PartitionTimes,
     every_failure: bool,
 ) -> Int64:
-    """Record by record, as a partition's time depends on what was said of those before; nothing is
-    said of one that fails, so those behind it see what they would see without it."""
+    """Record by record: a partition's time depends on those before. Nothing is said of one that
+    fails, so those behind it see what they would see without it."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     records = _contexts(batch, sources[op.source].topic) if function.takes > 2 else None
     partition_times = dict(before)
@@ -367,13 +369,6 @@ def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: Partition
     return times
 
 
-def _require_near(op: TimeOp, batch: EdgeBatch, times: Int64, sources: Sources) -> None:
-    far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
-    if far:
-        causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
-        raise_of(op, sources, batch, causes)
-
-
 def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
     kept = op.kept
     if kept is None:
@@ -442,8 +437,7 @@ def ages_read(
     consumed: Mapping[TopicPartition, int],
     stream_times: Mapping[TaskId, int],
 ) -> list[Ages]:
-    """Ages of the input records that are ``consumed``. ``stream_times``: of the tasks before the
-    batch."""
+    """Ages of the ``consumed`` records. ``stream_times``: of the tasks before the batch."""
     if not len(hop.source):
         return []
     changes = (np.diff(hop.source) != 0) | (np.diff(hop.partition) != 0)

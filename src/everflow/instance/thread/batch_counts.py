@@ -65,8 +65,8 @@ class TableText:
 
 
 class TablePrinter:
-    """Prints tables from a thread of its own, now and then. `add` may be called from any thread and
-    never waits."""
+    """Prints tables from a thread of its own. `add` may be called from any thread and never
+    waits."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -100,8 +100,8 @@ class TablePrinter:
 
     @contextmanager
     def written_by(self, write: Callable[[str], object]) -> Iterator[None]:
-        """While the block runs, ``write`` writes the rows, because a live line owns the terminal.
-        Pending rows are printed at its end."""
+        """While the block runs, ``write`` writes the rows, because a live line owns the
+        terminal."""
         before = self._swap(write)
         try:
             yield
@@ -234,8 +234,7 @@ class BatchCounts:
         self.began_ms = now_ms
 
     def again(self, kind: str = ABORTED, reason: str = "") -> None:
-        """It failed, for this kind of reason, or was aborted: then ``reason`` is a word for the
-        kind, a colon, the rest."""
+        """It failed, or was aborted: then ``reason`` is a word for the kind, a colon, the rest."""
         self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)
         self._took()
         self.metrics.add_series(names.FAILED_BATCHES, {(str(self.number), kind): 1})
@@ -287,7 +286,9 @@ class BatchCounts:
         thread, now_ms = str(self.number), self.clock.monotonic_ms()
         elapsed_ms = self._took()
         self.metrics.add_series(names.BATCHES, {(thread,): 1})
-        phases = _phases(result.timings, elapsed_ms)
+        phases = {name: ms for name, ms in result.timings.items() if name != "began"}
+        # The unmeasured rest is the plan's: in the driver, and to the worker and back.
+        phases["plan"] = max(0.0, elapsed_ms - sum(phases.values()))
         self.metrics.add_series(
             names.BATCH_SECONDS, {(thread, phase): ms / 1000 for phase, ms in phases.items()}
         )
@@ -329,14 +330,6 @@ class BatchCounts:
         saw(names.RECORD_LATENCY, _all(latency), now_ms)
         lateness = (((thread, one.task), one.lateness_ms) for one in read)
         saw(names.RECORD_LATENESS, _all(lateness), now_ms)
-
-
-def _phases(timings: Mapping[str, float], elapsed_ms: float) -> dict[str, float]:
-    """ms by phase. The unmeasured rest counts as the plan's: in the driver, and to the worker and
-    back."""
-    found = {name: ms for name, ms in timings.items() if name != "began"}
-    found["plan"] = max(0.0, elapsed_ms - sum(found.values()))
-    return found
 
 
 def _seen(value: float) -> Seen:

@@ -41,8 +41,8 @@ from everflow.worker.columns import NodeColumns, PreparedColumns, Selection
 
 @dataclass(frozen=True)
 class ColumnsOfPlan:
-    """The prepared Columns of `PhysicalPlan.columns`, and the socket where the instance's JVM
-    computes some of them (empty: none)."""
+    """``prepared``: of `PhysicalPlan.columns`; ``path``: where the JVM computes some (empty:
+    none)."""
 
     prepared: tuple[PreparedColumns, ...]
     path: str = ""

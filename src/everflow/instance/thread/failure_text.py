@@ -94,7 +94,7 @@ def in_full(failure: BatchFailure) -> str:
 
 def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the
-    few records of the batch, ``in-0@7``, or empty where there were many."""
+    few of the batch, ``in-0@7``; empty: there were many."""
     about = (*places(failure), *_cure(failure))
     record = failure.record
     if record is not None and failure.kind not in ("column", "fatal"):

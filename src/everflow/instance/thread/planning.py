@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from everflow import metrics as names
 from everflow.clock import Clock
 from everflow.instance.tasks.task import ActiveTask
-from everflow.instance.thread.batching import PlannedBatch, is_empty, plan_ranges
+from everflow.instance.thread.batching import PlannedBatch, is_empty, plan_ranges, without
 from everflow.instance.thread.retry_policy import RetryPolicy, Tasks
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
@@ -71,7 +72,7 @@ class BatchPlanner:
         now_ms = self.clock.monotonic_ms()
         merged = [task.inputs for _, task in sorted(tasks.items()) if len(task.inputs) > 1]
         readable = self.idling.readable(merged, available, now_ms)
-        offered = self.retries.stalled.chosen(tasks, readable.of(available), now_ms)
+        offered = self.retries.stalled.chosen(tasks, readable.ranges, now_ms)
         ranges = plan_ranges(offered, most)
         idle = self._idle_times(tasks, available)
         if is_empty(ranges) or self._stuck_at == log_ends or self.paused():
@@ -99,8 +100,8 @@ class BatchPlanner:
             self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
 
     def _idle_times(self, tasks: Tasks, available: Ranges) -> IdleTimes:
-        """To what the next batch advances the times of idle sources: none while it is not known
-        where the logs end."""
+        """The times of idle sources after the next batch; none while the ends of logs are not
+        known."""
         now_ms = self.clock.monotonic_ms()
         if not self.idle_sources.sources or self.paused() or self.ends.failing_ms() > 0:
             return {}
@@ -118,8 +119,7 @@ def unread(
     tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
     """The unprocessed offsets of ``tasks``: all inputs of each task that has some and does not
-    rest. Of a thousand tasks few have, and a turn of the thread's loop costs what those do (note
-    018)."""
+    rest. Of a thousand tasks few have, and a turn costs what those do (note 018)."""
     found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
         for tp, position in task.positions.items():
@@ -146,26 +146,14 @@ NEVER = -1
 """``max.task.idle.ms``: whatever is there is processed."""
 
 
-@dataclass(frozen=True)
-class ReadableInputs:
-    """The inputs that may be read now.
+class ReadableInputs(NamedTuple):
+    """``ranges``: what may be read now, nothing of tasks that wait. ``waits``: inputs at whose end
+    a batch has to stop, though the log has no more; None: at no input's end, even if the log has
+    more. ``enforced``: the number of tasks that go on though an input has nothing."""
 
-    Attributes:
-        waiting: partitions of tasks that wait.
-        waits: inputs at whose end a batch has to stop, though the log has no more; None: at no
-        input's end, even if the log has more.
-        enforced: the number of tasks that go on though an input has nothing.
-    """
-
-    waiting: frozenset[TopicPartition]
+    ranges: dict[TopicPartition, OffsetRange]
     waits: tuple[TopicPartition, ...] | None
     enforced: int
-
-    def of(self, available: Ranges) -> dict[TopicPartition, OffsetRange]:
-        return {
-            tp: OffsetRange(r.start, r.start) if tp in self.waiting else r
-            for tp, r in available.items()
-        }
 
 
 @dataclass
@@ -175,7 +163,7 @@ class TaskIdling:
 
     Kafka Streams asks before each record whether every input of the task has one, or is known to
     have none. Here it is asked before each micro-batch, and the merge ends a batch where an input
-    that is still waited for runs dry (`everflow.worker.merge_order`).
+    that is still waited for runs dry (`everflow.worker.order`).
     """
 
     idle_ms: int
@@ -187,10 +175,10 @@ class TaskIdling:
     def readable(
         self, tasks: Iterable[Collection[TopicPartition]], available: Ranges, now_ms: float
     ) -> ReadableInputs:
-        """``tasks``: the inputs of each; ``available``: what each of them has to read, where it has
-        something."""
+        """``tasks``: the inputs of each; ``available``: what each of them has to read, if
+        anything."""
         if self.idle_ms == NEVER:
-            return ReadableInputs(frozenset(), None, 0)
+            return ReadableInputs(dict(available), None, 0)
         waiting: set[TopicPartition] = set()
         waits: list[TopicPartition] = []
         enforced, self.left_ms = 0, math.inf
@@ -212,7 +200,7 @@ class TaskIdling:
             enforced += bool(empty)
             if self.idle_ms > 0:
                 waits += sorted(set(inputs) - set(empty))
-        return ReadableInputs(frozenset(waiting), tuple(waits), enforced)
+        return ReadableInputs(without(available, waiting), tuple(waits), enforced)
 
 
 # --- idle sources (note 025) ----------------------------------------------------------------------
@@ -225,11 +213,9 @@ AGAIN_MS = 1_000.0
 
 @dataclass
 class IdleSources:
-    """Measures how long sources have been idle. Owned by one stream thread; times in ms. The wall
-    clock is the machine's that never goes back; a partition's time is kept in the task.
-
-    ``sources``: those with an idleness time-out, by sub-topology and topic. ``consumed(topics)``:
-    True if the application has consumed all records of them; asks the brokers."""
+    """Measures how long sources have been idle, by the machine's monotonic clock (ms). ``sources``:
+    those with an idleness time-out, by sub-topology and topic. ``consumed(topics)``: True if the
+    application has consumed all records of them; asks the brokers."""
 
     sources: Mapping[int, Mapping[str, IdleSource]]
     consumed: Callable[[Collection[str]], bool]
@@ -266,8 +252,7 @@ class IdleSources:
         return found
 
     def advanced(self, tasks: Iterable[ActiveTask], times: IdleTimes, at_ms: float) -> None:
-        """The ``times`` of `due` at ``at_ms`` were committed, as far as the tasks have them: those
-        sources have been idle since then."""
+        """The ``times`` of `due` at ``at_ms`` were committed, as far as the tasks have them."""
         if not self.sources:
             return
         for task in tasks:

@@ -156,7 +156,7 @@ class Hung:
 
 @dataclass(kw_only=True)
 class StreamThread:
-    """See the module. ``number`` counts from 0 and is part of the transactional id (D6)."""
+    """``number`` counts from 0 and is part of the transactional id (D6)."""
 
     number: int
     settings: ThreadSettings
@@ -226,8 +226,8 @@ class StreamThread:
 
     @property
     def stalled(self) -> bool:
-        """True if it has been recovering all its tasks for a while, because brokers do not answer
-        or a changelog is gone. The instance is REBALANCING then."""
+        """True if it has been recovering all its tasks for a while. The instance is REBALANCING
+        then."""
         recovering = self.recovering
         return (
             recovering is not None
@@ -235,7 +235,7 @@ class StreamThread:
         )
 
     def end_hanging_batch(self, limit_ms: float) -> None:
-        """Kill the workers of its batch if that has run for longer than ``limit_ms``
+        """Kill the workers of a batch that runs for longer than ``limit_ms``
         (``max.poll.interval.ms``, D7): its job fails and the thread recovers (D6)."""
         since = self.batch_since_ms
         if since is None or self.clock.monotonic_ms() - since <= limit_ms:
@@ -259,8 +259,7 @@ class StreamThread:
         self.wake.set()
 
     def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
-        """Give up tasks after the batch in flight; ``done`` gets those that the thread had, on the
-        stream thread."""
+        """Give up tasks after the batch in flight; ``done`` gets them on the stream thread."""
         self._commands.drop(tasks, done)
         self.wake.set()
 
@@ -300,8 +299,8 @@ class StreamThread:
         return EverflowError(f"Stream thread {self.number} failed: {error!r}")
 
     def _turn(self) -> None:
-        """`run_once`. After an error the user's handler may have the thread replaced: then it goes
-        on, with another job."""
+        """`run_once`. After an error the user's handler may have the thread replaced: with another
+        job."""
         try:
             self.run_once()
         except StoppedError:
@@ -330,9 +329,8 @@ class StreamThread:
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
 
     def _warm_up(self) -> None:
-        """Run an empty batch before the instance joins the group: it prepares the job and starts
-        the workers. Otherwise the first records would wait seconds for plans, daemons, imports and
-        compiled code."""
+        """Run an empty batch before the instance joins the group: the first records would wait
+        seconds for plans, daemons, imports and compiled code."""
         try:
             self._run_empty()
         finally:
@@ -340,8 +338,7 @@ class StreamThread:
             self.services.on_warm()
 
     def _run_empty(self) -> None:
-        """Run a batch without tasks: it opens the job, or keeps the workers of an instance alive
-        that has only standby tasks."""
+        """Run a batch without tasks: it opens the job, or keeps idle workers alive."""
         batch_id = str(BatchId(self.new_incarnation(), 0, 0))
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
         request = self._request(batch_id, PlannedBatch(ranges={}, log_ends={}))
@@ -484,8 +481,8 @@ class StreamThread:
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
-        """It has the tasks that have records to read, that the wall clock calls, or that have an
-        idle source."""
+        """It has the tasks with records to read, those that the wall clock calls, and idle
+        sources."""
         settings, resting = self.settings, self._resting()
         calls = bool(planned.ranges) and not self.services.paused()
         reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
@@ -529,8 +526,7 @@ class StreamThread:
         self._follow(self.retries.batch_aborted(reason, self._planned, self.tasks, now_ms))
 
     def _after_failure(self, failure: BatchFailure, took_ms: float) -> None:
-        """In the order of D6: kill the workers, fence, read the stable offsets, replay the
-        changelog's tail; then retry."""
+        """In the order of D6: kill the workers, fence, read the stable offsets, replay, retry."""
         self._counts.again(failure.kind)
         now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
         self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
@@ -578,8 +574,8 @@ class StreamThread:
         self._follow(decision)
 
     def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
-        """True if all tasks are recovered. Tasks whose brokers do not answer are given back: the
-        task manager waits for them."""
+        """True if all are recovered. Tasks whose brokers do not answer are given back to the
+        manager."""
         lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
         exactly_once = self.settings.guarantee == EXACTLY_ONCE_V2
         writers = [self.settings.transactional_id] if exactly_once else []
@@ -699,8 +695,8 @@ class Uncaught:
     limits: ReplacementLimits = field(default_factory=ReplacementLimits)
 
     def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
-        """Ask the handler, on the thread that failed. The limits within which that thread is
-        replaced; None: the instance ends."""
+        """Ask the handler, on the failed thread, within which limits it is replaced; None: it is
+        not."""
         if self.handler is None:
             return None
         try:

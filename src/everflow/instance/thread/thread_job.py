@@ -44,8 +44,7 @@ def resident_channel() -> str:
 
 @dataclass(frozen=True)
 class PackedResident:
-    """A packed `ResidentStep`: it is serialised as one parcel, so that its functions share the
-    program's variables."""
+    """A `ResidentStep`, serialised as one parcel: its functions share the program's variables."""
 
     work: Parcel
 
@@ -110,8 +109,8 @@ class ThreadJob:
         self._opened = ExitStack()
 
     def run(self, request: BatchRequest) -> BatchResult:
-        """Run one micro-batch; blocks. BatchFailedError: the batch failed, or its worker or Spark,
-        and it is not known whether it was committed (D6)."""
+        """Blocks. BatchFailedError: the batch, its worker or Spark failed; it may be committed
+        (D6)."""
         if self._lines is None:
             self._connect()
         try:
@@ -132,8 +131,8 @@ class ThreadJob:
         return result
 
     def close(self) -> None:
-        """End the step after the batch in flight, so that its worker is free; idempotent, never
-        raises for a job that failed."""
+        """End the step after the batch in flight; idempotent, never raises for a job that
+        failed."""
         with suppress(OSError):  # it has ended already
             if self._lines is not None:
                 self._lines.write(STOP)

@@ -42,8 +42,8 @@ _READ_BYTES = 65_536
 
 
 class JvmOutput:
-    """One pipe: give ``write_end`` to the process that is launched, then `launched`. A thread reads
-    until nobody can write."""
+    """One pipe: give ``write_end`` to the process, then `launched`. A thread reads until its
+    end."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -153,8 +153,8 @@ def launch_ahead(conf: SparkConf) -> None:
 
 
 def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | None:
-    """The one that was launched ahead, in place of a launch with these; it is the caller's now.
-    None where there is none, and where it would be another one, which has ended then."""
+    """The one that was launched ahead, in place of a launch with these; None where there is none,
+    and where it would be another one, which has ended then."""
     if not _ahead:
         return None
     found = _ahead[0]
@@ -191,8 +191,7 @@ def recording(
 
 
 def deaf() -> None:
-    """Let a child, before it executes another program, ignore signals to everything that a terminal
-    or a supervisor has started."""
+    """Let a child ignore signals to everything that a terminal or a supervisor has started."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -218,8 +217,9 @@ def _pysparks_launch(conf: SparkConf) -> tuple[Sequence[str], dict[str, Any]]:
         found.append((command, options))
         raise _NotLaunchedError
 
+    launcher: Any = java_gateway
     with _launching_by(note), suppress(_NotLaunchedError):
-        java_gateway.launch_gateway(conf)
+        launcher.launch_gateway(conf)
     return found[0]
 
 
@@ -316,8 +316,8 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _end_in_order(process: subprocess.Popen[Any]) -> None:
-    """At the end of this process: the JVM removes its temporary folders and its Python workers, and
-    is gone before we are."""
+    """At the end of this process: the JVM removes its folders and workers, and ends before we
+    do."""
     if process.poll() is not None or process.stdin is None:
         return
     gateway: Any = SparkContext._gateway
