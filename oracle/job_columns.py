@@ -1,37 +1,76 @@
 """Computes Columns of a plan by Spark jobs over rows at hand.
 
-The truth that the service without jobs is held to (note 014).
+The truth that everything without jobs is held to (note 014).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
+import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
-from everflow.spark.columns import column_rows, computed_slots, struct_type
+from everflow.records import EdgeBatch
+from everflow.spark.columns import spark_type, struct_type
 from everflow.spark.session import get_session
-from everflow.topology.plan import PhysicalPlan
+from everflow.topology.graph import ColumnExpr, columns_in_sight, joined_sides
+from everflow.topology.plan import Choice, PhysicalPlan, Projection
+from everflow.worker.columns import seen
+
+SEEN = ("key", "value", "timestamp", "topic", "partition", "offset", "headers")
 
 
-class JobColumns:
-    """A `ColumnComputer` for the Columns of a plan, whose numbers are their places in
-    `PhysicalPlan.columns`. Uses the shared session; owned by the thread that makes it."""
+def by_jobs(plan: PhysicalPlan, records: Mapping[int, EdgeBatch]) -> dict[int, EdgeBatch]:
+    """The records, and what jobs of the shared session make of them by all Columns of the plan.
+    Raises PySparkException for what fails."""
+    made = dict(records)
+    for op in plan.columns:
+        for one in op.projections:
+            made[one.output] = _projected(plan, one, made[one.input])
+    return made
 
-    def __init__(self, plan: PhysicalPlan) -> None:
-        self._plan, self._session = plan, get_session()
 
-    def run(self, number: Any, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """See `ColumnComputer`; raises PySparkException for what fails."""
-        op = self._plan.columns[number]
-        schema = struct_type(column_rows(self._plan, op).given_schema())
-        frame = self._session.createDataFrame(pa.Table.from_batches([rows]), schema)
-        # One partition: the rows keep their order.
-        return computed_slots(frame.coalesce(1), self._plan, op).toArrow()
+def _projected(plan: PhysicalPlan, one: Projection | Choice, batch: EdgeBatch) -> EdgeBatch:
+    if isinstance(one, Choice):
+        said = _selected(plan, one.input, batch, {one.what: (one.column, one.type)})[one.what]
+        both = pa.StructArray.from_arrays([said, batch.value], [one.what, "value"])
+        return batch.with_columns(value=both)
+    node = one.node
+    if node.predicate is not None:
+        kept = _selected(plan, one.input, batch, {"kept": (node.predicate, pa.bool_())})["kept"]
+        batch = batch.take(np.flatnonzero(kept.fill_null(False).to_numpy(zero_copy_only=False)))
+    listed = {"key": (node.key, node.out.key), "value": (node.value, node.out.value)}
+    wanted = {name: (given, kind) for name, (given, kind) in listed.items() if given is not None}
+    found = _selected(plan, one.input, batch, wanted) if wanted else {}
+    return batch.with_columns(found.get("key"), found.get("value"))
 
-    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
-        """Of nobody: a job calls Python functions itself."""
-        raise AssertionError("a Spark job calls Python functions itself")
 
-    def close(self) -> None:
-        """Nothing is kept."""
+def _selected(
+    plan: PhysicalPlan,
+    slot: int,
+    batch: EdgeBatch,
+    wanted: Mapping[str, tuple[ColumnExpr, pa.DataType]],
+) -> dict[str, pa.Array]:
+    edge = plan.slots[slot].type
+    reads = columns_in_sight(edge, frozenset((*SEEN, *joined_sides(edge.value))))
+    columns = seen(batch, reads, [source.topic for source in plan.sources])
+    rows = pa.Table.from_arrays(columns, schema=reads)
+    # One partition: the rows keep their order.
+    frame = get_session().createDataFrame(rows, struct_type(reads)).coalesce(1)
+    table = frame.select(
+        *[
+            _column(given).cast(spark_type(kind)).alias(name)
+            for name, (given, kind) in wanted.items()
+        ]
+    ).toArrow()
+    return {
+        name: pa.concat_arrays([pa.array([], kind), *table[name].cast(kind).chunks])
+        for name, (_, kind) in wanted.items()
+    }
+
+
+def _column(given: ColumnExpr) -> Column:
+    column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
+    return column

@@ -19,7 +19,7 @@ from everflow.state.store import StoreSpec, memory_store
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
 from everflow.testing.topology_test_driver import _MemorySink
-from everflow.topology.plan import Source
+from everflow.worker.failures import Sources
 from everflow.worker.sink import left_out_entries
 from everflow.worker.task_step import StepResult
 
@@ -73,7 +73,7 @@ class RestoringDriver(TopologyTestDriver):
         return replace(request, tasks=tasks)
 
     def note_left_out(
-        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+        self, request: BatchRequest, result: StepResult, sources: Sources
     ) -> None:
         """What the batch leaves out of topics that are changelogs."""
         for one in left_out_entries(
@@ -144,7 +144,7 @@ class _Sink(_MemorySink):
         self._driver = driver
 
     def __call__(
-        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+        self, request: BatchRequest, result: StepResult, sources: Sources
     ) -> BatchResult:
         self._driver.note_left_out(request, result, sources)
         return super().__call__(request, result, sources)

@@ -47,7 +47,6 @@ def _fence_last() -> None:
     from everflow.worker import sink
 
     recover, commit = Recovery.recover, sink.KafkaSink.__call__
-    touched, nothing = sink._touched_tasks, sink._of_nothing
     owed: dict[int, Any] = {}
 
     def unfenced(self: Recovery, tasks: Any, fence: Any, *rest: Any) -> Any:
@@ -61,9 +60,8 @@ def _fence_last() -> None:
         return result
 
     def connected_late(self: Any, request: Any, result: Any, sources: Any) -> Any:
-        if touched(request, result, sources):
-            return commit(self, request, result, sources)
-        return nothing(request, result)
+        batch = sink._Transaction(self, request, result, sources)
+        return commit(self, request, result, sources) if batch.touched else batch.of_nothing()
 
     _put(Recovery, recover=unfenced)
     _put(start_up, _fence_recorded=lambda *_: None)

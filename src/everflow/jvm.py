@@ -26,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -63,7 +62,6 @@ def find_java() -> Path:
 
 
 def install_command() -> str:
-    """Return the command that installs a fitting Java on this system, for messages."""
     if sys.platform == "darwin":
         return "brew install openjdk@17"
     ids = _os_ids()
@@ -112,8 +110,7 @@ def _candidates(java_home: str, path: str) -> Iterator[Path]:
 
 
 def _unfit(java: Path) -> str | None:
-    """Say why this ``java`` cannot be used, or None. Reads ``release``: starting a JVM costs 100
-    ms."""
+    """Say why this ``java`` cannot be used. Reads ``release``: starting a JVM costs 100 ms."""
     release = java.resolve().parent.parent / "release"
     facts = (
         dict(re.findall(r'^(\w+)="(.*)"$', release.read_text(), re.MULTILINE))
@@ -195,8 +192,7 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
 
 
 def jars_folder(conf: str) -> Path:
-    """Return the folder that holds, or will hold, the jars of ``conf``; it exists only when
-    complete."""
+    """Return the folder of the jars of ``conf``; it exists only when complete."""
     key = hashlib.sha256((_IVY_FOLDER / "ivy.xml").read_bytes()).hexdigest()[:16]
     return cache_root() / "jars" / key / conf
 
@@ -209,8 +205,7 @@ def cache_root() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time is inside for this file; it waits for the others as long as they
-    take."""
+    """One process at a time is inside for this file; the others wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         # Released by the system when the process dies, however it dies.
@@ -219,8 +214,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _download(conf: str, target: Path) -> None:
-    """Resolve into a fresh folder beside ``target``, then rename: readers never see half a class
-    path."""
+    """Resolve into a fresh folder, then rename: readers never see half a class path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{conf}-", dir=target.parent))
     try:
@@ -242,7 +236,6 @@ def _download(conf: str, target: Path) -> None:
 
 
 def _run_ivy(conf: str, staging: Path) -> str | None:
-    """Run Ivy once; return None, or what it complained of."""
     ivy_home = cache_root() / "ivy"
     settings = os.environ.get("EVERFLOW_IVY_SETTINGS") or str(_IVY_FOLDER / "ivysettings.xml")
     command = [str(find_java()), f"-Divy.default.ivy.user.dir={ivy_home}", "-jar", str(_ivy_jar())]
@@ -286,41 +279,33 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
 
 
 def pyspark_jars() -> list[Path]:
-    """Return the jars that pyspark ships, sorted by name; none where it is not installed, or
-    without them. Does not import it."""
+    """Return the jars that pyspark ships, sorted by name, if any. Does not import it."""
     spec = importlib.util.find_spec("pyspark")
     folders = spec.submodule_search_locations or [] if spec else []
     return sorted(jar for folder in folders for jar in Path(folder).glob("jars/*.jar"))
 
 
 def _ivy_jar() -> Path:
-    for jar in pyspark_jars():
-        if jar.name.startswith("ivy-"):
-            return jar
-    raise SetupError(
-        "pyspark is not installed in this Python, or not with its jars: pip install "
-        "'pyspark>=4.2,<4.4'",
-        code="EF-JARS",
-    )
+    found = next((jar for jar in pyspark_jars() if jar.name.startswith("ivy-")), None)
+    if found is None:
+        raise SetupError(
+            "pyspark is not installed in this Python, or not with its jars: pip install "
+            "'pyspark>=4.2,<4.4'",
+            code="EF-JARS",
+        )
+    return found
 
 
 TRAINING_TIMEOUT_S = 600.0
 _LINES_SHOWN = 3
 
 
-@dataclass(frozen=True)
-class _Training:
-    """The run of a JVM before its classes are archived: its module, and the variable in which it
-    takes options."""
-
-    module: str
-    options: str
-
-
 _TRAININGS = {
-    "spark": _Training("everflow.spark.training", "SPARK_SUBMIT_OPTS"),
-    "broker": _Training("everflow.testing.broker_training", "KAFKA_OPTS"),
+    "spark": ("everflow.spark.training", "SPARK_SUBMIT_OPTS"),
+    "broker": ("everflow.testing.broker_training", "KAFKA_OPTS"),
 }
+"""The run of a JVM before its classes are archived: its module, and the variable in which it takes
+options."""
 
 
 def start_options(conf: str) -> list[str]:
@@ -347,7 +332,7 @@ def make_archive(conf: str) -> str | None:
             return None
         made = archive.with_suffix(f".{os.getpid()}")
         try:
-            problem = _train(_TRAININGS[conf], made)
+            problem = _train(*_TRAININGS[conf], made)
             if problem is None:
                 _remove_earlier(archive)
                 made.rename(archive)
@@ -356,15 +341,15 @@ def make_archive(conf: str) -> str | None:
             made.unlink(missing_ok=True)
 
 
-def _train(training: _Training, archive: Path) -> str | None:
+def _train(module: str, variable: str, archive: Path) -> str | None:
     # Compiled once: the training is short, and what is compiled is not archived.
     own = f"-XX:ArchiveClassesAtExit={archive} -XX:TieredStopAtLevel=1 -Xlog:cds*=off"
-    options = f"{os.environ.get(training.options, '')} {own}"
+    options = f"{os.environ.get(variable, '')} {own}"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", training.module],
+            [sys.executable, "-m", module],
             cwd=archive.parent,  # Python imports from there, too
-            env={**os.environ, training.options: options.strip()},
+            env={**os.environ, variable: options.strip()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -381,16 +366,16 @@ def _train(training: _Training, archive: Path) -> str | None:
 
 
 def _remove_earlier(archive: Path) -> None:
-    """Remove the archives made for other states of the same Java and jars. A JVM that runs from one
-    keeps its pages."""
+    """Remove the archives for other states of the same Java and jars; a running JVM keeps its
+    pages."""
     place, _, _ = archive.stem.rpartition("-")
     for earlier in archive.parent.glob(f"{place}-*{archive.suffix}"):
         earlier.unlink(missing_ok=True)
 
 
 def _archive(conf: str) -> Path:
-    """The path of the archive for today's Java and class path, whether it exists or not: one name
-    for the places of Java and the jars, one for their state."""
+    """The path of the archive for today's Java and class path: one name for places, one for
+    state."""
     jars = pyspark_jars() if conf == "spark" else sorted(jars_folder(conf).glob("*.jar"))
     java = find_java().resolve()
     release = java.parent.parent / "release"

@@ -69,7 +69,6 @@ class MemoryBudget:
         return _TAKEN_ANYWAY + RESTORES * _HELD * self.restore_fetch
 
     def worker(self, threads: int) -> WorkerMemory:
-        """The memory of each worker, with so many threads."""
         share = (self.total - self.beside_workers) // max(1, threads)
         return WorkerMemory(max(WORKER_BYTES + LEAST_BATCH_BYTES, share))
 
@@ -82,8 +81,7 @@ class WorkerMemory:
 
     @property
     def ahead(self) -> int:
-        """Bytes that are fetched before a batch asks for them; up to three times as many are in
-        memory: under way, received, and in columns."""
+        """Bytes fetched before a batch asks for them; three times as many may be in memory."""
         return _within(_LEAST_AHEAD, self._batch // 12, _MOST_AHEAD)
 
     @property
@@ -93,13 +91,11 @@ class WorkerMemory:
 
     @property
     def pages(self) -> int:
-        """Bytes of changed pages that its stores may keep from one batch to the next
-        (`HeldPages`)."""
+        """Bytes of changed pages that its stores may keep from one batch to the next."""
         return _within(_LEAST_PAGES, self._batch // 8, _MOST_PAGES)
 
     def room(self, idle: int) -> int:
-        """Bytes for a batch and everything that is made of its records. ``idle``: what the worker
-        takes without one."""
+        """Bytes for a batch and what is made of it. ``idle``: what the worker takes without one."""
         return max(LEAST_BATCH_BYTES, self.total - idle)
 
     @property
@@ -114,8 +110,7 @@ def least_budget(threads: int) -> int:
 
 
 def usual_budget(threads: int, machine: int | None) -> int:
-    """The default. ``machine``: bytes that there are for this process and all others; None: not
-    known."""
+    """The default. ``machine``: bytes for this process and all others; None: not known."""
     restores = RESTORES * _HELD * _MOST_FETCH
     wanted = _TAKEN_ANYWAY + restores + threads * (WORKER_BYTES + BATCH_BYTES)
     part, parts = _OF_MACHINE
@@ -143,8 +138,8 @@ _LEAST_RECORD_BYTES = 1_024
 
 
 class Taken(NamedTuple):
-    """Bytes that a worker held: without a batch, when the batch's records had been read, and at the
-    most until its end."""
+    """Bytes that a worker held: without a batch, when its records had been read, and at the
+    most."""
 
     idle: int
     before: int
@@ -153,8 +148,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """Learnt by one stream thread. ``times``: bytes of memory for a byte of records; ``idle``: of
-    its worker, without any."""
+    """Learnt by a stream thread. ``times``: bytes for a byte of records; ``idle``: without any."""
 
     times: float = FIRST_TIMES
     idle: int = WORKER_BYTES
@@ -165,8 +159,8 @@ class BatchMemory:
         return min(limit, max(_LEAST_RECORD_BYTES, fitting))
 
     def after(self, raw_bytes: int, most_bytes: int, taken: Taken | None) -> BatchMemory:
-        """The estimate after one more batch, whose limit was ``most_bytes``. It rises at once and
-        falls by half."""
+        """After one more batch, whose limit was ``most_bytes``. It rises at once and falls by
+        half."""
         if taken is None or raw_bytes * TELLING_SHARE < most_bytes or raw_bytes <= 0:
             return self if taken is None else replace(self, idle=taken.idle)
         needed = max(0, taken.peak - taken.idle)
@@ -232,13 +226,11 @@ class PeakMemory:
         self._watched = False
 
     def settle(self) -> None:
-        """The process holds no records now."""
         held = self._held()
         if held is not None:
             self._idle = held if self._idle is None else min(self._idle, held)
 
     def begin(self, raw_bytes: int) -> None:
-        """A batch of so many bytes was read."""
         self._watched = False
         if raw_bytes < WORTH_LOOKING_BYTES or self._idle is None:
             return
@@ -248,8 +240,7 @@ class PeakMemory:
             self._watched = self._reset()
 
     def taken(self) -> Taken | None:
-        """The peak since `begin`; None if it is not known. Called before and after mapping
-        files."""
+        """The peak since `begin`; None if not known. Called before and after mapping files."""
         if not self._watched or self._idle is None:
             return None
         found = self._fields()

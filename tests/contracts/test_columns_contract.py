@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,23 +15,25 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from contracts.test_resident_contract import (
-    Record,
-    by_jobs,
-    columns,
-    decoded,
-    planned,
-    same,
-)
+from contracts.test_resident_contract import Record, columns, decoded, planned, same
 from everflow import StreamsBuilder, serdes
-from everflow.instance.thread.columns import prepared_columns, spark_columns
+from everflow.instance.thread.columns import prepared_columns
 from everflow.protocol.messages import BatchFailure
 from everflow.records import EdgeBatch
 from everflow.sockets import MOST_MESSAGE_BYTES
-from everflow.topology.plan import PhysicalPlan
-from everflow.worker.columns import ArrowColumns, ColumnClient
+from everflow.topology.graph import ColumnExpr
+from everflow.topology.plan import (
+    ARROW,
+    Choice,
+    ColumnsOp,
+    PhysicalPlan,
+    Projection,
+    computed_by,
+)
+from everflow.worker.columns import ColumnClient
 from everflow.worker.failures import SparkSays
-from everflow.worker.task_step import PreparedColumns, Records
+from everflow.worker.order import Records
+from oracle.job_columns import by_jobs
 
 pytestmark = pytest.mark.spark
 
@@ -106,24 +109,42 @@ def run(plan: PhysicalPlan, request: pytest.FixtureRequest) -> Iterator[Run]:
 def served(plan: PhysicalPlan, *, service: bool = True) -> Iterator[Run]:
     """The Columns of a plan on a connection to where they are computed; ``service``: all of them,
     those with Arrow expressions too."""
-    columns: list[PreparedColumns] = []
-    path = ""
-    if service:
-        for op in plan.columns:
-            path, one = spark_columns(plan, op)
-            columns.append(one)
-    else:
-        found = prepared_columns(plan)
-        path, columns = found.path, [*found.prepared]
+    found = prepared_columns(without_arrow(plan) if service else plan)
 
     def run(records: Records) -> dict[int, EdgeBatch]:
         made = dict(records)
-        for one in columns:
+        for one in found.prepared:
             one.run(made, client)
         return made
 
-    with closing(ColumnClient(path)) as client:
+    with closing(ColumnClient(found.path)) as client:
         yield run
+
+
+def without_arrow(plan: PhysicalPlan) -> PhysicalPlan:
+    """The same plan, none of whose Columns has an Arrow expression."""
+
+    def bare(given: ColumnExpr | None) -> ColumnExpr | None:
+        return given and replace(given, arrow=None)
+
+    def changed(one: Projection | Choice) -> Projection | Choice:
+        if isinstance(one, Choice):
+            return replace(one, column=replace(one.column, arrow=None))
+        node = one.node
+        return replace(
+            one,
+            node=replace(
+                node, predicate=bare(node.predicate), key=bare(node.key), value=bare(node.value)
+            ),
+        )
+
+    ops = [
+        replace(op, projections=tuple(map(changed, op.projections)))
+        if isinstance(op, ColumnsOp)
+        else op
+        for op in plan.ops
+    ]
+    return replace(plan, ops=tuple(ops))
 
 
 def records(topic: str = "in") -> list[Record]:
@@ -211,7 +232,7 @@ def test_a_column_that_fails_names_its_record_and_the_connection_goes_on() -> No
 
 def test_the_service_refuses_a_question_that_is_too_large_and_hangs_up() -> None:
     plan = planned(filtered)
-    path, _ = spark_columns(plan, plan.columns[0])
+    path = prepared_columns(without_arrow(plan)).path
     for size in (-1, MOST_MESSAGE_BYTES + 1):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(60)
@@ -234,7 +255,7 @@ def test_where_arrow_fails_spark_says_what_and_for_which_record(spark: SparkSess
     given = [
         Record(("in", 0, 7 + i), (b"k", v.to_bytes(8, "big")), 0) for i, v in enumerate(values)
     ]
-    assert isinstance(prepared_columns(plan).prepared[0], ArrowColumns)
+    assert computed_by(plan.columns[0].projections[0]) == ARROW
     with served(plan, service=False) as run:
         refused(run, decoded(plan, given).batches, ("in", 0, 8), "[ARITHMETIC_OVERFLOW]")
         good = run(decoded(plan, [given[0], given[2], given[3]]).batches)

@@ -14,17 +14,16 @@ from pyspark.sql import SparkSession
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.handlers import Handlers
-from everflow.instance.thread.columns import prepared_columns, spark_columns_at
+from everflow.instance.thread.columns import prepared_columns
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, plan
 from everflow.topology.subtopologies import cut
-from everflow.worker.columns import ArrowColumns, ColumnClient
-from everflow.worker.decode import LogDecoder
-from everflow.worker.handled_records import Judge
-from everflow.worker.task_step import PreparedColumns, Records
-from oracle.job_columns import JobColumns
+from everflow.worker.columns import ColumnClient, PreparedColumns
+from everflow.worker.decode import Judge, LogDecoder
+from everflow.worker.order import Records
+from oracle.job_columns import by_jobs
 
 pytestmark = pytest.mark.spark
 
@@ -152,14 +151,6 @@ def decoded(plan: PhysicalPlan, records: list[Record]) -> BatchInput:
     return LogDecoder.of(plan, Handlers()).run(logs, Judge())
 
 
-def by_jobs(plan: PhysicalPlan, records: Records) -> dict[int, EdgeBatch]:
-    """The records, and what Spark jobs make of them by all Columns of the plan."""
-    made = dict(records)
-    for number in range(len(plan.columns)):
-        spark_columns_at(plan, plan.columns[number], number).run(made, JobColumns(plan))
-    return made
-
-
 def by_worker(
     plan: PhysicalPlan, columns: Sequence[PreparedColumns], path: str, records: Records
 ) -> dict[int, EdgeBatch]:
@@ -187,8 +178,8 @@ def test_the_twin_gives_what_a_job_gives(spark: SparkSession, program: object, r
     found, messages = planned(program), records(program)[:rows]
     prepared = prepared_columns(found)
     for one in prepared.prepared:
-        assert isinstance(one, ArrowColumns)
-        assert one.spark is None
+        parts = [part for node in one.nodes for part in (node.predicate, node.made)]
+        assert all(part is None or not part.stages for part in parts)
     given = decoded(found, messages).batches
     same(found, by_worker(found, prepared.prepared, prepared.path, given), by_jobs(found, given))
 

@@ -194,7 +194,7 @@ def in_batches(inputs: list[Input], sizes: list[int]) -> Done:
         )
         hop = read(inputs, ranges)
         given = sources(inputs)
-        extracted = extract_times(time_ops(inputs), hop, {one.index: one for one in given}, request)
+        extracted = extract_times(time_ops(inputs), hop, given, request)
         batches, position = merge_inputs(hop, given, ranges, ends)
         for times in extracted.stream_times(position, request).values():
             done.partition_times.update(times)

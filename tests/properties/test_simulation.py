@@ -31,7 +31,6 @@ from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import shown_by
 from everflow.worker import sink
 from everflow.worker.crash_points import OFFSETS_SENT
-from everflow.worker.sink import KafkaSink
 from everflow_simulation.checks import Checks, InvariantError
 from everflow_simulation.forecast import Step, forecast
 from everflow_simulation.history import History
@@ -179,17 +178,15 @@ def test_offsets_that_are_still_pending_are_counted_twice(monkeypatch: pytest.Mo
 
 
 def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, apply = KafkaSink._commit, sink._apply
+    commit, apply = sink._Transaction._commit, sink._Transaction._apply
     applied: list[Any] = []
 
-    def too_early(
-        self: KafkaSink, writer: Any, request: Any, result: Any, sources: Any, touched: set[TaskId]
-    ) -> GateAnswer:
-        applied[:] = [apply(self.ports, request, result, touched, writer.positions(), sources)]
-        return commit(self, writer, request, result, sources, touched)
+    def too_early(self: sink._Transaction, writer: Any) -> GateAnswer:
+        applied[:] = [apply(self, writer.positions())]
+        return commit(self, writer)
 
-    monkeypatch.setattr(KafkaSink, "_commit", too_early)
-    monkeypatch.setattr(sink, "_apply", lambda *_: applied[0])
+    monkeypatch.setattr(sink._Transaction, "_commit", too_early)
+    monkeypatch.setattr(sink._Transaction, "_apply", lambda *_: applied[0])
     assert first_broken() in ("I2", "I3")
 
 
@@ -214,16 +211,16 @@ def test_a_sink_that_does_not_take_no_for_an_answer_is_caught(
 def test_a_sink_that_leaves_out_an_untouched_input_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    every = sink._offsets
+    every = sink._Transaction._offsets
 
-    def moved(request: Any, *rest: Any) -> list[tuple[str, int, int, str]]:
+    def moved(self: sink._Transaction) -> list[tuple[str, int, int, str]]:
         return [
             found
-            for found in every(request, *rest)
-            if found[2] > request.ranges[TopicPartition(found[0], found[1])].start
+            for found in every(self)
+            if found[2] > self.request.ranges[TopicPartition(found[0], found[1])].start
         ]
 
-    monkeypatch.setattr(sink, "_offsets", moved)
+    monkeypatch.setattr(sink._Transaction, "_offsets", moved)
     assert first_broken() == "I3"
 
 

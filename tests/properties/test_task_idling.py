@@ -81,7 +81,7 @@ def in_batches(arrivals: list[Arrival], count: int, idle_ms: int, last: int, mos
                 for source in range(count)
             }
             look = idling.readable([list(position)], available, now)
-            ranges = plan_ranges(look.of(available), most)
+            ranges = plan_ranges(look.ranges, most)
             if is_empty(ranges):
                 break
             story += ((now, name) for name in _merged(times, available, ranges, look.waits))

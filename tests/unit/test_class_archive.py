@@ -29,7 +29,7 @@ def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, in which the training of "broker" is a module called ``trained``."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(jvm._TRAININGS, "broker", jvm._Training("trained", "TRAINED_WITH"))
+    monkeypatch.setitem(jvm._TRAININGS, "broker", ("trained", "TRAINED_WITH"))
     (tmp_path / "trained.py").write_text(TRAINING)
     jars_folder("broker").mkdir(parents=True)
     (jars_folder("broker") / "a.jar").touch()

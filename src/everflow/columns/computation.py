@@ -67,20 +67,19 @@ def _only(wanted: Callable[[pa.DataType], bool], name: str, *given: Datum) -> pa
     return kind
 
 
-# --- null tests and logic -------------------------------------------------------------------------
+def _of(
+    wanted: Callable[[pa.DataType], bool], name: str, function: Callable[..., Datum]
+) -> Callable[..., Datum]:
+    """A function of Arrow's as it is, for columns of one such type."""
 
-
-def _is_nan(given: Datum) -> Datum:
-    _only(_is_floating, "isnan", given)
-    return pc.coalesce(pc.is_nan(given), False)
-
-
-def _logic(name: str, function: Callable[..., Datum]) -> Callable[..., Datum]:
     def kernel(*given: Datum) -> Datum:
-        _only(types.is_boolean, name, *given)
+        _only(wanted, name, *given)
         return function(*given)
 
     return kernel
+
+
+# --- null tests and logic -------------------------------------------------------------------------
 
 
 def _coalesce(*given: Datum) -> Datum:
@@ -171,11 +170,6 @@ def _arithmetic(name: str) -> Callable[..., Datum]:
     return kernel
 
 
-def _divide(left: Datum, right: Datum) -> Datum:
-    _only(types.is_float64, "/", left, right)
-    return pc.divide_checked(left, right)
-
-
 def _cast(kind: pa.DataType, given: Datum) -> Datum:
     there = given.type
     if there.equals(kind):
@@ -209,14 +203,6 @@ def widens(there: pa.DataType, kind: pa.DataType) -> bool:
 
 
 # --- text -----------------------------------------------------------------------------------------
-
-
-def _text(name: str, function: Callable[..., Datum]) -> Callable[..., Datum]:
-    def kernel(*given: Datum) -> Datum:
-        _only(types.is_string, name, *given)
-        return function(*given)
-
-    return kernel
 
 
 def _predicate(name: str, function: Callable[..., Datum]) -> Callable[[Datum, Datum], Datum]:
@@ -253,17 +239,13 @@ def _split(given: Datum, pattern: Datum, limit: Datum) -> Datum:
     return pc.split_pattern(given, pattern=pattern.as_py())
 
 
-def _field(ordinal: int, given: Datum) -> Datum:
-    return pc.struct_field(given, [ordinal])
-
-
 KERNELS: Mapping[str, Callable[..., Datum]] = {
     "is_null": pc.is_null,
     "is_valid": pc.is_valid,
-    "is_nan": _is_nan,
-    "and": _logic("and", pc.and_kleene),
-    "or": _logic("or", pc.or_kleene),
-    "not": _logic("not", pc.invert),
+    "is_nan": _of(_is_floating, "isnan", lambda given: pc.coalesce(pc.is_nan(given), False)),
+    "and": _of(types.is_boolean, "and", pc.and_kleene),
+    "or": _of(types.is_boolean, "or", pc.or_kleene),
+    "not": _of(types.is_boolean, "not", pc.invert),
     "coalesce": _coalesce,
     "only_where": _only_where,
     "choose": _choose,
@@ -279,18 +261,20 @@ KERNELS: Mapping[str, Callable[..., Datum]] = {
     "multiply": _arithmetic("multiply"),
     "negate": _arithmetic("negate"),
     "abs": _arithmetic("abs"),
-    "divide": _divide,
+    "divide": _of(types.is_float64, "/", pc.divide_checked),
     "cast": _cast,
     "starts_with": _predicate("startswith", lambda text, part: pc.starts_with(text, part)),
     "ends_with": _predicate("endswith", lambda text, part: pc.ends_with(text, part)),
     "contains": _predicate("contains", lambda text, part: pc.match_substring(text, part)),
-    "length": _text("length", pc.utf8_length),
-    "concat": _text("concat", lambda *texts: pc.binary_join_element_wise(*texts, "")),
+    "length": _of(types.is_string, "length", pc.utf8_length),
+    "concat": _of(
+        types.is_string, "concat", lambda *texts: pc.binary_join_element_wise(*texts, "")
+    ),
     "upper": _of_ascii("upper", pc.ascii_upper),
     "lower": _of_ascii("lower", pc.ascii_lower),
-    "trim": _text("trim", lambda text: pc.utf8_trim(text, characters=" ")),
+    "trim": _of(types.is_string, "trim", lambda text: pc.utf8_trim(text, characters=" ")),
     "split": _split,
-    "field": _field,
+    "field": lambda ordinal, given: pc.struct_field(given, [ordinal]),
 }
 """Kernels by name. Arguments that are no columns come first."""
 
@@ -348,7 +332,6 @@ class ArrowExpression:
 
 
 def run_operation(operation: Operation, given: Sequence[Any], count: int) -> Datum:
-    """The result of one operation, for ``count`` rows. Raises as kernels do."""
     if operation.kernel == "literal":
         return operation.parameter
     if operation.kernel == "struct":
@@ -379,8 +362,7 @@ _MAY_BE_INEXACT = frozenset({"upper", "lower", "concat", "split"})
 
 
 class ArrowExpressionBuilder:
-    """Builds an `ArrowExpression` of the columns ``reads``. Operations are named by the place of
-    their result."""
+    """Operations are named by the place of their result."""
 
     def __init__(self, reads: pa.Schema) -> None:
         self._reads = reads
@@ -397,11 +379,9 @@ class ArrowExpressionBuilder:
         return self._empty[place].type
 
     def never_null(self, place: int) -> bool:
-        """True if what stands there is known to have no nulls."""
         return place in self._never_null
 
     def literal(self, value: Any, kind: pa.DataType) -> int:
-        """A constant. Raises NotInArrowError for a value that is not of the type."""
         try:
             scalar = pa.scalar(value, kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -409,7 +389,6 @@ class ArrowExpressionBuilder:
         return self._constant(scalar)
 
     def _constant(self, scalar: pa.Scalar) -> int:
-        """The result of an operation on constants alone."""
         # 0.0 is not -0.0, nor 1 True
         known = ("literal", str(scalar.type), repr(scalar.as_py()))
         return self._made(Operation("literal", (), scalar), known, scalar.is_valid)
@@ -424,11 +403,8 @@ class ArrowExpressionBuilder:
     def call(
         self, kernel: str, *arguments: int, parameter: Any = None, guard: int | None = None
     ) -> int:
-        """A kernel of `KERNELS`. Spark does not compute it where ``guard`` is false, so that what
-        fails there must not.
-
-        Raises NotInArrowError where it is not for these types.
-        """
+        """A kernel of `KERNELS`; what fails there must not where ``guard`` is false. Raises
+        NotInArrowError where it is not for these types."""
         fails = self._can_fail(kernel, arguments, parameter)
         if fails and guard is not None and kernel in _CAN_FAIL:
             arguments = (*arguments[:-1], self.only_where(guard, arguments[-1]))
@@ -507,7 +483,6 @@ class ArrowExpressionBuilder:
         return place
 
     def build(self, result: int, type_: pa.DataType) -> ArrowExpression:
-        """The expression of ``result``. Raises NotInArrowError if that is not of the type."""
         if not _alike(self.type_of(result), type_):
             raise NotInArrowError(f"{type_} made of {self.type_of(result)}")
         needed: set[int] = set()
@@ -544,8 +519,8 @@ class ArrowExpressionBuilder:
 
 
 def presence(kind: pa.DataType) -> ArrowExpression:
-    """``CASE WHEN value IS NOT NULL THEN true END`` over a ``value`` of this type: what is read of
-    records that are only counted, without asking Spark for it."""
+    """``CASE WHEN value IS NOT NULL THEN true END``: what is read of records that are only
+    counted."""
     builder = ArrowExpressionBuilder(pa.schema([("value", kind)]))
     live = builder.call("is_valid", 0)
     made = builder.only_where(live, builder.literal(True, pa.bool_()))

@@ -27,8 +27,7 @@ _CRC_TABLE = np.array([zlib.crc32(bytes((n ^ 0xFF,))) ^ 0xFF000000 for n in rang
 
 
 def murmur2(keys: pa.Array) -> Hashes:
-    """``Utils.murmur2`` of kafka-clients for every key of a binary column; a null hashes as an
-    empty key."""
+    """``Utils.murmur2`` of kafka-clients for every key; a null hashes as an empty key."""
     raw, starts, lengths = places(keys)
     # Longest first: the keys that still have a word at some place are then the first ones.
     order = np.argsort(-lengths, kind="stable")
@@ -62,8 +61,7 @@ def crc32(keys: pa.Array) -> Hashes:
 
 
 def fnv1a(keys: pa.Array) -> Hashes:
-    """librdkafka's ``rd_fnv1a``, the absolute value of FNV-1a as a signed number, of every key of a
-    binary column; a null hashes as an empty key."""
+    """librdkafka's ``rd_fnv1a``, the absolute value of FNV-1a as a signed number, of every key."""
 
     def step(hashes: Hashes, data: NDArray[np.uint8]) -> Hashes:
         mixed: Hashes = (hashes ^ data) * np.uint32(0x01000193)
@@ -76,7 +74,6 @@ def fnv1a(keys: pa.Array) -> Hashes:
 
 
 def java_partitions(keys: pa.Array, partitions: int) -> Int64:
-    """The partition of each key as Java's producer chooses it, of so many partitions."""
     return key_partitions(keys, partitions, MURMUR2)
 
 
@@ -109,8 +106,7 @@ def _byte_by_byte(
 
 
 def places(column: pa.Array) -> tuple[NDArray[np.uint8], Int64, Int64]:
-    """The bytes of a binary column (int32 offsets), and where each value starts and how long it is
-    (a null: 0)."""
+    """The bytes of a binary column (int32 offsets), each value's start and length (a null: 0)."""
     _, offset_buffer, data = column.buffers()
     count = len(column)
     if offset_buffer is None or not count:

@@ -191,25 +191,27 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
     """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
     they cannot compute, or a function that cannot be serialised."""
     from everflow.instance.thread.columns import prepared_columns
-    from everflow.instance.thread.thread_job import JobSettings, ThreadJob, pack
+    from everflow.instance.thread.thread_job import ThreadJob, pack, serving_job
 
     config, blueprint = dependencies.config, dependencies.blueprint
-    settings = JobSettings(
-        read_committed=config.exactly_once,
-        held_bytes=config.memory.worker(config.num_stream_threads).pages,
+    memory = config.memory.worker(config.num_stream_threads)
+    # Once for all threads: the workers get the program's variables as they are now.
+    work = pack(
+        blueprint.plan,
+        prepared_columns(blueprint.plan),
         handlers=config.handlers(),
         layouts=blueprint.layouts,
         partitions=blueprint.partitions,
-        ahead_bytes=config.memory.worker(config.num_stream_threads).ahead,
+        read_committed=config.exactly_once,
+        ahead_bytes=memory.ahead,
+        held_bytes=memory.pages,
     )
-    # Once for all threads: the workers get the program's variables as they are now.
-    work = pack(blueprint.plan, settings, prepared_columns(blueprint.plan))
     client = client_id(config, dependencies.directory.process_id)
     within = some([str(index) for index in sorted(blueprint.inputs)], 12)
 
     def opened(number: int) -> ThreadJob:
         name = f"everflow {client}, stream thread {number}: sub-topologies {within}"
-        return ThreadJob(context, work, number, name)
+        return ThreadJob(partial(serving_job, context, work, number, name))
 
     return opened
 

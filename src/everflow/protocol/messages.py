@@ -52,19 +52,16 @@ class BatchId(NamedTuple):
 
 
 def as_line(message: BatchRequest | BatchResult) -> bytes:
-    """A message as a line of a socket. Both ends are processes of one program and one version, and
-    only their user can open the socket."""
+    """A message as a line of a socket that only the user of both processes can open."""
     return base64.b64encode(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)) + b"\n"
 
 
 def from_line(line: bytes) -> Any:
-    """Inverse of `as_line`."""
     return pickle.loads(base64.b64decode(line))
 
 
 class StorePlace(NamedTuple):
-    """A task's store: the folder of its environment, and the full name of its changelog's topic
-    (None: not logged)."""
+    """The folder of a store's environment, and its changelog's topic (None: not logged)."""
 
     path: str
     changelog: str | None
@@ -72,16 +69,9 @@ class StorePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """One task as the batch's workers see it.
-
-    Attributes:
-        incarnation: owner incarnation the stores must carry for the apply (D5).
-        last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in
-        this
-            incarnation.
-        stream_times: node name -> observed stream time in ms (-1 = none yet).
-        stores: by name.
-    """
+    """One task as the batch's workers see it. For the apply its stores must carry the owner
+    ``incarnation`` and the batch id ``last_batch`` (D5; empty: nothing was applied in this
+    incarnation). ``stream_times``: ms by node name (-1 = none yet); ``stores``: by name."""
 
     task: TaskId
     incarnation: str
@@ -92,18 +82,17 @@ class TaskContext:
 
 @dataclass(frozen=True)
 class WorkerClients:
-    """librdkafka settings of the clients that a worker opens, ``bootstrap.servers`` and passwords
-    included: what reads its inputs, and its producer. They reach a worker over the gate's socket
-    alone, which nobody else can open and nobody logs; what Spark is given (a job's local
-    properties, a pickled function) is in its log, its event log or on its page."""
+    """librdkafka settings of the clients that a worker opens, passwords included. They reach it
+    over the gate's socket alone: what Spark is given (local properties, a pickled function) is in
+    its log, its event log or on its page."""
 
     reader: Mapping[str, Any] = field(default_factory=dict, repr=False)
     producer: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class GateAnswer(NamedTuple):
-    """The driver's answer. ``group_metadata`` (exactly-once) goes into send_offsets; ``deferred``
-    (at-least-once): the driver holds the offsets back until the group takes commits again."""
+    """``group_metadata`` (exactly-once) goes into send_offsets; ``deferred`` (at-least-once): the
+    driver holds the offsets back until the group takes commits again."""
 
     ok: bool
     reason: str = ""
@@ -124,15 +113,9 @@ class GateAnswer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
-    """One micro-batch of one stream thread.
-
-    ``log_ends`` are the last stable offsets (or high watermarks) known when the ranges were
-    planned. ``gate`` is the path of the driver's Unix socket. ``guarantee`` is a value of
-    ``processing.guarantee``.
-
-    It is no place for secrets: py4j's logger, Spark's event log and its page may show all of it.
-    Workers ask the gate for their clients' settings (`WorkerClients`).
-    """
+    """One micro-batch of one stream thread; no place for secrets (`WorkerClients`). ``log_ends``:
+    last stable offsets (or high watermarks) when it was planned. ``gate``: the driver's Unix
+    socket."""
 
     batch_id: str
     thread: int
@@ -264,8 +247,8 @@ class BatchFigures(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """Rows of one ``print_table``, as texts. ``most``: how many are printed at once;
-    ``left_out``: how many more there were."""
+    """Rows of one ``print_table``. ``most``: to print at once; ``left_out``: how many more there
+    were."""
 
     title: str
     columns: Sequence[str]
@@ -288,17 +271,24 @@ class BatchResult:
 
     Attributes:
         outcome: `COMMITTED` (stores applied too), `ABORTED` (nothing happened; ``reason`` is the
-        gate's) or `FAILED` (``failure``
-            says why; whether the transaction committed is not known).
-        consumed: next offset to read, i.e. what was committed; may lie before the range's end.
+            gate's) or `FAILED` (``failure`` says why; whether it was committed is not known).
+        consumed: next offset to read, which may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
         counts: records ``in, out, changelog, dead_letters``; ``bytes`` of the input; and `RENEWED`:
             how often its producer, tainted, asked for a new epoch (note 019).
         dropped: node -> reason -> records that it left out.
-        deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did
-        not
-            take the offsets; they go with the next batch.
+        deferred_offsets: at-least-once only: the rebalancing group did not take the offsets; they
+            go with the next batch.
+        timings: ms spent by the worker: ``read`` (waiting for and reading its input),
+            ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``,
+            ``apply``; and ``began``, the epoch ms at which it was called.
+        held_ms: for so long its transaction was open while the broker was still ending the one
+            before.
+        left_out: the first few records that failed and that a handler left out, each in a line.
+        remarks: what else is logged of the batch, each in a line.
+        silent: as in the request: nothing of them was read.
+        memory: of the batch's worker; None: not known, or a small batch.
     """
 
     outcome: str
@@ -311,32 +301,22 @@ class BatchResult:
     deferred_offsets: bool = False
     failure: BatchFailure | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
-    """ms spent by the last hop's worker: ``read`` (waiting for and reading its input),
-    ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``, ``apply``;
-    and ``began``, the epoch ms at which it was called."""
     held_ms: float = 0.0
-    """For so long its transaction was open while the broker was still ending the one before."""
     figures: BatchFigures = field(default_factory=BatchFigures)
     left_out: list[str] = field(default_factory=list)
-    """The first few records that failed and that a handler left out, each in a line."""
     remarks: list[str] = field(default_factory=list)
-    """What else is logged of the batch, each in a line."""
     printed: list[Printed] = field(default_factory=list)
     silent: Sequence[TopicPartition] = ()
-    """As in the request: nothing of them was read."""
     memory: Taken | None = None
-    """Of the batch's worker; None: not known, or a small batch."""
 
     @property
     def committed(self) -> bool:
-        """True if the batch's effects are in Kafka and in the stores."""
         return self.outcome == COMMITTED
 
 
 @contextmanager
 def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Adds to ``timings`` how many ms the block took, also where it fails: the batch may be
-    computed again in the same attempt, and the time was spent all the same."""
+    """Adds to ``timings`` how many ms the block took, also where it fails: the time was spent."""
     began = time.perf_counter()
     try:
         yield
@@ -354,6 +334,9 @@ class BadRecord:
     offset: int
     node: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}@{self.offset}"
+
     @property
     def place(self) -> tuple[str, int, int]:
         return self.topic, self.partition, self.offset
@@ -369,8 +352,8 @@ class CodeLine:
 
 
 class BadEntry(NamedTuple):
-    """An entry of a store that cannot be read. ``key``: its bytes in hexadecimal, empty where it
-    is not known which; ``changelog``: the topic, None: there is none."""
+    """An entry that cannot be read. ``key``: in hexadecimal, empty if not known; ``changelog`` or
+    None."""
 
     store: str
     task: TaskId
@@ -393,8 +376,7 @@ class BadEntry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFailure:
-    """Why a micro-batch failed: said by the worker itself in its last row, or read from what Spark
-    says of a worker or a Column.
+    """Why a micro-batch failed: as the worker says, or what Spark says of a worker or a Column.
 
     Attributes:
         kind: one of `KINDS`.
@@ -448,8 +430,7 @@ class BatchFailure:
 
 
 class BatchFailedError(EverflowError):
-    """A job of a micro-batch failed; whether its transaction committed is not known (D6).
-    ``failure`` says why."""
+    """A micro-batch failed, which may be committed (D6). ``failure`` says why."""
 
     code = "EF-BATCH-FAILED"
 
@@ -476,9 +457,8 @@ def format_metadata(batch_id: str, stream_times: Mapping[str, int], layouts: str
 
 
 def parse_metadata(text: str | None) -> CommitMetadata:
-    """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text
-    gives no batch id. What follows the JSON objects is ignored: clients return stray bytes behind
-    them."""
+    """Inverse of `format_metadata`. Foreign text gives no batch id; a trailing NUL (librdkafka's)
+    and what clients return behind the JSON objects are ignored."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})
@@ -491,8 +471,7 @@ def parse_metadata(text: str | None) -> CommitMetadata:
 
 
 def of_kafka_streams(text: str | None) -> bool:
-    """True if Kafka Streams (Java) wrote the metadata of a committed offset: a version, a time and
-    its processors' metadata, in base64. Clients return stray bytes behind it."""
+    """True if Kafka Streams (Java) wrote the metadata: a version and a time, in base64."""
     try:
         data = base64.b64decode((text or "")[:KAFKA_STREAMS_HEAD], validate=True)
     except ValueError:

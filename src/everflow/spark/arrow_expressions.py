@@ -28,23 +28,21 @@ from everflow.columns.computation import (
 
 
 class ExpressionNode(NamedTuple):
-    """An expression: the name of its class in Catalyst, the fields that Spark ``says``, and what it
-    is made of."""
+    """The name of its class in Catalyst, the fields that Spark ``says``, and what it is made of."""
 
     kind: str
     says: Mapping[str, Any]
     children: tuple[ExpressionNode, ...]
 
     def walk(self) -> Iterator[ExpressionNode]:
-        """It and all below it, each before its children."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 class AnalysedPlan(NamedTuple):
-    """``operators``: the names of the plan's nodes, the last one first. ``expressions`` of all of
-    them; of a selection its Columns, in order."""
+    """``operators``: the plan's nodes, the last one first. ``expressions`` of all of them, in
+    order."""
 
     operators: tuple[str, ...]
     expressions: tuple[ExpressionNode, ...]
@@ -69,25 +67,21 @@ def reads_column(node: ExpressionNode) -> bool:
 
 
 def column_read(node: ExpressionNode) -> str:
-    """The name of the column that it reads. Spark resolves names in any case (``F.col("KEY")``,
-    unless ``spark.sql.caseSensitive`` says otherwise), and says them as the program wrote them; all
-    columns in sight have small letters."""
+    """The name of the column that it reads. Spark resolves names in any case, and says them as the
+    program wrote them; all columns in sight have small letters."""
     return str(node.says["name"]).lower()
 
 
 def _listed(node: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
-    """A plan node's expressions: each a list of nodes, each with its class. What a leaf gives is
-    none of them."""
+    """A plan node's expressions, each a list of nodes with classes; a leaf's output is none."""
     for name, value in node.items():
         if name == "output" or not isinstance(value, list):
             continue
         for found in [value, *value]:
-            if isinstance(found, list) and found and "class" in _mapping(found[0]):
+            if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+                continue
+            if "class" in found[0]:
                 yield found
-
-
-def _mapping(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
 
 
 def _tree(nodes: Iterator[Mapping[str, Any]]) -> ExpressionNode:
@@ -159,17 +153,14 @@ _Value = int | _Struct
 def arrow_expression_of(
     column: ExpressionNode, text: str, reads: pa.Schema, made: pa.DataType
 ) -> ArrowExpression:
-    """The Arrow expression of an analysed Column, in SQL ``text``, which reads the columns
-    ``reads`` by their names and makes a column of type ``made``. Raises NotInArrowError.
-    """
+    """The Arrow expression of an analysed Column (in SQL ``text``) over the columns ``reads``, of
+    type ``made``. Raises NotInArrowError."""
     if trying := _TRYING.search(text):
         raise NotInArrowError(trying.group().lower().rstrip("("))
     return _Translation(reads).run(column, made)
 
 
 class _Translation:
-    """The translation of one Column."""
-
     def __init__(self, reads: pa.Schema) -> None:
         self._builder = ArrowExpressionBuilder(reads)
         self._common: _Value | None = None
@@ -179,8 +170,7 @@ class _Translation:
         return self._builder.build(self._place(self._value(expression, None)), made)
 
     def _value(self, node: ExpressionNode, guard: int | None) -> _Value:
-        """Translates an expression. ``guard``: the place of where Spark computes it (None:
-        everywhere)."""
+        """``guard``: the place of where Spark computes it (None: everywhere)."""
         builder = self._builder
         match node.kind:
             case "AttributeReference":
@@ -259,9 +249,8 @@ class _Translation:
         return _Struct(tuple(zip(names, values, strict=True)), None)
 
     def _updated(self, node: ExpressionNode, guard: int | None) -> _Struct:
-        """``withField`` and ``dropFields``: the operations change the fields in turn, and a null
-        struct stays null. Spark writes them out as a struct of all its fields, which takes it
-        seconds of a wide one."""
+        """``withField`` and ``dropFields``, in turn; a null struct stays null. Spark writes them
+        out as a struct of all fields, which takes it seconds of a wide one."""
         given = self._value(node.children[0], guard)
         fields: list[tuple[str, _Value]]
         valid: int | None = None
@@ -313,7 +302,6 @@ class _Translation:
         return given.valid if wanted else builder.call("not", given.valid)
 
     def _logic(self, node: ExpressionNode, guard: int | None) -> int:
-        """The right side is not computed where the left one decides."""
         builder, conjunction = self._builder, node.kind == "And"
         left = self._place(self._value(node.children[0], guard))
         undecided = builder.truth(left, unknown=conjunction)
@@ -408,8 +396,7 @@ _TRANSPARENT = ("Alias", "Nvl", "If", "CaseWhen", "Coalesce", "Cast")
 
 
 def _operands(node: ExpressionNode, kind: str) -> list[ExpressionNode]:
-    """The operands of nested sums (``kind`` Add) or products, in order; another expression
-    alone."""
+    """The operands of nested sums (``kind`` Add) or products, in order; else the node."""
     if node.kind != kind and node.kind not in _TRANSPARENT:
         return [node]
     parts = [_operands(child, kind) for child in node.children]

@@ -4,13 +4,9 @@ The service in the JVM runs what Catalyst made of the Columns: the expressions o
 plan, compiled by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not
 as expected, are refused.
 
-In the projections every slot lives in columns ``p<id>`` (live), ``p<id>_k`` and ``p<id>_x``
-(value); expressions of the user run guarded by their slot's live flag, so that a row that an
-earlier filter removed is never evaluated: one row in is one row out, and the row for which a Column
-fails names the record.
-
-A selection that calls Python functions is cut as Spark's optimiser has cut it: what the functions
-read, a plan node for functions of one kind, what is made of their results. Each becomes a stage of
+One row in is one row out, and the row for which a Column fails names the record. A selection that
+calls Python functions is cut as Spark's optimiser has cut it: what the functions read, a plan node
+for functions of one kind, what is made of their results. Each becomes a stage of
 `everflow.topology.plan`.
 
 An Arrow expression seldom needs the Column that it stands for: planning and compiling that at every
@@ -24,11 +20,11 @@ import io
 import logging
 import pickle
 import socket
-import struct
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, cast
@@ -37,8 +33,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.cloudpickle import cloudpickle as untyped
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import (
     DataType,
@@ -49,20 +44,9 @@ from pyspark.sql.types import (
 )
 
 from everflow.sockets import socket_folder_of_process
-from everflow.topology.batches import ColumnRows
-from everflow.topology.graph import ColumnExpr, joined_sides
-from everflow.topology.plan import (
-    Call,
-    Chain,
-    Choice,
-    ColumnsOp,
-    Compute,
-    PhysicalPlan,
-    Pick,
-    Projection,
-    Slot,
-    Stage,
-)
+from everflow.topology.plan import Call, Chain, Compute, Pick, Stage, Ticket
+
+log = logging.getLogger("everflow.spark")
 
 # --- the service in the JVM -----------------------------------------------------------------------
 
@@ -96,7 +80,6 @@ class _Service:
     def add(
         self, projections: Sequence[tuple[Any, Any]], given: StructType, made: StructType
     ) -> tuple[str, int]:
-        """Prepare projections: of each the expressions, and the attributes that they read."""
         expressions, inputs = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
         for project_list, attributes in projections:
             expressions.add(project_list)
@@ -109,7 +92,6 @@ class _Service:
     def add_call(
         self, given: StructType, made: StructType, binary_as_bytes: bool
     ) -> tuple[str, tuple[int, int]]:
-        """Prepare how arguments are pickled and results unpickled: the number of each."""
         parse = self._session._jsparkSession.parseDataType
         self._prepared += 2
         arguments, results = self._prepared - 1, self._prepared
@@ -131,30 +113,10 @@ def computed(frame: DataFrame) -> tuple[str, int]:
 
     NotComputableError where it cannot. Any thread; the service lives as long as the JVM.
     """
-    with refused_internals():
+    with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project",))
         projections = [(plan.projectList(), plan.child().output()) for plan in nodes]
-        return prepared(frame.sparkSession, projections, schema_of(leaf), frame.schema)
-
-
-def prepared(
-    session: SparkSession,
-    projections: Sequence[tuple[Any, Any]],
-    given: StructType,
-    made: StructType,
-) -> tuple[str, int]:
-    """As `computed`, for Catalyst's own expressions and attributes, projection by projection."""
-    with _lock, refused_internals():
-        return _service(session).add(projections, given, made)
-
-
-def prepared_call(
-    session: SparkSession, given: StructType, made: StructType, binary_as_bytes: bool
-) -> tuple[str, tuple[int, int]]:
-    """Prepare a call of functions that take pickled rows: the socket's path, and the numbers under
-    which workers ask for pickled arguments and for results."""
-    with _lock, refused_internals():
-        return _service(session).add_call(given, made, binary_as_bytes)
+        return _service(frame.sparkSession).add(projections, schema_of(leaf), frame.schema)
 
 
 def _service(session: SparkSession) -> _Service:
@@ -176,16 +138,14 @@ def refused_internals() -> Iterator[None]:
 
 
 def empty_frame(session: SparkSession, schema: Any) -> DataFrame:
-    """No rows, of a Spark schema, which the optimiser takes for some: it leaves the selections
-    above alone."""
+    """No rows, which the optimiser takes for some: it leaves the selections above alone."""
     java: Any = session._jsparkSession
     rows = session.sparkContext._jsc.emptyRDD()
     return DataFrame(java.createDataFrame(rows, java.parseDataType(schema.json())), session)
 
 
 def nodes_of(frame: DataFrame, names: Collection[str]) -> tuple[Any, list[Any]]:
-    """The leaf of the optimised plan, and the nodes above it in the order they run, all of them
-    with one of ``names``."""
+    """The leaf of the optimised plan, and the nodes above it in turn, all of these ``names``."""
     plan: Any = frame._jdf.queryExecution().optimizedPlan()
     above = []
     while plan.nodeName() in names:
@@ -200,13 +160,8 @@ def schema_of(plan: Any) -> StructType:
     return cast(StructType, _parse_datatype_json_string(plan.schema().json()))
 
 
-log = logging.getLogger("everflow.spark")
-
 # --- preparing Columns when a worker asks ---------------------------------------------------------
 
-_NUMBER = struct.Struct(">i")
-_NUMBERS = struct.Struct(">ii")
-_FAILED = -1
 _door_lock = threading.Lock()
 _door: _Door | None = None
 
@@ -215,8 +170,8 @@ Prepare = Callable[[], tuple[str, int]]
 
 
 class _Door:
-    """One per process. Question: int32 ticket. Answer: int32 number, int32 length and the socket's
-    path; or -1, int32 length and why it cannot be had. All integers are big-endian."""
+    """One per process. A worker sends its ticket's number, and gets what `Prepare` gives, or why
+    not and None."""
 
     def __init__(self) -> None:
         self.path = str(socket_folder_of_process() / "d")
@@ -235,180 +190,51 @@ class _Door:
 
     def _serve(self) -> None:
         while True:
-            asking, _ = self._listening.accept()
-            with asking:
-                try:
-                    self._answer(asking)
-                except (OSError, struct.error) as error:
-                    log.debug("a worker has hung up at the door: %s", error)
+            accepted, _ = self._listening.accept()
+            with suppress(OSError, EOFError), Connection(accepted.detach()) as asking:
+                asking.send(self._answer(asking.recv()))
 
-    def _answer(self, asking: socket.socket) -> None:
-        (ticket,) = _NUMBER.unpack(asking.recv(_NUMBER.size, socket.MSG_WAITALL))
+    def _answer(self, ticket: int) -> tuple[str, int | None]:
         try:
-            text, number = self._redeemed(ticket)
+            if ticket not in self._prepared:
+                with self._lock:
+                    prepare = self._wanted[ticket]
+                log.info("Arrow leaves Columns to Spark for the first time: preparing them")
+                self._prepared[ticket] = prepare()
+            return self._prepared[ticket]
         except Exception as error:
             log.warning("Columns could not be prepared", exc_info=True)
-            text, number = f"{type(error).__name__}: {error}", _FAILED
-        said = text.encode()
-        asking.sendall(_NUMBERS.pack(number, len(said)) + said)
-
-    def _redeemed(self, ticket: int) -> tuple[str, int]:
-        if ticket not in self._prepared:
-            with self._lock:
-                prepare = self._wanted[ticket]
-            log.info("Arrow leaves Columns to Spark for the first time: preparing them")
-            self._prepared[ticket] = prepare()
-        return self._prepared[ticket]
+            return f"{type(error).__name__}: {error}", None
 
 
-def prepared_later(prepare: Prepare) -> tuple[str, int]:
-    """The door's path, and the ticket for which a worker gets there what ``prepare`` gives. It is
-    called once at most, by the door's thread. Any thread; lasts as long as the process."""
+def prepared_later(prepare: Prepare) -> Ticket:
+    """The ticket for what ``prepare`` gives, which the door's thread calls once at most. Any
+    thread."""
     global _door
     with _door_lock:
         _door = _door or _Door()
-        return _door.path, _door.add(prepare)
+        return Ticket(_door.path, _door.add(prepare))
 
 
-# --- Catalyst's projections -----------------------------------------------------------------------
+# --- Columns as stages ----------------------------------------------------------------------------
 
 
 def spark_type(kind: pa.DataType) -> DataType:
-    """The Spark type of an Arrow type (``null`` becomes string: Spark cannot carry void columns
-    through Arrow)."""
+    """The Spark type of an Arrow type (``null`` becomes string: Spark carries no void columns)."""
     return StringType() if pa.types.is_null(kind) else from_arrow_type(kind)
 
 
 def struct_type(fields: pa.Schema) -> StructType:
-    """Columns of these Arrow types as Spark sees them."""
     return StructType([StructField(field.name, spark_type(field.type)) for field in fields])
 
-
-def column_rows(plan: PhysicalPlan, op: ColumnsOp) -> ColumnRows:
-    """The rows for which it is computed."""
-    return ColumnRows(
-        given=plan.slots[op.input],
-        made=tuple(plan.slots[slot] for slot in op.outputs),
-        uses=op.uses,
-    )
-
-
-def computed_slots(frame: DataFrame, plan: PhysicalPlan, op: ColumnsOp) -> DataFrame:
-    """A frame of `ColumnRows` -> the columns of the slots that are made, row by row."""
-    rows = column_rows(plan, op)
-    topics = {source.index: source.topic for source in plan.sources}
-    given = rows.given
-    frame = frame.select(
-        *[F.col(field.name) for field in rows.meta().values()],
-        F.lit(True).alias(f"p{given.id}"),
-        F.col(f"p{given.id}_k"),
-        _assemble(given).alias(f"p{given.id}_x"),
-    )
-    for projection in op.projections:
-        frame = _projected(frame, projection, plan.slots[projection.input], rows, topics)
-    columns = [column for slot in rows.made for column in _slot_columns(slot)]
-    return frame.select(
-        *[
-            column.cast(spark_type(field.type)).alias(field.name)
-            for column, field in zip(columns, rows.made_schema(), strict=True)
-        ]
-    )
-
-
-def _projected(
-    frame: DataFrame,
-    projection: Projection | Choice,
-    given: Slot,
-    rows: ColumnRows,
-    topics: Mapping[int, str],
-) -> DataFrame:
-    """One node on one slot. The names the user sees (key, value, ...) exist only inside this
-    selection."""
-    i, o = projection.input, projection.output
-    before = frame.columns
-    seen = frame.select(
-        "*",
-        F.col(f"p{i}_k").alias("key"),
-        F.col(f"p{i}_x").alias("value"),
-        *[
-            (_topic_name(topics) if name == "topic" else F.col(field.name)).alias(name)
-            for name, field in rows.meta().items()
-        ],
-        *[F.col(f"p{i}_x")[side].alias(side) for side in joined_sides(given.type.value)],
-    )
-    live = F.coalesce(F.col(f"p{i}"), F.lit(False))
-    if isinstance(projection, Choice):
-        chosen = projection.column.column.cast(spark_type(projection.type))
-        value = F.struct(chosen.alias(projection.what), F.col("value").alias("value"))
-        new = [
-            live.alias(f"p{o}"),
-            F.col("key").alias(f"p{o}_k"),
-            F.when(live, value).alias(f"p{o}_x"),
-        ]
-        return seen.select(*[F.col(name) for name in before], *new)
-    node = projection.node
-    if node.predicate is not None:
-        live = F.when(live, F.coalesce(node.predicate.column, F.lit(False))).otherwise(F.lit(False))
-        seen = seen.select("*", live.alias(f"p{o}"))
-        live = F.col(f"p{o}")
-    else:
-        seen = seen.select("*", live.alias(f"p{o}"))
-    key = _column(node.key, "key")
-    value = _column(node.value, "value")
-    guarded = F.coalesce(F.col(f"p{o}"), F.lit(False))
-    key_type, value_type = spark_type(node.out.key), spark_type(node.out.value)
-    return seen.select(
-        *[F.col(name) for name in before],
-        F.col(f"p{o}"),
-        F.when(guarded, key).cast(key_type).alias(f"p{o}_k"),
-        F.when(guarded, value).cast(value_type).alias(f"p{o}_x"),
-    )
-
-
-def _column(given: ColumnExpr | None, name: str) -> Column:
-    """A projection's key or value: a Column, the text of one, or the existing one under
-    ``name``."""
-    if given is None:
-        return F.col(name)
-    column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
-    return column
-
-
-def _topic_name(topics: Mapping[int, str]) -> Column:
-    name = F.lit(None).cast("string")
-    for index, topic in topics.items():
-        name = F.when(F.col("_src") == index, F.lit(topic)).otherwise(name)
-    return name
-
-
-def _assemble(slot: Slot) -> Column:
-    """A slot's value from its flat columns."""
-    name = f"p{slot.id}"
-    if not pa.types.is_struct(slot.type.value):
-        return F.col(f"{name}_v")
-    fields = [F.col(f"{name}_v{i}").alias(field.name) for i, field in enumerate(slot.type.value)]
-    return F.when(F.coalesce(F.col(f"{name}_vn"), F.lit(False)), F.struct(*fields))
-
-
-def _slot_columns(slot: Slot) -> Sequence[Column]:
-    name = f"p{slot.id}"
-    live = F.coalesce(F.col(name), F.lit(False))
-    columns = [live, F.col(f"{name}_k")]
-    value = F.col(f"{name}_x")
-    if not pa.types.is_struct(slot.type.value):
-        return [*columns, value]
-    return [*columns, value.isNotNull(), *[value[field.name] for field in slot.type.value]]
-
-
-# --- Columns that call Python functions -----------------------------------------------------------
 
 _CALLS = ("ArrowEvalPython", "BatchEvalPython")
 
 
 def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
     """The stages of ``frame``, some selections above an `empty_frame`, and the socket where they
-    are computed (empty: nowhere). NotComputableError where they cannot be."""
-    with refused_internals():
+    are computed (empty: nowhere). NotComputableError."""
+    with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project", *_CALLS))
         cut = _Cut(frame.sparkSession, schema_of(leaf))
         for node in nodes:
@@ -445,13 +271,13 @@ class _Cut:
         if len(picks) == len(paths):
             self.stages += picks
         else:
-            self.path, number = prepared(self._session, self._waiting, self._given, made)
+            service = _service(self._session)
+            self.path, number = service.add(self._waiting, self._given, made)
             self.stages.append(Compute(number, _arrow(made)))
         self._given, self._waiting = made, []
 
     def call(self, node: Any) -> None:
-        """A plan node that calls functions: its inputs are computed behind the columns that it
-        keeps."""
+        """A plan node that calls functions, whose inputs stand behind the columns that it keeps."""
         kept = node.child().output()
         inputs: list[Any] = []
         chains = tuple(self._chain(udf, inputs) for udf in _items(node.udfs()))
@@ -467,7 +293,7 @@ class _Cut:
         pickled = None
         if node.nodeName() == "BatchEvalPython":
             as_bytes = settings.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
-            self.path, pickled = prepared_call(self._session, given, made, as_bytes)
+            self.path, pickled = _service(self._session).add_call(given, made, as_bytes)
         self.stages.append(
             Call(
                 eval_type=int(node.udfs().apply(0).evalType()),
@@ -487,8 +313,8 @@ class _Cut:
         return dict(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(settings))
 
     def _chain(self, udf: Any, inputs: list[Any]) -> Chain:
-        """A call and those inside it that Spark makes in one breath. Its arguments are added to
-        ``inputs``, each once."""
+        """A call and those inside it that Spark makes at once. Its arguments are added to
+        ``inputs``."""
         calls = [udf]
         while udf.children().size() == 1 and _class(udf.children().apply(0)) == "PythonUDF":
             udf = udf.children().apply(0)
@@ -506,7 +332,6 @@ class _Cut:
         return Chain(functions, tuple(arguments))
 
     def _command(self, udf: Any) -> bytes:
-        """The pickled function of a call."""
         return bytes(udf.func().command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
 
 

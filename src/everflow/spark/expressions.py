@@ -60,7 +60,6 @@ from everflow.topology.graph import (
     EdgeType,
     column_names,
     columns_in_sight,
-    joined_sides,
     same_type,
 )
 from everflow.user_program import UNDECODED
@@ -77,8 +76,8 @@ _added = itertools.count()
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analysis of one Column over one schema. ``schema``: of the selection, as Spark's JSON;
-    ``plan``: the analysed plan, as Spark's JSON; ``sql``: the Column's text once it is resolved."""
+    """Of one Column over one schema. ``schema`` of the selection and analysed ``plan``: Spark's
+    JSON; ``sql``: the resolved Column's text."""
 
     schema: str
     plan: str
@@ -87,12 +86,10 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """Identifies an analysis: the Column as Java writes it, not as it reads (``1`` may be a text or
-    a number), without the line of the program; the ``schema``, Spark's version and our settings.
-
-    None if more could matter: in a Spark of the user's, or with the user's extensions or catalogs,
-    and for a Column that Java cannot write.
-    """
+    """Identifies an analysis: the Column as Java writes it (``1`` may read as a text or a number),
+    without the line of the program; ``schema``, Spark's version and our settings. None if more
+    could matter: a Spark of the user's, or with extensions or catalogs, and a Column that Java
+    cannot write."""
     context = plain_context()
     if context is None:
         return None
@@ -107,8 +104,7 @@ def key_of(column: Column, schema: str) -> str | None:
 
 
 def kept(key: str | None) -> Analysis | None:
-    """An earlier analysis; None if there is none, or if Spark's SQL runs already: then it is asked,
-    and answers for the user's own session."""
+    """An earlier analysis; None if there is none, and if Spark's SQL runs: then that is asked."""
     if key is None or sql_runs():
         return None
     try:
@@ -190,8 +186,7 @@ def any_written() -> bool:
 
 
 def written_at(moment_us: int) -> datetime | None:
-    """The datetime without a zone that became this moment on this machine, and would be another one
-    where the local time is UTC; None: there was none."""
+    """The datetime without a zone that became this moment here, and another one in UTC; or None."""
     return _written.get(moment_us)
 
 
@@ -269,6 +264,9 @@ _KIND_BY_SQL_ERROR = {
 
 _BY_LANGUAGE = frozenset({"Upper", "Lower", "InitCap", "ILike"})
 
+_IN_SIGHT = frozenset(
+    {"key", "value", "timestamp", "topic", "partition", "offset", "headers", "left", "right"}
+)
 _quiet = threading.RLock()
 """Held while PySpark's loggers are disabled."""
 
@@ -300,7 +298,8 @@ def analyse(
     if refused:
         what, instead = refused
         raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
-    if any_written() and any(map(_is_moment, analysed.walk())):
+    literals = (node for node in analysed.walk() if node.kind == "Literal")
+    if any_written() and any(node.says["dataType"] == "timestamp" for node in literals):
         _refuse_local_times(column, schema, text, where)
     if letters_of():
         _refuse_other_letters(analysed, text, where)
@@ -359,13 +358,9 @@ def _asked(column: Column, schema: str, text: str, edge: EdgeType, where: str | 
     )
 
 
-def _is_moment(node: ExpressionNode) -> bool:
-    return node.kind == "Literal" and node.says["dataType"] == "timestamp"
-
-
 def _refuse_local_times(column: Column, schema: str, text: str, where: str | None) -> None:
-    """TopologyError for a constant that was a datetime without a zone. The plan's JSON says
-    moments in the zone of whatever session is active, so the JVM is asked."""
+    """TopologyError for a constant that was a datetime without a zone. The JSON says moments in the
+    active session's zone, so the JVM is asked."""
     plan = _empty_frame(get_session(), schema).select(column)._jdf.queryExecution().analyzed()
     leaves = plan.expressions().apply(0).collectLeaves()
     for at in range(leaves.size()):
@@ -395,8 +390,8 @@ def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> N
 def _in_arrow(
     column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
 ) -> tuple[ArrowExpression | None, str]:
-    """The Column's Arrow expression; or why it has none. Whatever the translation stumbles over is
-    Spark's: it has judged the Column, and computes it."""
+    """The Column's Arrow expression, or why it has none: what the translation stumbles over is
+    Spark's."""
     try:
         return arrow_expression_of(column, sql, reads, made), ""
     except NotInArrowError as error:
@@ -409,7 +404,6 @@ def _in_arrow(
 
 
 def spark_type(type_: pa.DataType) -> st.DataType:
-    """The Spark type of an edge's Arrow type."""
     return from_arrow_type(normal_type(type_))
 
 
@@ -432,24 +426,9 @@ def arrow_type(
 @lru_cache(maxsize=256)
 def _schema(key: pa.DataType, value: pa.DataType) -> str:
     """Schema of the columns in sight, as Spark's JSON."""
-    header = st.StructType(
-        [st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())]
-    )
-    return st.StructType(
-        [
-            st.StructField("key", from_arrow_type(key)),
-            st.StructField("value", from_arrow_type(value)),
-            st.StructField("timestamp", st.LongType()),
-            st.StructField("topic", st.StringType()),
-            st.StructField("partition", st.IntegerType()),
-            st.StructField("offset", st.LongType()),
-            st.StructField("headers", st.ArrayType(header)),
-            *[
-                st.StructField(side, from_arrow_type(type_))
-                for side, type_ in joined_sides(value).items()
-            ],
-        ]
-    ).json()
+    seen = columns_in_sight(EdgeType(key, value), _IN_SIGHT)
+    fields = [st.StructField(one.name, from_arrow_type(one.type)) for one in seen]
+    return st.StructType(fields).json()
 
 
 @lru_cache(maxsize=256)
@@ -487,7 +466,6 @@ def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
 
 
 def _typed(kind: st.DataType) -> st.DataType:
-    """The type with strings in place of voids."""
     match kind:
         case st.NullType():
             return st.StringType()
@@ -507,7 +485,6 @@ def _typed(kind: st.DataType) -> st.DataType:
 
 
 def _doubled_field(type_: pa.DataType) -> str | None:
-    """The name that two fields of a struct have, however deep."""
     if pa.types.is_struct(type_):
         names: list[str] = [field.name for field in type_]
         if len(set(names)) < len(names):
@@ -517,8 +494,8 @@ def _doubled_field(type_: pa.DataType) -> str | None:
 
 
 def _stays_in_spark(type_: st.DataType) -> bool:
-    """True if a part of it is a variant or a time of day: PySpark names an Arrow type for them, and
-    does not take what it made back."""
+    """True for variants and times of day: PySpark names an Arrow type, but does not take it
+    back."""
     if isinstance(type_, st.StructType):
         return any(_stays_in_spark(field.dataType) for field in type_)
     if isinstance(type_, st.ArrayType):
@@ -533,8 +510,7 @@ def _text(column: Column) -> str:
 
 
 def _readable(text: str) -> str:
-    """Spark shows the arguments of a UDF as its own nodes; here they are the columns' names, or
-    ``...``."""
+    """Spark shows the arguments of a UDF as its own nodes; here they are names, or ``...``."""
     before, found, rest = text.partition("columnnodeexpression(")
     if not found:
         return text
@@ -575,7 +551,7 @@ def _not_analysable(
 
 
 def _field_hint(edge: EdgeType, error: Exception) -> str:
-    """A hint for ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
+    """For ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
     parameters: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     unknown = parameters.get("objectName", "").strip("`")
     structs = [
@@ -598,8 +574,7 @@ def _field_hint(edge: EdgeType, error: Exception) -> str:
 
 @contextmanager
 def without_error_log() -> Iterator[None]:
-    """pyspark logs each AnalysisException with its JVM stack to stderr; ours already says it in one
-    line."""
+    """pyspark logs each AnalysisException with its JVM stack; ours says it in one line."""
     # By PySpark's own way: a plain logger of that name cannot take what PySpark logs with, and
     # every failing job would raise.
     loggers = [

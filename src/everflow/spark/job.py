@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 
 from everflow.errors import EverflowError, SetupError
 from everflow.spark.launch import daemon_ahead
-from everflow.spark.session import mark_as_ours, prepare_environment, running_context
+from everflow.spark.session import OURS, prepare_environment, running_context
 from everflow.travel.own_code import program_folders
 
 _AHEAD_S = 20.0
@@ -28,8 +28,7 @@ _NAMED_BY = ("spark.job.description", "callSite.short")
 
 
 class SparkJobError(EverflowError):
-    """A job failed; the text is the JVM's, with the workers' traceback. ``stack``: the JVM's, where
-    the text is without."""
+    """A job failed; the text is the JVM's. ``stack``: the JVM's, where the text is without."""
 
     code = "EF-SPARK-JOB"
 
@@ -39,8 +38,7 @@ class SparkJobError(EverflowError):
 
 
 class SparkGoneError(SparkJobError):
-    """The JVM is gone or its SparkContext was stopped: no job will ever run again in this
-    process."""
+    """The JVM is gone or its SparkContext was stopped: no job will run again in this process."""
 
     code = "EF-SPARK-GONE"
 
@@ -81,7 +79,7 @@ class ServingJob:
             return ()
 
         self._context = context
-        self._properties = {**dict.fromkeys(_NAMED_BY, name), **properties}
+        self._properties = {OURS: "true", **dict.fromkeys(_NAMED_BY, name), **properties}
         self._before = _ahead.pop(number, None)
         self._rdd = _in_own_workers(context, run)
         self.ended = threading.Event()
@@ -91,7 +89,6 @@ class ServingJob:
         )
 
     def start(self) -> None:
-        """Submit the job; returns at once."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
@@ -101,7 +98,6 @@ class ServingJob:
         if self._before is not None:
             self._before.join(_AHEAD_S)
         try:
-            mark_as_ours(self._context)
             for name, text in self._properties.items():
                 self._context.setLocalProperty(name, text)
             self._rdd.collect()
@@ -112,9 +108,8 @@ class ServingJob:
 
 
 def launch_daemon_ahead() -> None:
-    """Let the workers' daemon import while Spark starts; returns at once. For whoever is about to
-    start Spark, with the path that the program has: a daemon of another one is not taken. Nothing
-    happens where a Spark runs. Not for several threads at once."""
+    """Let the workers' daemon import while Spark starts, with the path that the program has by
+    then; returns at once. Nothing happens where a Spark runs. Not for several threads at once."""
     if running_context() is not None:
         return
     with suppress(SetupError):  # the start of Spark reports it
@@ -123,9 +118,9 @@ def launch_daemon_ahead() -> None:
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:
-    """Start the workers of so many stream threads while the driver has other things to do: their
-    imports and Spark's first job take 1.5 s. Returns at once; the job that then needs such a worker
-    reports a failure. Not for several threads at once."""
+    """Start the workers of so many stream threads: their imports and Spark's first job take 1.5 s.
+    Returns at once; the job that then needs a worker reports a failure. Not for several threads at
+    once."""
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
@@ -139,8 +134,8 @@ def _nothing() -> None:
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:
-    """SparkGoneError if Spark itself ended, SparkJobError otherwise. An AttributeError that is not
-    about a context that was stopped in this process goes on."""
+    """SparkGoneError if Spark ended, else SparkJobError. Another AttributeError than of a stopped
+    context goes on."""
     try:
         lives = context._jsc is not None and not context._jsc.sc().isStopped()
     except (Py4JError, OSError):  # nobody answers any more
@@ -155,9 +150,8 @@ def failure(context: SparkContext, error: Exception) -> SparkJobError:
 
 
 def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterable[int]]) -> Any:
-    """The JVM's RDD of ``run`` over one partition, as ``RDD.mapPartitions`` makes it, in workers
-    with the environment of everflow's: ``SparkContext.environment`` is the user's functions', too.
-    """
+    """The JVM's RDD of ``run`` over one partition, as ``RDD.mapPartitions`` makes it, in everflow's
+    workers: ``SparkContext.environment`` is the user's functions', too."""
     source = context.parallelize([0], 1)
     serializer = source._jrdd_deserializer
     command = (lambda _, rows: run(rows), None, serializer, serializer)

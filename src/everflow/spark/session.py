@@ -38,9 +38,12 @@ from everflow.sockets import socket_folder_of_process
 from everflow.spark.launch import jvm_launch
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 
+log = logging.getLogger("everflow.spark")
+
 # --- a Spark that runs already --------------------------------------------------------------------
 
-_OURS = "mdc.everflow"
+OURS = "mdc.everflow"
+"""A local property of everflow's jobs: who runs them tells what fails."""
 _looked_at: WeakSet[SparkContext] = WeakSet()
 _LEVELS = {
     "org.apache.spark.scheduler.TaskSetManager": "OFF",
@@ -77,7 +80,7 @@ def require_local(master: str) -> None:
 
 
 def adopt(running: SparkContext) -> SparkContext | None:
-    """The context that runs, ready for everflow; None if it was stopped. SetupError if it cannot
+    """The running context, ready for everflow; None if it was stopped. SetupError if it cannot
     serve."""
     try:
         if running._jsc is None or running._jsc.sc().isStopped():
@@ -103,16 +106,6 @@ def adopt(running: SparkContext) -> SparkContext | None:
     return running
 
 
-def mark_as_ours(context: SparkContext) -> None:
-    """Jobs of the calling thread are everflow's: who runs them tells what fails."""
-    context.setLocalProperty(_OURS, "true")
-
-
-def is_own(context: SparkContext) -> None:
-    """everflow has started it: what its JVM says goes to the log file, all of it."""
-    _looked_at.add(context)
-
-
 def _hush(running: SparkContext) -> None:
     """Its JVM writes to the user's terminal: a hundred lines of Java for every attempt at a batch
     that fails. What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to
@@ -124,7 +117,7 @@ def _hush(running: SparkContext) -> None:
         log4j = gateway.jvm.org.apache.logging.log4j
         spark_logging = log4j.LogManager.getContext(False)
         pairs = gateway.new_array(log4j.core.util.KeyValuePair, 1)
-        pairs[0] = log4j.core.util.KeyValuePair(_OURS, "true")
+        pairs[0] = log4j.core.util.KeyValuePair(OURS, "true")
         results = log4j.core.Filter.Result
         ours = log4j.core.filter.ThreadContextMapFilter.createFilter(
             pairs, "or", results.DENY, results.NEUTRAL
@@ -156,8 +149,8 @@ def hush_accumulators(context: SparkContext) -> None:
 
 
 def _reap(running: SparkContext) -> None:
-    """A notebook's kernel that is shut down ends its child processes, and waits half a minute for
-    one that has ended until somebody asks for its exit code: PySpark does not."""
+    """A notebook's kernel waits half a minute at its end for a child process that nobody has
+    reaped."""
     process = getattr(running._gateway, "proc", None)
     if process is not None:
         threading.Thread(target=process.wait, name="everflow-spark-jvm", daemon=True).start()
@@ -166,9 +159,11 @@ def _reap(running: SparkContext) -> None:
 def wanted_settings(
     app_name: str | None, slots: int | None, conf: Mapping[str, object] | None
 ) -> dict[str, str]:
-    """The arguments of `everflow.session` as settings of Spark. SetupError where they contradict
-    each other."""
-    found = {key: _text(value) for key, value in (conf or {}).items()}
+    """The arguments of `everflow.session` as settings of Spark. SetupError for contradictions."""
+    found = {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in (conf or {}).items()
+    }
     given = {
         "spark.app.name": app_name,
         "spark.master": None if slots is None else f"local[{slots},1]",
@@ -214,29 +209,23 @@ def differing(running: SparkContext, wanted: Mapping[str, str]) -> None:
         )
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 # --- a stand-in until Spark is needed -------------------------------------------------------------
 
-_chosen: list[Callable[[], object]] = []
-"""Ways to start Spark, of the callers that are inside `started_by`."""
+_starts: list[Callable[[], object]] = []
+"""Ways to start Spark, of the callers that are inside `started_by`; else it is `get_context`."""
 
 
 class LaterContext:
     """Stands in for the active SparkContext: the first attribute access starts the real one, which
     then answers this and every later one, and is the active one. Any thread may ask."""
 
-    def __init__(self, start: Callable[[], object]) -> None:
-        self._start = start
-        self._real: SparkContext | None = None
+    _real: SparkContext | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked by copy, pickle, notebooks: not meant for Spark
             raise AttributeError(name)
         if self._real is None:
-            (_chosen[-1] if _chosen else self._start)()
+            (_starts[-1] if _starts else get_context)()
             self._real = running_context()
         return getattr(self._real, name)
 
@@ -251,22 +240,15 @@ def running_context() -> SparkContext | None:
     return found if isinstance(found, SparkContext) else None
 
 
-def stand_in(start: Callable[[], object]) -> None:
-    """Let ``start``, which starts a SparkContext, be called when PySpark is first asked for one.
-    Nothing changes where one runs, or a stand-in is there already."""
-    if SparkContext._active_spark_context is None:
-        SparkContext._active_spark_context = LaterContext(start)  # type: ignore[assignment]
-
-
 @contextmanager
 def started_by(start: Callable[[], object]) -> Iterator[None]:
     """While in the block a stand-in starts Spark by ``start``, which calls `get_context` and says
     that it does."""
-    _chosen.append(start)
+    _starts.append(start)
     try:
         yield
     finally:
-        _chosen.remove(start)
+        _starts.remove(start)
 
 
 @contextmanager
@@ -281,8 +263,6 @@ def real_one_starts() -> Iterator[None]:
         if isinstance(before, LaterContext) and SparkContext._active_spark_context is None:
             SparkContext._active_spark_context = before  # type: ignore[assignment]
 
-
-log = logging.getLogger("everflow.spark")
 
 # --- everflow's own Spark, and the session for Columns --------------------------------------------
 
@@ -339,6 +319,7 @@ own."""
 _SQL_MAY_DIFFER = ("spark.sql.", "spark.jars", "spark.plugins", "spark.driver.extraClassPath")
 """Beginnings of settings that may give SQL other functions, rules or defaults."""
 
+_socket_folder = cache(socket_folder_of_process)
 _lock = threading.RLock()
 _own: tuple[SparkContext, SparkSession] | None = None
 _plain: SparkContext | None = None
@@ -416,7 +397,8 @@ def start_when_asked() -> None:
     `get_context` starts then. Raises SetupError for a running Spark that cannot serve."""
     with _lock:
         _running()
-        stand_in(get_context)
+        if SparkContext._active_spark_context is None:
+            SparkContext._active_spark_context = LaterContext()  # type: ignore[assignment]
 
 
 def get_session() -> SparkSession:
@@ -444,8 +426,7 @@ def sql_runs() -> bool:
 
 
 def slots_of(context: SparkContext) -> int:
-    """Number of tasks that run at once. Not ``defaultParallelism``, which is a setting of its
-    own."""
+    """Number of tasks that run at once (``defaultParallelism`` is a setting of its own)."""
     cores = int(context._jsc.sc().schedulerBackend().totalCores())
     return cores // int(context.getConf().get("spark.task.cpus", "1") or 1)
 
@@ -475,7 +456,7 @@ def _start(
     ):
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
-        is_own(context)
+        _looked_at.add(context)  # what its JVM says goes to the log file, all of it
         hush_accumulators(context)
         # By one call: ``getConf().getAll()`` asks the JVM some hundred times.
         lines = context._conf.toDebugString().splitlines()
@@ -498,7 +479,7 @@ def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
     defaults = {
         "spark.master": f"local[{slots},1]",
         "spark.app.name": "everflow",
-        **context_settings(_socket_folder()),
+        **context_settings(str(_socket_folder())),
     }
     return SparkConf().setAll(list({**defaults, **wanted}.items()))
 
@@ -511,11 +492,6 @@ def prepare_environment() -> None:
     # another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS)
-
-
-@cache
-def _socket_folder() -> str:
-    return str(socket_folder_of_process())
 
 
 @contextmanager
@@ -560,8 +536,7 @@ def context_settings(socket_folder: str) -> dict[str, str]:
 
 
 def _users() -> SparkSession:
-    """The user's session, made if there is none: the first one becomes the process's default, so it
-    must not be ours."""
+    """The user's session, made if there is none: the first becomes the process's default."""
     get_context()
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 

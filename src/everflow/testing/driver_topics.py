@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from everflow.columns.key_partitions import MURMUR2
 from everflow.errors import TopologyError
+from everflow.instance.tasks.task import ActiveTask
 from everflow.instance.thread.planning import IdleSources, IdleTimes
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.serdes import Serde
@@ -135,13 +136,6 @@ def _count(partitions: Partitions, topic: str) -> int:
     return partitions if isinstance(partitions, int) else partitions.get(topic, 1)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    id: TaskId
-    inputs: tuple[TopicPartition, ...]
-    stream_times: Mapping[str, int]
-
-
 class DriverSilence:
     """Idle sources of a test driver, by its wall clock (note 025). ``stream_times``: of the tasks,
     as the driver keeps them; ``inputs``: partitions that each task reads."""
@@ -178,8 +172,10 @@ class DriverSilence:
         available = {tp: OffsetRange(0, int(tp in read)) for task in tasks for tp in task.inputs}
         return self._idle_sources.due(tasks, available, now_ms)
 
-    def _tasks(self) -> list[_Reader]:
+    def _tasks(self) -> list[ActiveTask]:
         return [
-            _Reader(task, tuple(listed), self._stream_times.get(task, {}))
+            ActiveTask(
+                id=task, inputs=tuple(listed), stream_times=dict(self._stream_times.get(task, {}))
+            )
             for task, listed in self._inputs.items()
         ]

@@ -76,7 +76,6 @@ from everflow.topology.plan import (
     GlobalTable,
     LoadedTable,
     PhysicalPlan,
-    Source,
     emitting_every_update,
     plan,
     with_default_extractor,
@@ -86,7 +85,7 @@ from everflow.topology.subtopologies import cut
 from everflow.user_program import user_line
 from everflow.worker.columns import ColumnClient
 from everflow.worker.decode import LogDecoder
-from everflow.worker.failures import DescribedFailure, RecordFailure, UndecodableRecord
+from everflow.worker.failures import DescribedFailure, RecordFailure, Sources, UndecodableRecord
 from everflow.worker.functions import BY_KEY
 from everflow.worker.global_records import GlobalRecords
 from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
@@ -490,8 +489,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 if topic in self._looped:
                     looped.append(record)
         if result.dead_letters is not None and self._dead_letter_topic is not None:
-            read = {source.index: source.topic for source in self._plan.sources}
-            self._outputs.add(_dead(result.dead_letters, self._dead_letter_topic, read))
+            letters, topic = result.dead_letters, self._dead_letter_topic
+            self._outputs.add(_dead(letters, topic, self._plan.sources))
         return looped
 
     def _changelog(self, store: str) -> str:
@@ -590,12 +589,12 @@ def _serdes(operator: str, key: object, value: object, where: str | None) -> tup
     )
 
 
-def _dead(letters: EdgeBatch, topic: str, topics: dict[int, str]) -> Iterator[RawRecord]:
+def _dead(letters: EdgeBatch, topic: str, sources: Sources) -> Iterator[RawRecord]:
     for key, value, time, headers in zip(
         letters.key.to_pylist(),
         letters.value.to_pylist(),
         letters.timestamp.tolist(),
-        letter_headers(letters, topics),
+        letter_headers(letters, sources),
         strict=True,
     ):
         yield RawRecord(
@@ -623,9 +622,7 @@ class _MemorySink:
         self.partitions: list[Int64] = []
         """Of the records of each output of the last batch."""
 
-    def __call__(
-        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-    ) -> BatchResult:
+    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
         take_letters(result, sources)
         found = [_partitioned(output, self._count) for output in result.outputs]
         result.outputs = [output for output, _ in found]

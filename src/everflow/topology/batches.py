@@ -1,4 +1,4 @@
-"""Batches of records by slot, what joins them, and the rows of records that the JVM computes.
+"""Batches of records by slot, and what joins them.
 
 A record that fails is left out, and its batch is computed again. The functions' results for all
 other records are kept (`KnownResults`), so that none is called twice (note 041).
@@ -6,33 +6,14 @@ other records are kept (`KnownResults`), so that none is called twice (note 041)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from everflow.records import (
-    HEADERS,
-    EdgeBatch,
-    Int64,
-    KeyPlaces,
-    joined_headers,
-    no_headers,
-)
-from everflow.topology.plan import Slot
-
-_META = {
-    "topic": pa.field("_src", pa.int32()),
-    "partition": pa.field("_part", pa.int32()),
-    "offset": pa.field("_off", pa.int64()),
-    "timestamp": pa.field("_ts", pa.int64()),
-    "headers": pa.field("_hdr", HEADERS),
-}
-"""The columns of `ColumnRows` beside key and value, by the name that users see; the topic is the
-index of its source."""
+from everflow.records import EdgeBatch, Int64, KeyPlaces, joined_headers
 
 
 @dataclass(kw_only=True)
@@ -54,84 +35,6 @@ class BatchInput:
     """The partitions of these records' keys."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnRows:
-    """The rows of records for which Spark's code computes Columns, one for each record of a slot.
-
-    They have what the Columns use of `_META`, key (``p<id>_k``) and value: ``p<id>_v`` or, for
-    structs, one column per field ``p<id>_v<i>`` after ``p<id>_vn`` (value present). For each slot
-    that is made the same comes back, row by row, behind ``p<id>`` (whether the record is there).
-    """
-
-    given: Slot
-    made: tuple[Slot, ...]
-    uses: frozenset[str]
-
-    def meta(self) -> dict[str, pa.Field]:
-        """The fields of `_META` that the Columns use, by the name that users see."""
-        return {name: field for name, field in _META.items() if name in self.uses}
-
-    def given_schema(self) -> pa.Schema:
-        return pa.schema([*self.meta().values(), *_fields(self.given)])
-
-    def made_schema(self) -> pa.Schema:
-        return pa.schema([field for slot in self.made for field in made_fields(slot)])
-
-    def of(self, batch: EdgeBatch) -> pa.RecordBatch:
-        count, schema = len(batch), self.given_schema()
-        found = {
-            "topic": batch.source,
-            "partition": batch.partition,
-            "offset": batch.offset,
-            "timestamp": batch.timestamp,
-            "headers": no_headers(count) if batch.headers is None else batch.headers,
-        }
-        columns = [found[name] for name in self.meta()]
-        columns += [batch.key]
-        if pa.types.is_struct(self.given.type.value):
-            columns.append(pc.is_valid(batch.value))
-            columns += [
-                pc.struct_field(batch.value, [i]) for i in range(self.given.type.value.num_fields)
-            ]
-        else:
-            columns.append(batch.value)
-        arrays = [_typed(column, field) for column, field in zip(columns, schema, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def records(self, batch: EdgeBatch, table: pa.Table) -> Iterator[tuple[int, EdgeBatch]]:
-        """Slot id and records of what was made of the rows of ``batch``."""
-        for slot in self.made:
-            fields = made_fields(slot)
-            live = _chunk(table, fields[0].name)
-            columns = {
-                field.name: readable(_as(_chunk(table, field.name), field.type))
-                for field in fields[1:]
-            }
-            kept = batch
-            if live.null_count or pc.sum(live).as_py() != len(live):
-                there = pc.fill_null(live, False).to_numpy(zero_copy_only=False)
-                keep = np.flatnonzero(there)
-                index = pa.array(keep, pa.int64())
-                kept = batch.take(keep)
-                columns = {name: column.take(index) for name, column in columns.items()}
-            key = columns[f"p{slot.id}_k"]
-            yield slot.id, kept.with_columns(key, _assemble(columns, slot))
-
-
-def _fields(slot: Slot) -> list[pa.Field]:
-    name, kind = f"p{slot.id}", slot.type.value
-    fields = [pa.field(f"{name}_k", slot.type.key)]
-    if not pa.types.is_struct(kind):
-        return [*fields, pa.field(f"{name}_v", kind)]
-    fields.append(pa.field(f"{name}_vn", pa.bool_()))
-    return fields + [pa.field(f"{name}_v{i}", kind.field(i).type) for i in range(kind.num_fields)]
-
-
-def made_fields(slot: Slot) -> list[pa.Field]:
-    """The fields of a slot that comes back (`ColumnRows`)."""
-    return [pa.field(f"p{slot.id}", pa.bool_()), *_fields(slot)]
-
-
 def _places(rows: Int64, count: int) -> pa.Array:
     index = np.zeros(count, np.int64)
     index[rows] = np.arange(len(rows))
@@ -143,13 +46,6 @@ def _places(rows: Int64, count: int) -> pa.Array:
 def spread(column: pa.Array, rows: Int64, count: int) -> pa.Array:
     """A column of ``count`` rows with the given one in ``rows``, null in the others."""
     return column.take(_places(rows, count))
-
-
-def _chunk(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -179,25 +75,6 @@ def as_text(raw: pa.Array) -> pa.Array:
             None if text is None else text.decode("utf-8", "replace") for text in raw.to_pylist()
         ]
         return pa.array(decoded, pa.string())
-
-
-def _assemble(columns: dict[str, pa.Array], slot: Slot) -> pa.Array:
-    name, kind = f"p{slot.id}", slot.type.value
-    if not pa.types.is_struct(kind):
-        return columns[f"{name}_v"]
-    present = pc.fill_null(columns[f"{name}_vn"], False)
-    fields = [columns[f"{name}_v{i}"] for i in range(kind.num_fields)]
-    if not fields:
-        return pa.array([{} if there else None for there in present.to_pylist()], kind)
-    return pa.StructArray.from_arrays(fields, fields=list(kind), mask=pc.invert(present))
-
-
-def _typed(column: pa.Array | np.ndarray, field: pa.Field) -> pa.Array:
-    """Exactly the type of the field: Spark refuses int32 for int64, dictionaries, other time
-    units."""
-    if isinstance(column, np.ndarray):
-        return pa.array(column, field.type)
-    return column if column.type.equals(field.type) else column.cast(field.type)
 
 
 def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:

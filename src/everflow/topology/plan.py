@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -518,12 +518,20 @@ def _has_function(value: Any) -> bool:
     return is_dataclass(value) and any(map(_has_function, vars(value).values()))
 
 
+class Ticket(NamedTuple):
+    """Stands for a number of Columns that are prepared at the first request: a socket of the
+    driver, and what to ask for there (`everflow.spark.columns.prepared_later`)."""
+
+    door: str
+    number: int
+
+
 @dataclass(frozen=True)
 class Compute:
     """Spark's code makes the columns ``made`` in the instance's JVM, where it has this
     ``number``."""
 
-    number: int
+    number: int | Ticket
     made: pa.Schema
 
 

@@ -9,13 +9,15 @@ so types, nulls and what becomes of a result are what they are in Spark.
 from __future__ import annotations
 
 import io
+import pickle
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, BinaryIO, NamedTuple
+from multiprocessing.connection import Client
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +28,12 @@ from pyspark import worker as untyped_worker
 from everflow.columns.computation import ArrowExpression, LeftToSpark
 from everflow.errors import RetriableError
 from everflow.operators.user_code import failing_rows, require_users
-from everflow.protocol.messages import BadRecord
 from everflow.records import EdgeBatch, no_headers
-from everflow.sockets import TooLargeError, require_size
-from everflow.topology.batches import ColumnRows, readable, spread
-from everflow.topology.graph import ColumnExpr
-from everflow.topology.plan import Call, Chain, Choice, Compute, Projection, Source, Stage
-from everflow.worker.failures import RecordFailure, SparkSays, raise_all
-from everflow.worker.task_step import ColumnComputer, Records
+from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, require_size
+from everflow.topology.batches import readable, spread
+from everflow.topology.plan import Call, Chain, Compute, Source, Stage, Ticket
+from everflow.worker.failures import RecordFailure, SparkSays, raise_of, record_at
+from everflow.worker.order import Records
 
 # --- calls of Python functions --------------------------------------------------------------------
 
@@ -49,9 +49,9 @@ SLICE = 10_000
 """Records that a function over Series or arrays gets at once, at most: Spark's default."""
 
 
-def results_of(call: Call, inputs: pa.RecordBatch, columns: ColumnComputer) -> list[pa.Array]:
-    """A column for each chain of the call. Raises what the functions raise, PySparkException for a
-    result that does not fit, and what ``columns`` raises."""
+def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list[pa.Array]:
+    """A column for each chain. Raises what the functions and ``client`` raise, PySparkException for
+    a result that does not fit."""
     function, _, reader, writer = worker.read_udfs(
         _Functions(call),
         _described(call),
@@ -61,10 +61,10 @@ def results_of(call: Call, inputs: pa.RecordBatch, columns: ColumnComputer) -> l
     )
     given, made = _stream(inputs), io.BytesIO()
     if call.pickled is not None:
-        given = io.BytesIO(columns.ask(call.pickled[0], inputs.serialize()))
+        given = io.BytesIO(client.ask(call.pickled[0], inputs.serialize()))
     writer.dump_stream(function(0, reader.load_stream(given)), made)
     if call.pickled is not None:
-        answer = columns.ask(call.pickled[1], made.getbuffer())
+        answer = client.ask(call.pickled[1], made.getbuffer())
         table = pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(answer), call.made)])
     else:
         made.seek(0)
@@ -79,7 +79,7 @@ def results_of(call: Call, inputs: pa.RecordBatch, columns: ColumnComputer) -> l
 
 
 class _Functions:
-    """Stands for the serializer from which PySpark's worker reads pickled functions: they are there
+    """Stands for the serializer from which PySpark's worker reads functions: they are there
     already."""
 
     def __init__(self, call: Call) -> None:
@@ -153,20 +153,11 @@ SLICE_BYTES = 8_000_000
 
 
 class ColumnsFailed(Exception):
-    """Spark could not compute a row. ``text`` is the JVM's; ``row`` None where it is no row's
-    fault."""
+    """Spark could not compute a row. ``text`` is the JVM's; ``row`` None: it is no row's fault."""
 
     def __init__(self, text: str, row: int | None) -> None:
         super().__init__(text.partition("\n")[0])
         self.text, self.row = text, row
-
-
-class Ticket(NamedTuple):
-    """Columns that are prepared at the first request: a socket of the driver, and the text to send
-    there (`spark.prepared_later`)."""
-
-    door: str
-    number: int
 
 
 class ColumnClient:
@@ -208,7 +199,6 @@ class ColumnClient:
         return pa.ipc.read_record_batch(pa.py_buffer(self.ask(number, rows.serialize())), made)
 
     def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
-        """The answer to a message of any kind. Raises ColumnsFailed."""
         data = memoryview(message)
         try:
             require_size(data.nbytes, "what is sent to the JVM that computes Columns")
@@ -234,22 +224,15 @@ class ColumnClient:
 
     def _redeemed(self, ticket: Ticket) -> int:
         """The number that the driver gives for it; blocks while that is prepared."""
-        known = self._numbers.get(ticket)
-        if known is not None:
-            return known
+        if ticket in self._numbers:
+            return self._numbers[ticket]
         try:
-            with (
-                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
-                door.makefile("rb") as answer,
-            ):
-                door.connect(ticket.door)
-                door.sendall(_NUMBER.pack(ticket.number))
-                number, size = _NUMBERS.unpack(answer.read(_NUMBERS.size))
-                require_size(size, "the driver's answer at the door of Columns")
-                text = answer.read(size).decode()
-        except (OSError, struct.error) as error:
+            with Client(ticket.door, "AF_UNIX") as door:
+                door.send(ticket.number)
+                text, number = pickle.loads(door.recv_bytes(MOST_MESSAGE_BYTES))
+        except (OSError, EOFError) as error:
             raise RetriableError(f"the driver has hung up: {error}") from error
-        if number == _FAILED:
+        if number is None:
             raise ColumnsFailed(text, None)
         self._path = text
         return self._numbers.setdefault(ticket, number)
@@ -274,132 +257,19 @@ class ColumnClient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrowProjection:
-    """A projection from slot ``input`` to slot ``output`` whose Columns all have Arrow expressions
-    (None: what is there already)."""
-
-    input: int
-    output: int
-    topics: Mapping[int, str]
-    predicate: ArrowExpression | None = None
-    key: ArrowExpression | None = None
-    value: ArrowExpression | None = None
-    beside: ArrowExpression | None = None
-    """What it says of each record: each value becomes ``struct<WHAT, value>``."""
-    what: str = ""
-
-    @staticmethod
-    def of(found: Projection | Choice, topics: Mapping[int, str]) -> ArrowProjection:
-        """Makes one of a projection that Arrow computes (`physical_plan.computed_by`)."""
-        if isinstance(found, Choice):
-            return ArrowProjection(
-                input=found.input,
-                output=found.output,
-                topics=topics,
-                beside=found.column.arrow,
-                what=found.what,
-            )
-        node = found.node
-        return ArrowProjection(
-            input=found.input,
-            output=found.output,
-            topics=topics,
-            predicate=_in_arrow(node.predicate),
-            key=_in_arrow(node.key),
-            value=_in_arrow(node.value),
-        )
-
-    @property
-    def sure(self) -> bool:
-        """True if Arrow never leaves it to Spark."""
-        given = (self.predicate, self.key, self.value, self.beside)
-        return all(arrow is None or arrow.sure for arrow in given)
-
-    def run(self, records: Records) -> None:
-        batch = records[self.input]
-        if self.predicate is not None:
-            kept = self._made(self.predicate, batch).fill_null(False)
-            if kept.true_count < len(batch):
-                batch = batch.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
-        key = None if self.key is None else self._made(self.key, batch)
-        value = None if self.value is None else self._made(self.value, batch)
-        if self.beside is not None:
-            said = self._made(self.beside, batch)
-            value = pa.StructArray.from_arrays([said, batch.value], [self.what, "value"])
-        records[self.output] = batch.with_columns(key, value)
-
-    def _made(self, arrow: ArrowExpression, batch: EdgeBatch) -> pa.Array:
-        return arrow.run(seen(batch, arrow.reads, self.topics), len(batch))
-
-
-@dataclass(frozen=True)
-class ArrowColumns:
-    """Projections on Arrow alone. ``outputs``: the slots that are read behind them.
-    ``spark``: what has the truth where Arrow is not sure of it; None where it always is."""
-
-    projections: tuple[ArrowProjection, ...]
-    outputs: tuple[int, ...] = ()
-    spark: SparkColumns | None = None
-
-    def run(self, records: Records, computer: ColumnComputer) -> None:
-        """See `PreparedColumns`; raises what ``spark`` raises."""
-        given = set(records)
-        try:
-            for projection in self.projections:
-                projection.run(records)
-        except LeftToSpark:
-            if self.spark is None:
-                raise
-            _forget_others(records, given)
-            self.spark.run(records, computer)
-        else:
-            _forget_others(records, given.union(self.outputs))
-
-
-def _forget_others(records: Records, kept: Collection[int]) -> None:
-    for slot in [slot for slot in records if slot not in kept]:
-        del records[slot]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparkColumns:
-    """Projections that Spark's code computes, where they have this ``number``, or get one for a
-    ticket."""
-
-    number: int | Ticket
-    rows: ColumnRows
-    sources: tuple[Source, ...]
-    where: tuple[str, ...]
-    """Lines of the program whose Columns it runs."""
-
-    def run(self, records: Records, computer: ColumnComputer) -> None:
-        """Raises SparkSays naming the record for which a Column cannot be computed."""
-        batch = records[self.rows.given.id]
-        try:
-            table = computer.run(self.number, self.rows.of(batch), self.rows.made_schema())
-        except ColumnsFailed as failure:
-            record = None if failure.row is None else self._record(batch, failure.row)
-            raise SparkSays(failure.text, record, self.where) from failure
-        records.update(self.rows.records(batch, table))
-
-    def _record(self, batch: EdgeBatch, row: int) -> BadRecord:
-        source = next(one for one in self.sources if one.index == int(batch.source[row]))
-        return BadRecord(
-            source.topic, int(batch.partition[row]), int(batch.offset[row]), source.node
-        )
-
-
-@dataclass(frozen=True)
 class Selection:
-    """Columns over some of those that a user sees (``reads``: names and types, in order)."""
+    """Columns of a node, and how they are computed: each by its Arrow expression, or all by stages
+    over columns that a user sees (``reads``). Without stages Arrow never leaves them to Spark;
+    without ``arrow`` one of them has no Arrow expression."""
 
+    made: pa.Schema
+    arrow: tuple[ArrowExpression, ...] = ()
     reads: pa.Schema
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...] = ()
 
 
 class CallFailed(Exception):
-    """A function failed with the error chained. ``rows``: those of its batch in which it fails
-    alone, and how; none where it fails in no row alone."""
+    """A function failed with the error chained. ``rows``: in which it fails alone, and how."""
 
     def __init__(self, rows: Mapping[int, BaseException]) -> None:
         super().__init__(len(rows))
@@ -407,87 +277,105 @@ class CallFailed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionColumns:
-    """One projection from slot ``input`` to slot ``output`` whose Columns call Python functions. A
-    function sees the records that reach its operator and no others, as behind a filter of a
-    DataFrame. It is called for a batch at once; where it fails, halves of the batch tell the
-    records."""
+class NodeColumns:
+    """The Columns of one node, from slot ``input`` to slot ``output``. They see the records that
+    reach the node and no others. A function is called for a batch at once; where it fails, halves
+    of the batch tell the records.
+
+    ``made`` gives ``key``, ``value`` or both; or what is said of each record beside its value,
+    which becomes ``struct<WHAT, value>``. ``skips_null``: records with a null value keep it, and no
+    function is called for them."""
 
     name: str
     where: str | None
     input: int
     output: int
-    key: pa.DataType
-    value: pa.DataType
-    """The types of the records that it makes."""
-    predicate: Selection | None
-    made: Selection | None
-    """Gives key and value; None where both stay as they are."""
-    skips_null: bool
-    """Records with a null value keep it, and no function is called for them."""
-    sources: Mapping[int, Source]
+    predicate: Selection | None = None
+    made: Selection | None = None
+    skips_null: bool = False
+    sources: tuple[Source, ...]
 
-    def run(self, records: Records, computer: ColumnComputer) -> None:
-        """Raises RecordFailure or SparkSays naming the record for which a function or a Column
+    def run(self, records: Records, client: ColumnClient) -> None:
+        """Raises RecordFailure or SparkSays naming the record on which a function or a Column
         fails."""
         batch = records[self.input]
-        if self.predicate is not None and len(batch):
-            (found,) = self._computed(self.predicate, batch, computer)
-            keep = np.flatnonzero(pc.fill_null(found, False).to_numpy(zero_copy_only=False))
-            if len(keep) < len(batch):
-                batch = batch.take(keep)
-        records[self.output] = self._projected(batch, computer)
+        if self.predicate is not None:
+            (kept,) = self._computed(self.predicate, batch, client)
+            kept = pc.fill_null(kept, False)
+            if kept.true_count < len(batch):
+                batch = batch.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
+        records[self.output] = batch if self.made is None else self._made(self.made, batch, client)
 
-    def _projected(self, batch: EdgeBatch, computer: ColumnComputer) -> EdgeBatch:
-        if self.made is None:
-            return batch
-        called, index = batch, None
+    def _made(self, selection: Selection, batch: EdgeBatch, client: ColumnClient) -> EdgeBatch:
+        names = selection.made.names
         if self.skips_null and batch.value.null_count:
             index = np.flatnonzero(batch.value.is_valid().to_numpy(zero_copy_only=False))
-            called = batch.take(index)
-        key, value = pa.array([], self.key), pa.array([], self.value)
-        if len(called):
-            key, value = self._computed(self.made, called, computer)
-        key, value = readable(key).cast(self.key), readable(value).cast(self.value)
-        if index is None:
-            return batch.with_columns(key, value)
-        return batch.with_columns(value=spread(value, index, len(batch)))
+            found = self._computed(selection, batch.take(index), client)
+            value = spread(found[names.index("value")], index, len(batch))
+            return batch.with_columns(value=value)
+        made = dict(zip(names, self._computed(selection, batch, client), strict=True))
+        for what in made.keys() - {"key", "value"}:
+            made["value"] = pa.StructArray.from_arrays([made[what], batch.value], [what, "value"])
+        return batch.with_columns(made.get("key"), made.get("value"))
 
     def _computed(
-        self, selection: Selection, batch: EdgeBatch, computer: ColumnComputer
+        self, selection: Selection, batch: EdgeBatch, client: ColumnClient
     ) -> list[pa.Array]:
-        topics = {index: source.topic for index, source in self.sources.items()}
-        given = seen(batch, selection.reads, topics)
+        count, topics = len(batch), [source.topic for source in self.sources]
         try:
-            return computed(selection.stages, given, len(batch), computer)
+            if selection.arrow:
+                return [one.run(seen(batch, one.reads, topics), count) for one in selection.arrow]
+        except LeftToSpark:
+            if not selection.stages:
+                raise
+        kinds = selection.made.types
+        if not count:
+            return [pa.array([], kind) for kind in kinds]
+        try:
+            given = seen(batch, selection.reads, topics)
+            columns = computed(selection.stages, given, count, client)
         except ColumnsFailed as failure:
             where = () if self.where is None else (self.where,)
-            record = None if failure.row is None else self._record(batch, failure.row)
+            record = None
+            if failure.row is not None:
+                record = record_at(batch, failure.row, self.sources, self.name)
             raise SparkSays(failure.text, record, where) from failure
         except CallFailed as failure:
             error = failure.__cause__
             assert error is not None
             if not failure.rows:
                 raise RecordFailure(None, self.where, error) from error
-            found = failure.rows.items()
-            raise_all([RecordFailure.of(self, self.sources, batch, *one) for one in found])
+            raise_of(self, self.sources, batch, failure.rows)
+        return [readable(one).cast(kind) for one, kind in zip(columns, kinds, strict=True)]
 
-    def _record(self, batch: EdgeBatch, row: int) -> BadRecord:
-        source = self.sources[int(batch.source[row])]
-        return BadRecord(source.topic, int(batch.partition[row]), int(batch.offset[row]), self.name)
+
+@dataclass(frozen=True)
+class PreparedColumns:
+    """A `ColumnsOp`, ready to run; picklable. ``outputs``: the slots that are read behind it."""
+
+    nodes: tuple[NodeColumns, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, records: Records, client: ColumnClient) -> None:
+        """Adds the slots that it makes to ``records``. Raises as `NodeColumns.run`."""
+        kept = {*records, *self.outputs}
+        for node in self.nodes:
+            node.run(records, client)
+        for slot in records.keys() - kept:
+            del records[slot]
 
 
 def computed(
-    stages: Sequence[Stage], given: list[pa.Array], count: int, computer: ColumnComputer
+    stages: Sequence[Stage], given: list[pa.Array], count: int, client: ColumnClient
 ) -> list[pa.Array]:
     """The result of the stages for ``count`` rows. Raises ColumnsFailed and CallFailed."""
     for stage in stages:
         if isinstance(stage, Compute):
             rows = _batch(given, count)
-            table = computer.run(stage.number, rows, stage.made).combine_chunks()
+            table = client.run(stage.number, rows, stage.made).combine_chunks()
             given = [pa.concat_arrays(column.chunks) for column in table.columns]
         elif isinstance(stage, Call):
-            made = _called(stage, _batch(given[stage.kept :], count), computer)
+            made = _called(stage, _batch(given[stage.kept :], count), client)
             given = [*given[: stage.kept], *made]
         else:
             given = [_picked(given, path) for path in stage.paths]
@@ -506,10 +394,10 @@ def _picked(given: list[pa.Array], path: tuple[int, ...]) -> pa.Array:
     return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
 
 
-def _called(call: Call, rows: pa.RecordBatch, computer: ColumnComputer) -> list[pa.Array]:
+def _called(call: Call, rows: pa.RecordBatch, client: ColumnClient) -> list[pa.Array]:
     def failure(start: int, end: int) -> BaseException | None:
         try:
-            results_of(call, rows.slice(start, end - start), computer)
+            results_of(call, rows.slice(start, end - start), client)
         except (ColumnsFailed, RetriableError):
             raise
         except BaseException as error:
@@ -518,7 +406,7 @@ def _called(call: Call, rows: pa.RecordBatch, computer: ColumnComputer) -> list[
         return None
 
     try:
-        return results_of(call, rows, computer)
+        return results_of(call, rows, client)
     except (ColumnsFailed, RetriableError):
         raise
     except BaseException as error:
@@ -526,12 +414,7 @@ def _called(call: Call, rows: pa.RecordBatch, computer: ColumnComputer) -> list[
         raise CallFailed(failing_rows(rows.num_rows, failure)) from error
 
 
-def _in_arrow(given: ColumnExpr | None) -> ArrowExpression | None:
-    return None if given is None else given.arrow
-
-
-def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[pa.Array]:
-    """The fields of the records that a user sees, in columns."""
+def seen(batch: EdgeBatch, reads: pa.Schema, topics: Sequence[str]) -> list[pa.Array]:
     made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: batch.key,
         "value": lambda: batch.value,

@@ -1,4 +1,5 @@
-"""Decodes the records of the log, before all operators.
+"""Decodes the records of the log, before all operators, and asks the handlers of those that a batch
+leaves out (note 041): here the bytes of a record are as they came.
 
 One decoder per serde is one truth: what a record's bytes say does not depend on who reads them.
 
@@ -10,8 +11,10 @@ fails.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,21 +22,168 @@ import pyarrow.compute as pc
 
 from everflow.columns.key_partitions import BY_HASH, CRC32, key_partitions
 from everflow.errors import EverflowError, RetriableError
-from everflow.handlers import DESERIALIZATION, Handlers, is_outage
+from everflow.handlers import (
+    DESERIALIZATION,
+    ErrorHandlerContext,
+    Handlers,
+    Response,
+    is_outage,
+)
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.operators.user_code import require_users
-from everflow.protocol.messages import BadRecord, BatchFailure
-from everflow.records import EdgeBatch, Int64, KeyPlaces, TopicPartition
+from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
+from everflow.records import (
+    EdgeBatch,
+    Int64,
+    KeyPlaces,
+    TaskId,
+    TopicPartition,
+    listed_headers,
+)
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.topology.batches import BatchInput, as_text, concat
 from everflow.topology.partitioners import KeyPartitioner, partitioner_name, partitions_of
-from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, Source
+from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, PhysicalPlan, Source
 from everflow.user_program import class_of, error_text, shown, writable
-from everflow.worker.failures import stack_of
-from everflow.worker.handled_records import Fault, Judge
+from everflow.worker.failures import DescribedFailure, RecordFailure, SparkSays, stack_of
 from everflow.worker.times import far_times, odd_times, refuse_negative, timely
+
+# --- records that are left out --------------------------------------------------------------------
+
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+
+
+class FailedElsewhere(Exception):
+    """Stands for an error of another process or of Spark: its text is all there is of it."""
+
+
+class Fault(NamedTuple):
+    """Why a record is left out; ``cause`` where the error was raised in this process."""
+
+    failure: BatchFailure
+    cause: BaseException | None
+
+    @property
+    def error(self) -> BaseException:
+        if isinstance(self.cause, RecordFailure):
+            return self.cause.__cause__ or self.cause
+        if self.cause is None or isinstance(self.cause, SparkSays):
+            return FailedElsewhere(self.failure.error)
+        return self.cause
+
+    @property
+    def stack(self) -> str:
+        """Stack of the error, with the user's lines; empty where another process raised it."""
+        return "" if self.error.__traceback__ is None else stack_of(self.error)
+
+
+@dataclass
+class Judge:
+    """Asks the handlers about each failed record once, in one attempt of a micro-batch."""
+
+    handlers: Handlers = field(default_factory=Handlers)
+    attempt: int = 0
+    wall_clock_ms: int = 0
+    """Of the batch."""
+    _aside: dict[Place, Fault] = field(default_factory=dict)
+    _known: dict[Place, Response] = field(default_factory=dict)
+
+    @staticmethod
+    def of(handlers: Handlers, request: BatchRequest) -> Judge:
+        judge = Judge(handlers, request.attempt, request.wall_clock_ms)
+        for failure in request.aside:
+            judge.set_aside(Fault(failure, None))
+        return judge
+
+    def set_aside(self, fault: Fault) -> bool:
+        """Leaves the record out from the next decoding on, if its handler says so. False if it was
+        already."""
+        assert fault.failure.record is not None
+        place = fault.failure.record.place
+        known = place in self._aside
+        self._aside[place] = fault
+        return not known
+
+    def in_vain(self, fault: Fault) -> bool:
+        """True if the record stops the instance without a question to its handler."""
+        record = fault.failure.record
+        return record is None or not self.handlers.may_continue(fault.failure.stage, record.node)
+
+    def aside(self, source: Source, raw: EdgeBatch) -> dict[int, Fault]:
+        found: dict[int, Fault] = {}
+        for (topic, partition, offset), fault in self._aside.items():
+            if topic == source.topic:
+                rows = np.flatnonzero((raw.partition == partition) & (raw.offset == offset))
+                found.update(dict.fromkeys(rows.tolist(), fault))
+        return found
+
+    def letters(self, source: Source, raw: EdgeBatch, faults: dict[int, Fault]) -> EdgeBatch:
+        """The records of these rows on the dead letter slot, each with what its handler says.
+
+        Raises what a record failed with that is to stop the instance and is not undecodable (those
+        stop it if they are consumed), and RetriableError where a handler says RETRY.
+        """
+        rows = sorted(faults)
+        bad = raw.take(np.array(rows, np.int64))
+        answers = [self._answered(source, bad, at, faults[row]) for at, row in enumerate(rows)]
+        texts = [[answer[part] for answer in answers] for part in range(3)]
+        columns = [bad.value, *(pa.array(column, pa.string()) for column in texts)]
+        value = pa.StructArray.from_arrays(columns, fields=list(DEAD_LETTER_TYPE.value))
+        return bad.with_columns(value=value)
+
+    def _answered(
+        self, source: Source, bad: EdgeBatch, at: int, fault: Fault
+    ) -> tuple[str, str, str]:
+        """The texts of the error, of the answer and about both (`DEAD_LETTER_TYPE`)."""
+        failure = fault.failure
+        record = BadRecord(source.topic, int(bad.partition[at]), int(bad.offset[at]))
+        place, task = record.place, TaskId(source.subtopology, record.partition)
+        node = failure.record.node if failure.record is not None else source.node
+        if place not in self._known:
+            headers = None if bad.headers is None else bad.headers.slice(at, 1)
+            context = ErrorHandlerContext(
+                stage=failure.stage,
+                topic=source.topic,
+                partition=record.partition,
+                offset=record.offset,
+                timestamp=int(bad.timestamp[at]),
+                headers=listed_headers(headers, 1)[0],
+                source_raw_key=bad.key[at].as_py(),
+                source_raw_value=bad.value[at].as_py(),
+                processor_node_id=node,
+                task_id=str(task),
+                attempt=self.attempt,
+            )
+            self._known[place] = self.handlers.answer(context, fault.error)
+        response = self._known[place]
+        if response is Response.RETRY:
+            raise RetriableError(
+                f"{failure.error} (record {record}; its handler says RETRY)",
+                [TopicPartition(*place[:2])],
+            ) from fault.cause
+        if response is Response.FAIL and failure.kind != "undecodable":
+            raise _judged(fault)
+        about = {
+            "exception": failure.exception or failure.error.partition(":")[0],
+            "stacktrace": failure.details or fault.stack,
+            "stage": failure.stage,
+            "node": node or "",
+            "task": str(task),
+            "attempt": self.attempt,
+        }
+        return failure.error, response.value, json.dumps(about)
+
+
+def _judged(fault: Fault) -> Exception:
+    failure = replace(fault.failure, judged=True)
+    if isinstance(fault.cause, RecordFailure):
+        fault.cause.failure = failure
+        return fault.cause
+    return DescribedFailure(failure)
+
 
 # --- where keys lie -------------------------------------------------------------------------------
 
@@ -49,8 +199,8 @@ ONE_OF = 16
 
 @dataclass(frozen=True)
 class KeyCheck:
-    """Checks where keys lie. ``partitions``: the number of each topic. Each worker counts the keys
-    that it has checked."""
+    """Checks where keys lie. ``partitions``: the number of each topic. Each worker counts on its
+    own."""
 
     partitions: Mapping[str, int] = field(default_factory=dict)
     _checked: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
@@ -91,7 +241,6 @@ class KeyCheck:
 
 
 def _said(source: Source, by: KeyPartitioner, keys: pa.Array, count: int) -> Int64:
-    """The partition that the partitioner gives each key; -1 where a function of the user fails."""
     try:
         return partitions_of(by, source.topic, keys, source.key_serde, count)
     except Exception:  # a look at keys ends no application
@@ -114,8 +263,7 @@ class LogDecoder:
     def of(
         plan: PhysicalPlan, handlers: Handlers, partitions: Mapping[str, int] | None = None
     ) -> LogDecoder:
-        """Makes the decoder of a plan. ``partitions``: the number of each topic; None: no key is
-        checked."""
+        """``partitions``: the number of each topic; None: no key is checked."""
         partitions = partitions or {}
         keyed = {source.topic for source in plan.sources if source.partitioner is not None}
         counts = {topic: partitions.get(topic, 1) for topic in sorted(keyed)}

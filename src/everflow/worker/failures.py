@@ -10,7 +10,7 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import NoReturn, Protocol
@@ -63,7 +63,7 @@ _TEXT_WIDTH = 120
 def innermost_line(error: BaseException) -> CodeLine | None:
     """The line of the user's program nearest to where ``error`` was raised; where it has none
     itself, of the error it came from. None for an error that no code of the user had a part in."""
-    for one in _chain(error):
+    for one in chain(error):
         frames = [
             CodeLine(f.f_code.co_filename, line, f.f_code.co_name)
             for f, line in traceback.walk_tb(one.__traceback__)
@@ -98,8 +98,8 @@ def line_text(line: CodeLine) -> str:
 
 
 def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
-    """``frames``: innermost first. A function that lives in an installed package is the user's only
-    if nothing else is."""
+    """``frames``: innermost first. A function of an installed package is the user's if nothing else
+    is."""
     installed: CodeLine | None = None
     for frame in frames:
         if is_everflow(frame.file) or frame.file.startswith(_MADE):
@@ -112,16 +112,18 @@ def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
     return installed
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    seen: set[int] = set()
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-
-
 # --- records --------------------------------------------------------------------------------------
+
+
+Sources = Sequence[Source]
+"""The sources of a plan, by their indexes."""
+
+
+def record_at(batch: EdgeBatch, row: int, sources: Sources, node: str | None = None) -> BadRecord:
+    """The input record of a row; ``node``: that failed on it, by default its source's."""
+    source = sources[int(batch.source[row])]
+    partition, offset = int(batch.partition[row]), int(batch.offset[row])
+    return BadRecord(source.topic, partition, offset, node or source.node)
 
 
 class Located(Protocol):
@@ -168,17 +170,15 @@ class RecordFailure(EverflowError):
         super().__init__(self.failure.error)
 
     @staticmethod
-    def at(
+    def of(
         op: Located,
-        sources: Mapping[int, Source],
+        sources: Sources,
         batch: EdgeBatch,
         row: int,
         error: BaseException,
         stage: str = PROCESSING,
     ) -> RecordFailure:
-        """The failure of the record in ``row``."""
-        topic = sources[int(batch.source[row])].topic
-        record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
+        record = record_at(batch, row, sources, op.name)
         undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(
             batch.value.type
         )
@@ -189,26 +189,13 @@ class RecordFailure(EverflowError):
             if type(error).__module__.startswith("pyspark.errors")
             else ""
         )
-        return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
-
-    @staticmethod
-    def of(
-        op: Located,
-        sources: Mapping[int, Source],
-        batch: EdgeBatch,
-        row: int,
-        error: BaseException,
-        stage: str = PROCESSING,
-    ) -> RecordFailure:
-        """As `at`, with the error as its cause, to be raised later."""
-        failed = RecordFailure.at(op, sources, batch, row, error, stage)
+        failed = RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
         failed.__cause__ = error
         return failed
 
 
 class DescribedFailure(EverflowError):
-    """Ends a micro-batch whose ``failure`` is described already, such as a clock's call that stops
-    the instance. Never shown to users."""
+    """Ends a micro-batch whose ``failure`` is described already. Never shown to users."""
 
     def __init__(self, failure: BatchFailure) -> None:
         super().__init__(failure.error)
@@ -216,8 +203,8 @@ class DescribedFailure(EverflowError):
 
 
 class SparkSays(DescribedFailure):
-    """Spark's code failed inside a step: ``text`` is the JVM's. ``record``: the one for which a
-    Column fails, where it is known."""
+    """Spark's code failed: ``text`` is the JVM's. ``record``: for which a Column fails, if
+    known."""
 
     def __init__(self, text: str, record: BadRecord | None, where: tuple[str, ...]) -> None:
         found = failure_of_text(text[:MOST_DETAILS], where)
@@ -225,25 +212,20 @@ class SparkSays(DescribedFailure):
 
 
 class UndecodableRecord(DescribedFailure):
-    """A record whose bytes its source's serde does not read, and no dead letter topic to send it
-    to."""
+    """A record whose bytes its source's serde does not read is to stop the application."""
 
     code = "EF-RECORD"
 
-    def __init__(self, letters: EdgeBatch, sources: Sequence[Source]) -> None:
+    def __init__(self, letters: EdgeBatch, sources: Sources) -> None:
         """Names the first record in merge order."""
         row = int(np.argmin(letters.seq))
-        source = next(source for source in sources if source.index == int(letters.source[row]))
-        record = BadRecord(
-            source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node
-        )
         text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
         super().__init__(
             BatchFailure(
                 kind="undecodable",
                 error=text,
                 code=self.code,
-                record=record,
+                record=record_at(letters, row, sources),
                 stage=DESERIALIZATION,
             )
         )
@@ -253,6 +235,16 @@ def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
     """Raise the first, with all the others."""
     failures[0].others = tuple(failures[1:])
     raise failures[0] from failures[0].__cause__
+
+
+def raise_of(
+    op: Located,
+    sources: Sources,
+    batch: EdgeBatch,
+    causes: Mapping[int, BaseException],
+    stage: str = PROCESSING,
+) -> NoReturn:
+    raise_all([RecordFailure.of(op, sources, batch, *one, stage) for one in causes.items()])
 
 
 # --- what a worker reports ------------------------------------------------------------------------
@@ -275,8 +267,8 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
 
 def serde_outage(error: Exception) -> RetriableError | None:
     """The error to raise where a serde of the user got no answer from a service that it asks (a
-    schema registry, say), while it read or wrote; None for another cause. No record is at fault,
-    and no entry of a store, so the batch waits for the service, whatever the handlers say."""
+    schema registry, say); None for another cause. No record is at fault, and no entry of a store,
+    so the batch waits for the service, whatever the handlers say."""
     record = error.failure.record if isinstance(error, RecordFailure) else None
     written = isinstance(error, RecordFailure) and error.failure.stage == PRODUCTION
     if not (is_outage(error) and (written or any(isinstance(e, SerdeError) for e in chain(error)))):
@@ -340,8 +332,8 @@ _STACK = re.compile(r"^\s+at |^\s*\.\.\. \d+ more|^Driver stacktrace:")
 
 
 def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
-    """The failure that a failed job's text tells of. ``columns``: the lines of the program whose
-    Columns it ran."""
+    """The failure of a failed job's text. ``columns``: the lines of the program whose Columns it
+    ran."""
     if _WORKER.search(text):
         return BatchFailure(
             kind="worker",
@@ -360,8 +352,8 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
 
 
 def says(text: str) -> str:
-    """The cause in a sentence: the last line of a Python traceback, the deepest cause with a text
-    of a Java one."""
+    """The cause in a sentence: the last line of a Python traceback, the deepest cause of a Java
+    one."""
     _, found, traceback = text.rpartition("Traceback (most recent call last)")
     if found:
         after = [line for line in traceback.splitlines()[1:] if line[:1].strip()]
@@ -386,14 +378,12 @@ def says(text: str) -> str:
 
 
 def _tidy(line: str) -> str:
-    """Without stage and task numbers, Java class names and what users cannot act on."""
     line = line.rpartition("executor driver): ")[2] or line
     line = _EXCEPTION.sub("", line.strip())
     return _SILENCED.sub("", line).partition(" SQLSTATE: ")[0].strip()
 
 
 def _death(text: str) -> str:
-    """Describes a worker's death, as far as the worker could report it."""
     _, found, fatal = text.partition("Fatal Python error: ")
     how = (
         fatal.partition("\n")[0].strip()

@@ -19,12 +19,9 @@ from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.batches import KnownResults, Made, joined
 from everflow.topology.partitioners import OF_WINDOWS, partitions_of
-from everflow.topology.plan import FunctionOp, PrintOp, SinkOp, Source, TakeOp, UnnestOp
-from everflow.user_program import (
-    one_line,
-    shown,
-)
-from everflow.worker.failures import RecordFailure, raise_all
+from everflow.topology.plan import FunctionOp, PrintOp, SinkOp, TakeOp, UnnestOp
+from everflow.user_program import one_line, shown
+from everflow.worker.failures import RecordFailure, Sources, raise_all
 
 # --- functions ------------------------------------------------------------------------------------
 
@@ -32,7 +29,7 @@ from everflow.worker.failures import RecordFailure, raise_all
 def run_function(
     op: FunctionOp,
     batch: EdgeBatch,
-    sources: dict[int, Source],
+    sources: Sources,
     every_failure: bool = False,
     known: KnownResults | None = None,
 ) -> EdgeBatch:
@@ -62,7 +59,6 @@ def run_function(
 
 
 def _with_results(op: FunctionOp, batch: EdgeBatch, made: Made) -> EdgeBatch:
-    """The records with their results in columns."""
     if len(made.rows) == len(batch) and op.op not in ("flat_map", "flat_map_values"):
         return batch.with_columns(made.key, made.value)
     nothing = pa.nulls(len(batch))
@@ -70,7 +66,7 @@ def _with_results(op: FunctionOp, batch: EdgeBatch, made: Made) -> EdgeBatch:
 
 
 def _called(
-    op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source], every_failure: bool
+    op: FunctionOp, batch: EdgeBatch, sources: Sources, every_failure: bool
 ) -> tuple[Made, dict[int, RecordFailure]]:
     """The function's results in columns, without the records for which it fails, and those failures
     by row, each with the error as its cause. Without ``every_failure`` the first one is raised."""
@@ -90,7 +86,7 @@ def _called(
         except BaseException as error:
             require_users(error)
             if not every_failure:
-                raise RecordFailure.at(op, sources, batch, len(results), error) from error
+                raise RecordFailure.of(op, sources, batch, len(results), error) from error
             errors[len(results)] = error
             results.append(None)
     good = _all(batch) if not errors else np.delete(_all(batch), list(errors))
@@ -99,13 +95,13 @@ def _called(
         if len(good) < len(batch):
             fitting, taken_results = batch.take(good), [results[row] for row in good.tolist()]
         try:
-            made = _SHAPES[op.op](op, fitting, taken_results)
+            made = _made_of(op, fitting, taken_results)
             break
         except UnfitResultsError as mismatches:
             found = {int(good[row]): cause for row, cause in mismatches.causes.items()}
             if not every_failure:
                 row, cause = min(found.items())
-                raise RecordFailure.at(op, sources, batch, row, cause) from cause
+                raise RecordFailure.of(op, sources, batch, row, cause) from cause
             errors.update(found)
             good = good[~np.isin(good, list(found))]
     failures = {
@@ -115,8 +111,7 @@ def _called(
 
 
 class UnfitResultsError(Exception):
-    """Results that are not of the declared type; ``causes``: by the row of the record. Never shown
-    to users."""
+    """Results that are not of the declared type; ``causes``: by row. Never shown to users."""
 
     def __init__(self, causes: Mapping[int, TypeError]) -> None:
         super().__init__(len(causes))
@@ -132,8 +127,8 @@ def _pairs(result: Any) -> list[tuple[Any, Any]]:
 
 
 def _several(result: Any, of_what: str) -> Iterable[Any]:
-    """The values of a result; TypeError for one value that can be iterated: the letters of a text,
-    the names of a dict."""
+    """The values of a result; TypeError for one value that can be iterated, such as a text or a
+    dict."""
     if isinstance(result, str | bytes | bytearray | Mapping):
         raise TypeError(
             f"expected a list of {of_what}, found {type(result).__name__} {shown(result)}"
@@ -142,8 +137,7 @@ def _several(result: Any, of_what: str) -> Iterable[Any]:
 
 
 def _pair(result: Any) -> tuple[Any, Any]:
-    """A key and a value. TypeError for anything else, also for texts and dicts that happen to have
-    two elements."""
+    """TypeError for what is no key and value, also for texts and dicts that have two elements."""
     cause = None
     if not isinstance(result, str | bytes | bytearray | Mapping | Set):
         try:
@@ -173,70 +167,44 @@ def _all(batch: EdgeBatch) -> Int64:
     return np.arange(len(batch), dtype=np.int64)
 
 
-def _shape_filter(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
-    keep = np.array(results, bool)
-    if op.op == "filter_not":
-        keep = ~keep
-    if keep.all():
-        return Made(_all(batch), batch.key, batch.value)
-    kept = np.flatnonzero(keep)
-    rows = pa.array(kept, pa.int64())
-    return Made(kept, batch.key.take(rows), batch.value.take(rows))
-
-
-def _shape_beside(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
-    answer, value = op.type.value
-    column = _column(results, answer.type, _all(batch))
-    beside = pa.StructArray.from_arrays([column, batch.value], fields=[answer, value])
-    return Made(_all(batch), batch.key, beside)
-
-
-def _shape_peek(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
-    return Made(_all(batch), batch.key, batch.value)
-
-
-def _shape_map(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
+def _made_of(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
+    """The results in columns. UnfitResultsError."""
     rows = _all(batch)
-    key = _column([key for key, _ in results], op.type.key, rows)
-    return Made(rows, key, _column([value for _, value in results], op.type.value, rows))
-
-
-def _shape_map_values(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
-    return Made(_all(batch), batch.key, _column(results, op.type.value, _all(batch)))
-
-
-def _shape_select_key(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
-    return Made(_all(batch), _column(results, op.type.key, _all(batch)), batch.value)
-
-
-def _shape_flat_map(op: FunctionOp, batch: EdgeBatch, results: list[Any]) -> Made:
-    rows = np.repeat(_all(batch), [len(result) for result in results])
-    flat = [item for result in results for item in result]
-    if op.op == "flat_map_values":
-        keys = batch.key.take(pa.array(rows, pa.int64()))
-        return Made(rows, keys, _column(flat, op.type.value, rows))
-    key = _column([key for key, _ in flat], op.type.key, rows)
-    return Made(rows, key, _column([value for _, value in flat], op.type.value, rows))
-
-
-_SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any]], Made]] = {
-    "filter": _shape_filter,
-    "filter_not": _shape_filter,
-    "branch": _shape_beside,
-    "deduplicate": _shape_beside,
-    "peek": _shape_peek,
-    "for_each": _shape_peek,
-    "map": _shape_map,
-    "map_values": _shape_map_values,
-    "select_key": _shape_select_key,
-    "flat_map": _shape_flat_map,
-    "flat_map_values": _shape_flat_map,
-}
+    match op.op:
+        case "filter" | "filter_not":
+            keep = np.array(results, bool)
+            kept = np.flatnonzero(~keep if op.op == "filter_not" else keep)
+            if len(kept) == len(batch):
+                return Made(rows, batch.key, batch.value)
+            taken = pa.array(kept, pa.int64())
+            return Made(kept, batch.key.take(taken), batch.value.take(taken))
+        case "branch" | "deduplicate":
+            answer, value = op.type.value
+            columns = [_column(results, answer.type, rows), batch.value]
+            beside = pa.StructArray.from_arrays(columns, fields=[answer, value])
+            return Made(rows, batch.key, beside)
+        case "map":
+            key = _column([key for key, _ in results], op.type.key, rows)
+            return Made(rows, key, _column([value for _, value in results], op.type.value, rows))
+        case "map_values":
+            return Made(rows, batch.key, _column(results, op.type.value, rows))
+        case "select_key":
+            return Made(rows, _column(results, op.type.key, rows), batch.value)
+        case "flat_map" | "flat_map_values":
+            rows = np.repeat(rows, [len(result) for result in results])
+            flat = [item for result in results for item in result]
+            if op.op == "flat_map_values":
+                keys = batch.key.take(pa.array(rows, pa.int64()))
+                return Made(rows, keys, _column(flat, op.type.value, rows))
+            key = _column([key for key, _ in flat], op.type.key, rows)
+            return Made(rows, key, _column([value for _, value in flat], op.type.value, rows))
+        case _:  # peek, for_each
+            return Made(rows, batch.key, batch.value)
 
 
 def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
-    """Python results as the declared Arrow type; UnfitResultsError for those of another type, which
-    are the fault of their records, those in ``rows``."""
+    """Python results as the declared Arrow type. UnfitResultsError: the fault of records in
+    ``rows``."""
     try:
         return column_of(items, kind)
     except UnfitError:
@@ -284,11 +252,11 @@ BY_KEY = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Partitions:
-    """Chooses the partitions of one sink's records in a micro-batch. ``said``: a Column's result
-    for each record; None where a function or the bytes of the ``keys`` decide."""
+    """Chooses the partitions of a sink's records. ``said``: a Column's result for each; None where
+    a function or the bytes of the ``keys`` decide."""
 
     op: SinkOp
-    sources: Mapping[int, Source]
+    sources: Sources
     batch: EdgeBatch
     said: pa.Array | None
     keys: pa.Array
@@ -389,7 +357,6 @@ def printed_of(op: PrintOp, batch: EdgeBatch) -> Printed:
 
 
 def _columns(name: str, column: pa.Array, spread: str) -> Iterator[tuple[str, list[str]]]:
-    """A column as texts; a struct's fields as one each."""
     if not pa.types.is_struct(column.type) or not column.type.num_fields:
         yield name, [cell(value) for value in column.to_pylist()]
         return

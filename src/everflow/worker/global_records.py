@@ -16,8 +16,7 @@ from everflow.protocol.messages import LetterGroup
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.state.left_out import as_written
 from everflow.topology.plan import Source
-from everflow.worker.decode import decoded_records
-from everflow.worker.handled_records import Judge
+from everflow.worker.decode import Judge, decoded_records
 from everflow.worker.letters import Letters, take_letters
 from everflow.worker.sink import FLUSH_TIMEOUT_S, SinkWriter
 from everflow.worker.task_step import StepResult
@@ -85,7 +84,7 @@ class GlobalRecords:
             writer = self.writer()
             writer.begin()
             try:
-                letters.write(writer)
+                writer.write(*letters.columns())
                 writer.send()
                 writer.flush(FLUSH_TIMEOUT_S)
                 return len(letters.letters)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +21,14 @@ from everflow.protocol.messages import COMMITTED, BadRecord, BatchRequest, Batch
 from everflow.records import Int64, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput, KnownResults
-from everflow.topology.plan import Source
-from everflow.worker.decode import LogDecoder
-from everflow.worker.failures import RecordFailure, SparkSays, failure_of, serde_outage
-from everflow.worker.handled_records import Fault, Judge
+from everflow.worker.decode import Fault, Judge, LogDecoder
+from everflow.worker.failures import (
+    RecordFailure,
+    Sources,
+    SparkSays,
+    failure_of,
+    serde_outage,
+)
 from everflow.worker.letters import largest_entry, refused_cure, times_of_entries
 from everflow.worker.stores import CheckedAccess, damage_in
 from everflow.worker.task_step import StepResult, TaskStep
@@ -48,23 +51,22 @@ _OF_DATA = (
 disk, a broker's errors are nobody's record.)"""
 
 _T = TypeVar("_T")
-Run = Callable[[BatchRequest, BatchInput, "Trial | None"], _T]
+Trial = Callable[[BatchRequest, StepResult], None]
+"""Looks at what a run would write, of which nothing comes; raises where that is to fail."""
+
+
+Run = Callable[[BatchRequest, BatchInput, Trial | None], _T]
 """Computes a batch; the third says that nothing may come of it (`trial_of`)."""
 
 
-class Trial(NamedTuple):
-    """A run of which nothing may come. It fails where an entry for changelog ``topic`` has more
-    than ``most`` bytes (None: sizes do not matter), or one of these ``times``."""
-
-    topic: str = ""
-    most: int | None = None
-    times: frozenset[int] = frozenset()
+def anything(request: BatchRequest, result: StepResult) -> None:
+    """The `Trial` of a run that is only to compute."""
 
 
 @dataclass(frozen=True)
 class Isolated:
-    """One decoded micro-batch, and how it is computed. ``stores``: those that it reads, and for
-    each the node that reads it; ``timings`` get how long decoding takes (ms)."""
+    """One decoded micro-batch. ``stores``: those that it reads, and for each the node that reads
+    it; ``timings`` get how long decoding takes (ms)."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +103,7 @@ class Isolated:
                 if faults and self._unsure(error):
                     # Its record may only have the key of an entry that cannot be read, and others
                     # may fail as it does.
-                    trial = search.failing(None, Trial())
+                    trial = search.failing(None, anything)
                     faults = (named(trial) if trial is not None else []) or faults
                 faults = faults or search.unnamed(error)
                 if not faults:
@@ -118,7 +120,6 @@ class Isolated:
                 request, read = _halved(request, read)
 
     def decoded(self, read: Mapping[TopicPartition, LogColumns], judge: Judge) -> BatchInput:
-        """The records, without those that were left out so far."""
         with timed(self.timings, "decode"):
             return replace(self.decoder.run(read, judge), known=self.known)
 
@@ -140,9 +141,8 @@ class _Search(Generic[_T]):
     compute: Run[_T]
 
     def unnamed(self, error: Exception) -> list[Fault]:
-        """The record for which the batch fails with ``error``; empty if no record is at fault:
-        nothing of the batch fails alone, or it fails without any."""
-        found = self._shortest(Trial()) if of_data(error) else None
+        """The record for which the batch fails with ``error``; empty if no record is at fault."""
+        found = self._shortest(anything) if of_data(error) else None
         if found is None:
             return []
         place, cause = found
@@ -160,36 +160,48 @@ class _Search(Generic[_T]):
         """``error`` about entries of a store that their changelog does not take, with the records
         that have made an entry so large or have given it that time; None where those are not
         known."""
-        store = _store_of(self.request, error.topics)
+        places = (one for task in self.request.tasks for one in task.stores.items())
+        store = next((one for one, at in places if error.topics == (at.changelog,)), None)
         if error.place is not None or store is None:
             return None
         if isinstance(error, RecordRefusedError):
             return self._untimely(error, store) if error.untimely else None
-        if error.limit is None:
+        (topic, *_), limit = error.topics, error.limit
+        if limit is None:
             return None
-        found = self._shortest(Trial(error.topics[0], error.limit))
+
+        def weigh(request: BatchRequest, result: StepResult) -> None:
+            if (size := largest_entry(request, result, topic)) > limit:
+                raise RecordTooLargeError(f"{size} bytes", topics=(topic,), limit=limit)
+
+        found = self._shortest(weigh)
         if found is None or not isinstance(found[1], RecordTooLargeError):
             return None
-        record, shown = self._shown(found[0], store)
+        record = self._writing(found[0], store)
         return RecordTooLargeError(
-            f"{error}\n  Record {shown} has made it so large.",
+            f"{error}\n  Record {record} has made it so large.",
             topics=error.topics,
-            limit=error.limit,
+            limit=limit,
             place=(*record.place, record.node or ""),
         )
 
     def _untimely(self, error: RecordRefusedError, store: str) -> RecordRefusedError | None:
-        """Some of the records, where there are many."""
-        trial = Trial(error.topics[0], times=error.times)
+        (topic, *_) = error.topics
+
+        def refuse(request: BatchRequest, result: StepResult) -> None:
+            if met := error.times.intersection(times_of_entries(request, result, topic).tolist()):
+                records = frozenset((None, None, time) for time in met)
+                raise RecordRefusedError("its time", topics=(topic,), records=records)
+
         found: list[RecordRefusedError] = []
         while len(found) < HALVED_AFTER:
-            one = self._shortest(trial)
+            one = self._shortest(refuse)
             if one is None or not isinstance(one[1], RecordRefusedError):
                 break
-            record, shown = self._shown(one[0], store)
-            cure = refused_cure(error, trial.topic, min(one[1].times))
+            record = self._writing(one[0], store)
+            cure = refused_cure(error, topic, min(one[1].times))
             blamed = RecordRefusedError(
-                f"{error}\n  Record {shown} gives an entry of store {store} that time.\n  {cure}",
+                f"{error}\n  Record {record} gives an entry of store {store} that time.\n  {cure}",
                 topics=error.topics,
                 records=error.records,
                 untimely=True,
@@ -204,10 +216,8 @@ class _Search(Generic[_T]):
         found[0].others = tuple(found[1:])
         return found[0]
 
-    def _shown(self, record: BadRecord, store: str) -> tuple[BadRecord, str]:
-        """The record with the node that writes the store, and its place in words."""
-        node = self.batch.stores.get(store, record.node)
-        return replace(record, node=node), f"{record.topic}-{record.partition}@{record.offset}"
+    def _writing(self, record: BadRecord, store: str) -> BadRecord:
+        return replace(record, node=self.batch.stores.get(store, record.node))
 
     def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
         """The last record of the shortest beginning that fails, and what that fails with; None
@@ -261,41 +271,20 @@ def of_data(error: Exception) -> bool:
 
 def trial_of(step: TaskStep, trial: Trial) -> TaskStep:
     """The same operators, of which nothing comes, and that look at what they read of stores."""
-    return replace(
-        step,
-        sink=partial(_weighed, trial),
-        stores=CheckedAccess.of(step.stores, step.stateful),
-    )
+
+    def sink(request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
+        trial(request, result)
+        return BatchResult(outcome=COMMITTED)
+
+    return replace(step, sink=sink, stores=CheckedAccess.of(step.stores, step.stateful))
 
 
 def stores_of(step: TaskStep) -> dict[str, str]:
-    """The stores that it reads, each with the node that reads it: its owner, if that is one of its
-    operators."""
+    """The stores that it reads, each with the node that reads it: its owner, if that is among
+    them."""
     ops = step.stateful
     readers = {spec.name: op.name for op in ops for spec in (*op.reads, *op.looks_up)}
     return readers | {spec.name: op.name for op in ops for spec in op.stores}
-
-
-def _weighed(
-    trial: Trial, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-) -> BatchResult:
-    """A sink of which nothing comes."""
-    if trial.times:
-        met = trial.times.intersection(times_of_entries(request, result, trial.topic).tolist())
-        if met:
-            records = frozenset((None, None, time) for time in met)
-            raise RecordRefusedError("its time", topics=(trial.topic,), records=records)
-    if trial.most is not None:
-        size = largest_entry(request, result, trial.topic)
-        if size > trial.most:
-            raise RecordTooLargeError(f"{size} bytes", topics=(trial.topic,), limit=trial.most)
-    return BatchResult(outcome=COMMITTED)
-
-
-def _store_of(request: BatchRequest, topics: tuple[str, ...]) -> str | None:
-    """The store whose changelog is the only one of ``topics``."""
-    stores = (one for task in request.tasks for one in task.stores.items())
-    return next((name for name, place in stores if topics == (place.changelog,)), None)
 
 
 def _in_time(read: Mapping[TopicPartition, LogColumns]) -> list[tuple[int, int]]:
@@ -318,7 +307,6 @@ def _prefix(
     read: Mapping[TopicPartition, LogColumns],
     taken: Sequence[tuple[int, int]],
 ) -> tuple[BatchRequest, dict[TopicPartition, LogColumns]]:
-    """The batch of these records alone, as if there were no others."""
     counts: Int64 = np.bincount([at for at, _ in taken], minlength=len(read)).astype(np.int64)
     part = {}
     ends = {tp: wanted.start for tp, wanted in request.ranges.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from everflow.clock import instant
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Response
 from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, OWN, Header, of_the_record
-from everflow.protocol.messages import BatchRequest, LetterGroup
+from everflow.protocol.messages import BadRecord, BatchRequest, LetterGroup
 from everflow.records import (
     Bytes,
     EdgeBatch,
@@ -29,8 +29,7 @@ from everflow.records import (
     TaskId,
     listed_headers,
 )
-from everflow.topology.plan import Source
-from everflow.worker.failures import UndecodableRecord
+from everflow.worker.failures import Sources, UndecodableRecord, record_at
 from everflow.worker.task_step import SinkOutput, StepResult
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -49,23 +48,14 @@ _BATCH, _RECORD, _HEADER = 61, 40, 10
 and of one of its headers take at most."""
 
 
-class Writes(Protocol):
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None:
-        """See `RecordWriter.write`."""
+Columns = tuple[str, Bytes, Bytes, Int64, int | Int64 | None, Sequence[Any] | None]
+"""What `RecordWriter.write` takes: a topic; keys, values and times; partitions; headers."""
 
 
-def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
-    """Leave those in ``dead_letters`` that are to be written, and count the others as dropped; what
-    to tell of the first few of all, and of calls of clocks. UndecodableRecord where one is to stop
-    the application."""
+def take_letters(result: StepResult, sources: Sources) -> list[str]:
+    """Leaves those in ``dead_letters`` that are to be written, counts the others as dropped, and
+    returns lines about the first few of all, and about calls of clocks. UndecodableRecord for one
+    that is to stop the application."""
     letters, lines = result.dead_letters, result.left_out[:MOST_SHOWN]
     if letters is None:
         return lines
@@ -77,27 +67,24 @@ def take_letters(result: StepResult, sources: Sequence[Source]) -> list[str]:
     for about in _abouts(_with(letters, Response.CONTINUE)):
         reasons = result.dropped.setdefault(about["node"], {})
         reasons[LEFT_OUT] = reasons.get(LEFT_OUT, 0) + 1
-    topics = {source.index: source.topic for source in sources}
     return lines + [
-        f"{topics[int(letters.source[row])]}-{int(letters.partition[row])}"
-        f"@{int(letters.offset[row])} ({letters.value[row].as_py()['error'].splitlines()[0]:.300})"
+        f"{record_at(letters, row, sources)} "
+        f"({letters.value[row].as_py()['error'].splitlines()[0]:.300})"
         for row in range(min(len(letters), MOST_SHOWN))
     ]
 
 
-def letter_groups(letters: EdgeBatch, sources: Sequence[Source]) -> list[LetterGroup]:
-    """Groups letters by cause, in the order of the first record of each."""
-    topics = {source.index: source.topic for source in sources}
+def letter_groups(letters: EdgeBatch, sources: Sources) -> list[LetterGroup]:
     errors = letters.value.field("error").to_pylist()
     found: dict[tuple[str, str, str], LetterGroup] = {}
     for row, about in enumerate(_abouts(letters)):
-        cause = (str(about["exception"]), str(about["node"]), topics[int(letters.source[row])])
+        record = record_at(letters, row, sources)
+        cause = (str(about["exception"]), str(about["node"]), record.topic)
         if (group := found.get(cause)) is not None:
             found[cause] = group._replace(records=group.records + 1)
             continue
-        place = f"{cause[2]}-{int(letters.partition[row])}@{int(letters.offset[row])}"
         error = (errors[row] or "").partition("\n")[0]
-        found[cause] = LetterGroup(*cause, 1, f"{place} ({error:.300})")
+        found[cause] = LetterGroup(*cause, 1, f"{record} ({error:.300})")
     return list(found.values())
 
 
@@ -118,13 +105,12 @@ class Letter(NamedTuple):
         return _BATCH + _RECORD + len(self.key or b"") + len(self.value or b"") + headers
 
     def said(self, name: str) -> str:
-        """The text of a header; empty without that header."""
         found = next((data for header, data in reversed(self.headers) if header == name), None)
         return (found or b"").decode(errors="replace")
 
     def fitted(self, most: int) -> Letter:
-        """Cuts the letter to ``most`` bytes, if that is possible: stack and message are cut, then
-        the value is left out, then the record's own headers, then its key."""
+        """The letter in ``most`` bytes, if possible: stack and message are cut; then value, own
+        headers and key are left out, in this order."""
         letter = self
         for part in ("", "value", "headers", "key"):
             letter = letter._without(part)
@@ -169,8 +155,8 @@ class Letter(NamedTuple):
 
 @dataclass
 class Letters:
-    """The dead letters of a micro-batch, as their topic takes them: whole, and after it has refused
-    some, smaller or with the time ``now_ms``. ``times`` in ms."""
+    """The dead letters of a micro-batch; after their topic has refused some, smaller or with the
+    time ``now_ms``. ``times`` in ms."""
 
     topic: str
     letters: Sequence[Letter]
@@ -180,26 +166,24 @@ class Letters:
 
     @staticmethod
     def of(
-        topic: str | None, left_out: EdgeBatch | None, sources: Sequence[Source], now_ms: int
+        topic: str | None, left_out: EdgeBatch | None, sources: Sources, now_ms: int
     ) -> Letters | None:
-        """Makes the letters of the records that a micro-batch leaves out; None: there are none, or
-        no topic."""
+        """The letters of the records that a batch leaves out; None: there are none, or no topic."""
         if topic is None or left_out is None or not len(left_out):
             return None
-        headers = letter_headers(left_out, {source.index: source.topic for source in sources})
+        headers = letter_headers(left_out, sources)
         values = left_out.value.field("value").to_pylist()
         made = list(map(Letter, left_out.key.to_pylist(), values, headers))
         return Letters(topic, made, left_out.timestamp, now_ms)
 
-    def write(self, writer: Writes) -> None:
-        """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction if there
-        is one."""
+    def columns(self) -> Columns:
+        """Raw key and value with Kafka Streams' headers (KIP-1034)."""
         keys, values, headers = zip(*self.letters, strict=True)
-        writer.write(self.topic, keys, values, self.times, None, headers)
+        return self.topic, keys, values, self.times, None, headers
 
     def refused(self, error: RecordTooLargeError | RecordRefusedError) -> None:
-        """Changes the letters after their topic or the producer has refused one. Raises ``error``
-        where no other attempt helps."""
+        """Changes the letters after one was refused. Raises ``error`` where no other attempt
+        helps."""
         if isinstance(error, RecordTooLargeError):
             largest = max(letter.size for letter in self.letters)
             wanted = largest // 2 if error.limit is None else error.limit
@@ -215,22 +199,21 @@ class Letters:
             self.times = np.where(early, self.now_ms, self.times).astype(np.int64)
 
 
-def letter_headers(
-    letters: EdgeBatch, topics: dict[int, str]
-) -> list[list[tuple[str, bytes | None]]]:
+def letter_headers(letters: EdgeBatch, sources: Sources) -> list[list[Header]]:
     """The headers of each letter: the record's own (`of_the_record`), then those about the
     error."""
     own = listed_headers(letters.headers, len(letters))
     made = []
     errors = letters.value.field("error").to_pylist()
     for row, about in enumerate(_abouts(letters)):
+        record = record_at(letters, row, sources)
         texts = {
             EXCEPTION: about["exception"],
             f"{KAFKA_STREAMS}message": errors[row],
             f"{KAFKA_STREAMS}stacktrace": about["stacktrace"],
-            f"{KAFKA_STREAMS}topic": topics[int(letters.source[row])],
-            f"{KAFKA_STREAMS}partition": str(int(letters.partition[row])),
-            f"{KAFKA_STREAMS}offset": str(int(letters.offset[row])),
+            f"{KAFKA_STREAMS}topic": record.topic,
+            f"{KAFKA_STREAMS}partition": str(record.partition),
+            f"{KAFKA_STREAMS}offset": str(record.offset),
             **{f"{OWN}{name}": str(about[name]) for name in ("stage", "node", "task", "attempt")},
         }
         made.append(
@@ -261,8 +244,7 @@ ENTRY_OVERHEAD = 36
 
 
 class Written(NamedTuple):
-    """A record as it was to be written: ``size`` of key, value and headers in bytes; ``origin`` in
-    words."""
+    """A record as it was to be written: ``size`` of key and value in bytes; ``origin`` in words."""
 
     topic: str
     size: int
@@ -277,15 +259,14 @@ class LetterTooLargeError(RecordTooLargeError):
 
 
 class LetterRefusedError(RecordRefusedError):
-    """It is a dead letter, which can have another time. Shown to users where that does not
-    help."""
+    """It is a dead letter, which can have another time. Shown to users where that does not help."""
 
 
 def named(
     error: RecordTooLargeError,
     request: BatchRequest,
     result: StepResult,
-    sources: Collection[Source],
+    sources: Sources,
     topic_limit: Callable[[str], int | None],
     letters: Letters | None,
 ) -> RecordTooLargeError:
@@ -324,7 +305,7 @@ def named(
 def refused(
     error: RecordRefusedError,
     result: StepResult,
-    sources: Collection[Source],
+    sources: Sources,
     letters: Letters | None = None,
 ) -> RecordRefusedError:
     """``error`` with the records that it is about: the outputs with those keys, values and times;
@@ -334,11 +315,12 @@ def refused(
         rows = np.flatnonzero(np.isin(output.batch.timestamp, list(error.times)))
         for row in rows.tolist():
             name = output.topics if isinstance(output.topics, str) else output.topics[row]
-            known = (output.keys[row].as_py(), output.values[row].as_py())
-            if name not in error.topics or (*known, _time(output, row)) not in error.records:
+            time_ms = int(output.batch.timestamp[row])
+            known = (output.keys[row].as_py(), output.values[row].as_py(), time_ms)
+            if name not in error.topics or known not in error.records:
                 continue
-            place = (*_place(output.batch, row, sources), output.node)
-            found.append(_made_of(error, name, place, _time(output, row)))
+            record = record_at(output.batch, row, sources, output.node)
+            found.append(_made_of(error, name, record, time_ms))
             if len(found) == MOST_NAMED:
                 break
     if found:
@@ -352,40 +334,35 @@ def refused(
 
 
 def _made_of(
-    error: RecordRefusedError, topic: str, place: tuple[str, int, int, str], time_ms: int
+    error: RecordRefusedError, topic: str, record: BadRecord, time_ms: int
 ) -> RecordRefusedError:
-    origin = f"made of record {place[0]}-{place[1]}@{place[2]}, by node {place[3]}"
+    origin = f"made of record {record}, by node {record.node}"
     return RecordRefusedError(
         f"{error}\n  {origin}\n  {refused_cure(error, topic, time_ms)}",
         topics=error.topics,
         records=error.records,
         untimely=error.untimely,
-        place=place,
+        place=(*record.place, record.node or ""),
     )
 
 
 def refused_cure(error: RecordRefusedError, topic: str, time_ms: int) -> str:
-    """The cure for a record for ``topic`` with this time."""
-    again = "and start again: processing goes on where it stopped."
-    if not error.untimely:
-        return (
-            f"Nothing of its micro-batch was written. A compacted topic takes no record without a "
-            f"key: give it one, or leave such records out, {again}"
-        )
+    cure = (
+        f"Its time is {time_ms} ms ({instant(time_ms)}), and {topic} takes none so far from the "
+        f"broker's clock. Correct what says the time (timestamp= of the source, or the clock of "
+        f"who wrote the record), or that setting of the topic"
+        if error.untimely
+        else "A compacted topic takes no record without a key: give it one, or leave such records "
+        "out"
+    )
     return (
-        f"Nothing of its micro-batch was written. Its time is {time_ms} ms ({instant(time_ms)}), "
-        f"and {topic} takes none so far from the broker's clock. Correct what says the time "
-        f"(timestamp= of the source, or the clock of who wrote the record), or that setting of the "
-        f"topic, {again}"
+        f"Nothing of its micro-batch was written. {cure}, and start again: processing goes on "
+        f"where it stopped."
     )
 
 
-def _time(output: SinkOutput, row: int) -> int:
-    return int(output.batch.timestamp[row])
-
-
 def _written(
-    request: BatchRequest, result: StepResult, sources: Collection[Source], topics: Collection[str]
+    request: BatchRequest, result: StepResult, sources: Sources, topics: Collection[str]
 ) -> Iterator[Written]:
     """The largest record of each output, and of the changes of each store."""
     for output in result.outputs:
@@ -404,7 +381,6 @@ def _written(
 def _changes(
     request: BatchRequest, result: StepResult, topics: Collection[str]
 ) -> Iterator[tuple[str, TaskId, StoreChanges]]:
-    """The changes for these changelog topics."""
     places = {task.task: task.stores for task in request.tasks}
     for task, listed in result.changes.items():
         for changes in listed:
@@ -414,7 +390,6 @@ def _changes(
 
 
 def times_of_entries(request: BatchRequest, result: StepResult, changelog: str) -> Int64:
-    """The times of all changes for a changelog topic, in ms."""
     found = [changes.timestamps for _, _, changes in _changes(request, result, [changelog])]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
@@ -443,30 +418,22 @@ def _letter(letters: Letters) -> Written:
     return Written(letters.topic, one.size, origin)
 
 
-def _outputs(
-    output: SinkOutput, sources: Collection[Source], topics: Collection[str]
-) -> Iterator[Written]:
+def _outputs(output: SinkOutput, sources: Sources, topics: Collection[str]) -> Iterator[Written]:
     count = len(output.batch)
     names = [output.topics] * count if isinstance(output.topics, str) else output.topics
     asked = np.array([name in topics for name in names], bool)
     if asked.any():
         sizes = _sizes(output.keys) + _sizes(output.values)
         row = int(np.where(asked, sizes, -1).argmax())
-        topic, partition, offset = _place(output.batch, row, sources)
-        origin = f"made of record {topic}-{partition}@{offset}, by node {output.node}"
-        place = (topic, partition, offset, output.node)
-        yield Written(names[row], int(sizes[row]), origin, place)
+        record = record_at(output.batch, row, sources)
+        origin = f"made of record {record}, by node {output.node}"
+        yield Written(names[row], int(sizes[row]), origin, (*record.place, output.node))
 
 
 def _sizes(column: pa.Array) -> Int64:
     lengths = pc.fill_null(pc.binary_length(column.cast(pa.binary())), 0)
     found: Int64 = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     return found
-
-
-def _place(batch: EdgeBatch, row: int, sources: Collection[Source]) -> tuple[str, int, int]:
-    topic = next(source.topic for source in sources if source.index == int(batch.source[row]))
-    return topic, int(batch.partition[row]), int(batch.offset[row])
 
 
 def _size(key: bytes | None, value: bytes | None) -> int:

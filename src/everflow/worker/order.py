@@ -83,11 +83,9 @@ class InOrder:
         ]
 
     def read(self, op: StatelessOp) -> EdgeBatch:
-        """The records of an operator with one side."""
         return concat([self._records[slot] for slot in op.inputs])
 
     def keep(self, op: MakingOp, done: EdgeBatch) -> None:
-        """Keeps an operator's results, in order."""
         _kept(self._records, op, done)
 
 
@@ -181,7 +179,6 @@ class DepthFirst(InOrder):
         return found
 
     def _known(self) -> Paths:
-        """The paths of all results so far."""
         if len(self._kept) != 1:
             self._kept = [np.concatenate([_NOTHING, *self._kept])]
         return self._kept[0]
@@ -199,7 +196,6 @@ class _Side(NamedTuple):
     came: Paths
 
     def placed(self, put: Int64, came: Int64) -> EdgeBatch:
-        """The records in order, with these places."""
         batch = replace(self.batch, seq=came, put=put if len(put) else None)
         return batch.take(np.argsort(came))
 
@@ -219,7 +215,6 @@ def _joined(paths: Paths, tails: Paths) -> Paths:
 
 
 def _without(paths: Paths, last: int) -> Paths:
-    """The paths without so many bytes at their ends."""
     if not last:
         return paths
     found = _matrix(paths).copy()
@@ -239,13 +234,11 @@ def _matrix(paths: Paths) -> npt.NDArray[np.uint8]:
 
 
 def _paths(matrix: npt.NDArray[np.uint8]) -> Paths:
-    """The paths that have these bytes; a row of them each."""
     found: Paths = np.ascontiguousarray(matrix).view(f"S{matrix.shape[1]}").reshape(-1)
     return found
 
 
 def _numbers(seqs: Int64) -> Int64:
-    """The number of results of the same ``seq`` before each result."""
     order = np.argsort(seqs, kind="stable")
     ranked = seqs[order]
     begins = np.flatnonzero(np.diff(ranked, prepend=ranked[:1] - 1))
@@ -263,8 +256,7 @@ def _inverse(order: Int64) -> Int64:
 
 
 class Merged(NamedTuple):
-    """A hop's records by slot, in merge order (``seq``), and the next offset to read of every
-    partition."""
+    """Records by slot, in merge order (``seq``), and the next offset to read of every partition."""
 
     batches: dict[int, EdgeBatch]
     consumed: dict[TopicPartition, int]
@@ -340,7 +332,6 @@ def _merged_tasks(
 
 
 def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int]) -> Int64:
-    """The highest time so far in each row's group; ``groups`` are all there are."""
     effective = np.empty(len(timestamp), dtype=np.int64)
     for one in groups:
         mine = group == one
@@ -378,15 +369,13 @@ def _consumed(
 ) -> dict[TopicPartition, int]:
     """A partition is consumed up to its first record that was cut."""
     consumed = {tp: wanted.end for tp, wanted in ranges.items()}
-    topics = {source.index: source.topic for source in sources}
     for row in np.flatnonzero(~kept):
-        tp = TopicPartition(topics[int(hop.source[row])], int(hop.partition[row]))
+        tp = TopicPartition(sources[int(hop.source[row])].topic, int(hop.partition[row]))
         consumed[tp] = min(consumed[tp], int(hop.offset[row]))
     return consumed
 
 
 def _reordered(hop: BatchInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
-    """The slots' records with their ranks, without those that were cut."""
     ranked = {slot: replace(batch, seq=rank[hop.rows[slot]]) for slot, batch in hop.batches.items()}
     if kept.all():
         return ranked

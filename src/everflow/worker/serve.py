@@ -13,8 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from everflow.clock import in_utc
 from everflow.kafka.reading.range_reader import RangeReader
@@ -38,39 +37,82 @@ from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
 from everflow.worker.ports import announce, clients_of
 from everflow.worker.task_step import TaskStep
 
-# --- reading --------------------------------------------------------------------------------------
-
-
 READ_TIMEOUT_S = 30.0
 QUIET_S = 10.0
 """How long a partition that does not answer may hold up tasks beside its own."""
-Read = Mapping[TopicPartition, LogColumns]
+STOP = b"stop\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogInput:
-    """Reads the ranges of a micro-batch; picklable. ``ahead_bytes``: how much is fetched ahead of
-    the next request (`WorkerMemory.ahead`)."""
+@dataclass(kw_only=True)
+class ResidentStep:
+    """The only task of the long-running job; picklable. ``ahead_bytes``: how much is fetched ahead
+    of the next request (`WorkerMemory.ahead`). ``columns``: the socket where Spark's code computes
+    Columns; empty where none needs it. ``channel`` reads the socket's path (a local property)."""
 
+    step: TaskStep
     decoder: LogDecoder
     read_committed: bool
     ahead_bytes: int
+    columns: str
+    channel: Callable[[], str]
+    _reader: RangeReader | None = field(default=None, init=False)
 
-    def reader(self, client: Mapping[str, Any]) -> RangeReader:
-        """Connections of one thread, for `read`. ``client``: librdkafka properties
-        (`WorkerClients.reader`)."""
-        return RangeReader(
-            client,
-            self.read_committed,
-            self.decoder.headers,
-            ahead_bytes=self.ahead_bytes,
-        )
+    def __call__(self) -> None:
+        """Serve requests until the driver stops it, or one has failed: the driver then ends this
+        process."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(self.channel())
+            lines = connection.makefile("rwb")
+            with in_utc(), closing(ColumnClient(self.columns)) as columns, ExitStack() as opened:
+                spare = SpareMemory(trim_of_libc())
+                while line := read_line(lines, "the driver's request for a batch"):
+                    if line == STOP:
+                        break
+                    try:
+                        result = self._result(from_line(line), columns, opened)
+                    except Exception as error:
+                        result = BatchResult(outcome=FAILED, failure=failure_of(error))
+                    lines.write(as_line(result))
+                    lines.flush()
+                    if result.outcome == FAILED:
+                        break
+                    spare.trim_if_due()
 
-    def warm_up(self, reader: RangeReader) -> None:
-        """Connect before there is anything to read."""
-        reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
+    def _result(
+        self, request: BatchRequest, columns: ColumnClient, opened: ExitStack
+    ) -> BatchResult:
+        memory, timings = of_this_process(os.getpid()), {"began": time.time() * 1000}
+        with timed(timings, "read"):
+            announce(request)
+            reader = self._connected(request, opened)
+            if not request.tasks:  # the thread has none yet, so no record waits
+                reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
+            request, read = self._read(reader, request)
+            memory.begin(sum(found.nbytes for found in read.values()))
 
-    def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, Read]:
+        def compute(request: BatchRequest, decoded: BatchInput, trial: Trial | None) -> BatchResult:
+            step = self.step if trial is None else trial_of(self.step, trial)
+            return step.run(request, decoded, columns, timings)
+
+        isolated = Isolated(self.decoder, stores_of(self.step), timings)
+        result = isolated.run(request, read, compute)
+        if not request.ranges:
+            memory.settle()  # the process holds no records
+        return result
+
+    def _connected(self, request: BatchRequest, opened: ExitStack) -> RangeReader:
+        """The first request opens it, since it names the gate, which has the settings."""
+        if self._reader is None:
+            client = clients_of(request).reader
+            reader = self._reader = RangeReader(
+                client, self.read_committed, self.decoder.headers, ahead_bytes=self.ahead_bytes
+            )
+            opened.callback(reader.close)
+        return self._reader
+
+    def _read(
+        self, reader: RangeReader, request: BatchRequest
+    ) -> tuple[BatchRequest, Mapping[TopicPartition, LogColumns]]:
         """The request with the ranges that were read, and their records. Raises what
         `RangeReader.read` raises."""
         quiet_s = None if request.patient else QUIET_S
@@ -82,92 +124,7 @@ class LogInput:
             request.latest_ends,
             request.topic_ids,
         )
-        of_this_process(os.getpid()).begin(sum(found.nbytes for found in read.columns.values()))
         return replace(request.ending(read.ends), silent=read.silent), read.columns
-
-
-def settle(request: BatchRequest) -> None:
-    """The work of a request is done; where it had no records, this process holds none."""
-    if not request.ranges:
-        of_this_process(os.getpid()).settle()
-
-
-# --- serving --------------------------------------------------------------------------------------
-
-
-STOP = b"stop\n"
-
-
-class _Reader:
-    """The connections of a step, for as long as it serves. The first request opens them, since it
-    names the gate, which has the settings."""
-
-    def __init__(self, log: LogInput, opened: ExitStack) -> None:
-        self._log, self._opened = log, opened
-        self._reader: RangeReader | None = None
-
-    def of(self, request: BatchRequest) -> RangeReader:
-        if self._reader is None:
-            self._reader = self._log.reader(clients_of(request).reader)
-            self._opened.callback(self._reader.close)
-        return self._reader
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResidentStep:
-    """The only task of the long-running job; picklable. ``channel`` reads the socket's path (a
-    local property)."""
-
-    step: TaskStep
-    input: LogInput
-    columns: str
-    """The socket where Spark's code computes Columns; empty where none needs it."""
-    channel: Callable[[], str]
-
-    def __call__(self) -> None:
-        """Serve requests until the driver stops it, or until one has failed: the driver then ends
-        this process."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(self.channel())
-            lines = connection.makefile("rwb")
-            with ExitStack() as opened:
-                opened.enter_context(in_utc())
-                columns = opened.enter_context(closing(ColumnClient(self.columns)))
-                reader = _Reader(self.input, opened)
-                spare = SpareMemory(trim_of_libc())
-                while line := read_line(lines, "the driver's request for a batch"):
-                    if line == STOP:
-                        break
-                    result = self._result(line, reader, columns)
-                    lines.write(as_line(result))
-                    lines.flush()
-                    if result.outcome == FAILED:
-                        break
-                    spare.trim_if_due()
-
-    def _result(self, line: bytes, reader: _Reader, columns: ColumnClient) -> BatchResult:
-        try:
-            return self._serve(from_line(line), reader, columns)
-        except Exception as error:
-            return BatchResult(outcome=FAILED, failure=failure_of(error))
-
-    def _serve(self, request: BatchRequest, readers: _Reader, columns: ColumnClient) -> BatchResult:
-        timings = {"began": time.time() * 1000}
-        with timed(timings, "read"):
-            announce(request)
-            reader = readers.of(request)
-            if not request.tasks:  # the thread has none yet, so no record waits
-                self.input.warm_up(reader)
-            request, read = self.input.read(reader, request)
-
-        def compute(request: BatchRequest, decoded: BatchInput, trial: Trial | None) -> BatchResult:
-            step = self.step if trial is None else trial_of(self.step, trial)
-            return step.run(request, decoded, columns, timings)
-
-        isolated = Isolated(self.input.decoder, stores_of(self.step), timings)
-        result = isolated.run(request, read, compute)
-        settle(request)
-        return result
 
 
 def refuse(error: Exception, channel: Callable[[], str]) -> None:

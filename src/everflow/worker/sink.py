@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -53,14 +53,14 @@ from everflow.state.changelog import fold
 from everflow.state.left_out import KeptEntry, as_written
 from everflow.state.store import left_out_topic
 from everflow.state.store_meta import NO_INPUTS, Owner
-from everflow.topology.plan import Source
 from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
+from everflow.worker.failures import Sources
 from everflow.worker.letters import (
+    Columns,
     LetterRefusedError,
     Letters,
     LetterTooLargeError,
-    Writes,
     named,
     refused,
     take_letters,
@@ -72,7 +72,6 @@ from everflow.worker.times import ages_written
 
 
 def figures_of(result: StepResult) -> BatchFigures:
-    """The metrics of a committed batch."""
     written = ages_written((output.node, output.batch) for output in result.outputs)
     return BatchFigures(
         [*result.ages, *written],
@@ -84,7 +83,6 @@ def figures_of(result: StepResult) -> BatchFigures:
 
 
 def _sent(output: SinkOutput) -> list[Sent]:
-    """Records and bytes of an output, by topic."""
     count = len(output.batch)
     size = _length(output.keys) + _length(output.values)
     if isinstance(output.topics, str):
@@ -119,9 +117,18 @@ COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
 
 
-class SinkWriter(Writes, Protocol):
+class SinkWriter(Protocol):
     """The part of a `RecordWriter` that the sink needs."""
 
+    def write(
+        self,
+        topic: str,
+        keys: Bytes,
+        values: Bytes,
+        timestamps: Int64,
+        partition: int | Int64 | None = None,
+        headers: Sequence[Any] | None = None,
+    ) -> None: ...
     @property
     def held_ms(self) -> float: ...
     @property
@@ -140,8 +147,7 @@ class SinkWriter(Writes, Protocol):
 
 
 class SinkPorts(Protocol):
-    """Effects of the sink, in a worker (`ports.WorkerPorts`, picklable) or in a
-    simulation."""
+    """Effects of the sink, in a worker (`ports.WorkerPorts`, picklable) or in a simulation."""
 
     @property
     def watched(self) -> bool:
@@ -174,8 +180,8 @@ class SinkPorts(Protocol):
         """The entry of a key in the store of this folder, in its stored form."""
 
     def memory(self) -> Taken | None:
-        """The most memory that this process has held of the batch so far; None: not known. Asked
-        before and behind the work that maps files of stores."""
+        """The most memory that this process has held of the batch so far, asked before and behind
+        the work that maps files of stores; None: not known."""
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         """``max.message.bytes`` of a topic; None where the broker does not say."""
@@ -190,17 +196,15 @@ class KafkaSink:
     ports: SinkPorts
     layouts: str = ""
 
-    def __call__(
-        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-    ) -> BatchResult:
+    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
         """See `Sink`. Raises UndecodableRecord for one that is to stop the application,
         TaskMigratedError, UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever
         is raised, no store has changed."""
-        touched = _touched_tasks(request, result, sources)
-        if not touched:
+        batch = _Transaction(self, request, result, sources)
+        if not batch.touched:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
             self.ports.writer(request)
-            return _of_nothing(request, result)
+            return batch.of_nothing()
         corrections = left_out_entries(
             request,
             result,
@@ -213,58 +217,100 @@ class KafkaSink:
         )
         while True:
             try:
-                done = self._transacted(request, result, sources, touched, letters, corrections)
+                done = batch.transacted(letters, corrections)
                 return replace(done, left_out=left_out) if done.committed else done
             except (LetterTooLargeError, LetterRefusedError) as error:
                 assert letters is not None
                 letters.refused(error)
 
-    def _transacted(
-        self,
-        request: BatchRequest,
-        result: StepResult,
-        sources: tuple[Source, ...],
-        touched: set[TaskId],
-        letters: Letters | None,
-        corrections: Sequence[LeftOutEntries],
+
+@dataclass(frozen=True)
+class _Transaction:
+    """A micro-batch on its way into the log and the stores."""
+
+    sink: KafkaSink
+    request: BatchRequest
+    result: StepResult
+    sources: Sources
+
+    @cached_property
+    def tasks(self) -> dict[TopicPartition, TaskId]:
+        """The tasks that read the inputs of the request."""
+        subtopology = {source.topic: source.subtopology for source in self.sources}
+        return {tp: TaskId(subtopology[tp.topic], tp.partition) for tp in self.request.ranges}
+
+    @cached_property
+    def touched(self) -> set[TaskId]:
+        """Tasks whose input moved, whose stores changed, or that a clock has called."""
+        ranges, result = self.request.ranges, self.result
+        before = {task.task: task.stream_times for task in self.request.tasks}
+        touched = set(result.changes) | {
+            task
+            for task, times in result.stream_times.items()
+            if any(before.get(task, {}).get(name, -1) != ms for name, ms in times.items())
+        }
+        moved = (tp for tp, wanted in ranges.items() if result.consumed[tp] > wanted.start)
+        return touched.union(self.tasks[tp] for tp in moved)
+
+    def of_nothing(self) -> BatchResult:
+        """The result of a batch without records: its consumed offsets hold all the same."""
+        return BatchResult(
+            outcome=COMMITTED,
+            consumed=self.result.consumed,
+            counts={"in": 0, "out": 0},
+            silent=self.request.silent,
+        )
+
+    @property
+    def delivery_s(self) -> float:
+        """The time-out for the delivery of a transaction's records: no longer than the broker lets
+        it be open, since the thread's other tasks wait, too."""
+        open_ms = self.request.transaction_timeout_ms
+        if open_ms is None:
+            return FLUSH_TIMEOUT_S
+        return min(FLUSH_TIMEOUT_S, open_ms / 1000 + ENDED_LATE_S)
+
+    def transacted(
+        self, letters: Letters | None, corrections: Sequence[LeftOutEntries]
     ) -> BatchResult:
-        """One transaction. Raises as `__call__`, and LetterTooLargeError."""
-        self.ports.reached(BEFORE_TRANSACTION)
-        writer = self.ports.writer(request)
+        """One transaction. Raises as `KafkaSink.__call__`, and LetterTooLargeError."""
+        ports, request, result = self.sink.ports, self.request, self.result
+        ports.reached(BEFORE_TRANSACTION)
+        writer = ports.writer(request)
         writer.begin()
         try:
             with timed(result.timings, "write"):
-                counts = self._write(writer, request, result, letters, corrections)
+                counts = self._write(writer, letters, corrections)
                 writer.send()
                 if request.guarantee != EXACTLY_ONCE_V2:
                     # The driver commits the offsets when it is asked.
                     writer.flush(FLUSH_TIMEOUT_S)
                 elif letters is not None:
                     # The gate answers a batch once: what letters are refused is known before.
-                    writer.flush(_delivery_s(request))
-            answer = self._commit(writer, request, result, sources, touched)
+                    writer.flush(self.delivery_s)
+            answer = self._commit(writer)
         except GenerationChanged as error:
             # The group moved on between the gate's answer and the offsets: refused as a whole,
             # nothing was committed. The tasks that stay run the batch again at once (I4), with
             # nothing to recover.
-            self._abort(writer)
+            _abort(writer)
             return BatchResult(outcome=ABORTED, reason=f"generation: {error}")
         except (RecordTooLargeError, RecordRefusedError) as error:
-            self._abort(writer)
+            _abort(writer)
             if isinstance(error, RecordRefusedError):
-                raise refused(error, result, sources, letters) from error
-            limit = partial(self.ports.topic_limit, request)
-            raise named(error, request, result, sources, limit, letters) from error
+                raise refused(error, result, self.sources, letters) from error
+            limit = partial(ports.topic_limit, request)
+            raise named(error, request, result, self.sources, limit, letters) from error
         except Exception:
-            self._abort(writer)
+            _abort(writer)
             raise
         if not answer.ok:
-            self._abort(writer)
+            _abort(writer)
             return BatchResult(outcome=ABORTED, reason=answer.reason)
-        self.ports.reached(POINT_COMMITTED)
-        self.ports.memory()
+        ports.reached(POINT_COMMITTED)
+        ports.memory()
         with timed(result.timings, "apply"):
-            positions = _apply(self.ports, request, result, touched, writer.positions(), sources)
+            positions = self._apply(writer.positions())
         return BatchResult(
             outcome=COMMITTED,
             consumed=result.consumed,
@@ -279,100 +325,120 @@ class KafkaSink:
             printed=result.printed,
             remarks=result.remarks,
             silent=request.silent,
-            memory=self.ports.memory(),
+            memory=ports.memory(),
         )
 
     def _write(
-        self,
-        writer: SinkWriter,
-        request: BatchRequest,
-        result: StepResult,
-        letters: Letters | None,
-        corrections: Sequence[LeftOutEntries],
+        self, writer: SinkWriter, letters: Letters | None, corrections: Sequence[LeftOutEntries]
     ) -> dict[str, int]:
-        first = _FirstRecord(writer, self.ports)
-        out = 0
-        for output in result.outputs:
-            out += _write_output(first, output, writer.partition_count)
-        changelog = 0
-        stores = {task.task: task.stores for task in request.tasks}
-        for task, listed in result.changes.items():
+        ports, result, written = self.sink.ports, self.result, Counter[str]()
+        watched = ports.watched
+        for kind, columns in self._columns(writer, letters, corrections):
+            writer.write(*columns)
+            written[kind] += len(columns[3])
+            if watched and len(columns[3]):
+                watched = False
+                writer.flush(FLUSH_TIMEOUT_S)
+                ports.reached(FIRST_RECORD)  # the first records have reached the broker
+        read = (result.consumed[tp] - one.start for tp, one in self.request.ranges.items())
+        return {
+            "in": sum(read),
+            "bytes": result.input_bytes,
+            **{kind: written[kind] for kind in ("out", "changelog", "dead_letters")},
+        }
+
+    def _columns(
+        self, writer: SinkWriter, letters: Letters | None, corrections: Sequence[LeftOutEntries]
+    ) -> Iterator[tuple[str, Columns]]:
+        """All that is to be written, with what it counts as."""
+        for output in self.result.outputs:
+            for columns in _columns_of(output, writer.partition_count):
+                yield "out", columns
+        stores = {task.task: task.stores for task in self.request.tasks}
+        for task, listed in self.result.changes.items():
             for changes in listed:
                 topic = stores[task][changes.store].changelog
-                if topic is None or TopicPartition(topic, task.partition) in request.ranges:
+                if topic is None or TopicPartition(topic, task.partition) in self.request.ranges:
                     continue  # without a changelog, or it is in the topic that was read
-                first.write(
-                    topic,
-                    as_bytes(changes.keys),
-                    as_bytes(changes.values),
-                    changes.timestamps,
-                    task.partition,
-                )
-                changelog += len(changes)
+                keys, values = as_bytes(changes.keys), as_bytes(changes.values)
+                yield "changelog", (topic, keys, values, changes.timestamps, task.partition, None)
         for one in corrections:
             times = np.array([entry.time for entry in one.entries], np.int64)
             packed = as_bytes([entry.packed() for entry in one.entries])
-            first.write(one.topic, as_bytes(one.keys), packed, times, one.partition)
+            yield "", (one.topic, as_bytes(one.keys), packed, times, one.partition, None)
         if letters is not None:
-            letters.write(first)
-        return {
-            "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
-            "out": out,
-            "changelog": changelog,
-            "dead_letters": 0 if letters is None else len(letters.letters),
-            "bytes": result.input_bytes,
-        }
+            yield "dead_letters", letters.columns()
 
-    def _commit(
-        self,
-        writer: SinkWriter,
-        request: BatchRequest,
-        result: StepResult,
-        sources: tuple[Source, ...],
-        touched: set[TaskId],
-    ) -> GateAnswer:
-        offsets = _offsets(request, result, sources, touched, self.layouts)
-        with timed(result.timings, "gate"):
-            answer = self.ports.ask(request, offsets)
-        if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
+    def _commit(self, writer: SinkWriter) -> GateAnswer:
+        offsets, timings, ports = self._offsets(), self.result.timings, self.sink.ports
+        with timed(timings, "gate"):
+            answer = ports.ask(self.request, offsets)
+        if answer.ok and self.request.guarantee == EXACTLY_ONCE_V2:
             assert answer.group_metadata is not None
             # The records are on their way meanwhile: both belong to the transaction, and nothing
             # counts before its end.
-            with timed(result.timings, "offsets"):
+            with timed(timings, "offsets"):
                 writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
-            with timed(result.timings, "delivery"):
-                writer.flush(_delivery_s(request))
-            self.ports.reached(OFFSETS_SENT)
-            with timed(result.timings, "commit"):
+            with timed(timings, "delivery"):
+                writer.flush(self.delivery_s)
+            ports.reached(OFFSETS_SENT)
+            with timed(timings, "commit"):
                 writer.commit(COMMIT_TIMEOUT_S)
         return answer
 
-    def _abort(self, writer: SinkWriter) -> None:
-        """Give the transaction up; a writer that cannot even do that is fenced by the driver
-        (D6)."""
-        try:
-            writer.abort(ABORT_TIMEOUT_S)
-        except EverflowError:
-            writer.close()
+    def _offsets(self) -> list[tuple[str, int, int, str]]:
+        """All input partitions of every touched task, moved or not, each with batch id, stream
+        times and layouts (D5)."""
+        moved, batch, layouts = self.result.stream_times, self.request.batch_id, self.sink.layouts
+        times: dict[TaskId, Mapping[str, int]] = {
+            task.task: {**task.stream_times, **moved.get(task.task, {})}
+            for task in self.request.tasks
+        }
+        return [
+            (*tp, self.result.consumed[tp], format_metadata(batch, times.get(task, {}), layouts))
+            for tp, task in self.tasks.items()
+            if task in self.touched
+        ]
+
+    def _apply(self, sent: Mapping[TopicPartition, int]) -> dict[TaskId, dict[str, int]]:
+        """Fold the committed changes into the stores; every store of a touched task gets the batch
+        id and what was committed of the task's inputs (at least once the group may take that
+        later)."""
+        request, result = self.request, self.result
+        positions: dict[TaskId, dict[str, int]] = {}
+        inputs: dict[TaskId, dict[str, int]] = {}
+        if request.guarantee == EXACTLY_ONCE_V2:
+            for tp, task_id in self.tasks.items():
+                inputs.setdefault(task_id, {})[str(tp)] = result.consumed[tp]
+        for task in request.tasks:
+            if task.task not in self.touched:
+                continue
+            for name, place in task.stores.items():
+                listed = [one for one in result.changes.get(task.task, []) if one.store == name]
+                position = None
+                if place.changelog is not None:
+                    changelog = TopicPartition(place.changelog, task.task.partition)
+                    reused = changelog in request.ranges  # the topic that was read is its changelog
+                    position = (result.consumed if reused else sent).get(changelog)
+                self.sink.ports.apply(
+                    place.path,
+                    _joined(name, listed),
+                    position,
+                    Owner(task.incarnation, task.last_batch),
+                    request.batch_id,
+                    inputs.get(task.task, NO_INPUTS),
+                )
+                if position is not None:
+                    positions.setdefault(task.task, {})[name] = position
+        return positions
 
 
-def _of_nothing(request: BatchRequest, result: StepResult) -> BatchResult:
-    """The result of a batch without records: its consumed offsets hold all the same."""
-    return BatchResult(
-        outcome=COMMITTED,
-        consumed=result.consumed,
-        counts={"in": 0, "out": 0},
-        silent=request.silent,
-    )
-
-
-def _delivery_s(request: BatchRequest) -> float:
-    """The time-out for the delivery of a transaction's records: no longer than the broker lets it
-    be open, since the thread's other tasks wait, too."""
-    open_ms = request.transaction_timeout_ms
-    if open_ms is None:
-        return FLUSH_TIMEOUT_S
-    return min(FLUSH_TIMEOUT_S, open_ms / 1000 + ENDED_LATE_S)
+def _abort(writer: SinkWriter) -> None:
+    """Give the transaction up; a writer that cannot even do that is fenced by the driver (D6)."""
+    try:
+        writer.abort(ABORT_TIMEOUT_S)
+    except EverflowError:
+        writer.close()
 
 
 class LeftOutEntries(NamedTuple):
@@ -385,27 +451,25 @@ class LeftOutEntries(NamedTuple):
 
 
 def _left_out_keys(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    request: BatchRequest, result: StepResult, sources: Sources
 ) -> dict[TopicPartition, dict[bytes, None]]:
-    """The keys of records that were left out of inputs that are changelogs, too."""
     reused = request.reused()
     found = {tp: dict.fromkeys(keys) for tp, keys in result.skipped.items() if tp in reused}
     if result.dead_letters is None or not reused:
         return found
-    read = {source.index: source for source in sources}
     letters = result.dead_letters
     places = zip(letters.source.tolist(), letters.partition.tolist(), strict=True)
     for (source, partition), key in zip(places, letters.key.to_pylist(), strict=True):
-        tp = TopicPartition(read[source].topic, partition)
+        tp = TopicPartition(sources[source].topic, partition)
         if tp in reused and key is not None:
-            found.setdefault(tp, {})[as_written([key], read[source].key_serde)[0] or b""] = None
+            found.setdefault(tp, {})[as_written([key], sources[source].key_serde)[0] or b""] = None
     return found
 
 
 def left_out_entries(
     request: BatchRequest,
     result: StepResult,
-    sources: tuple[Source, ...],
+    sources: Sources,
     entry: Callable[[TaskContext, str, bytes], bytes | None],
 ) -> list[LeftOutEntries]:
     """What tables have behind the batch for the keys of records that it leaves out of topics that
@@ -427,45 +491,10 @@ def left_out_entries(
     return found
 
 
-class _FirstRecord:
-    """Passes writes on; the crash point ``first-record`` lies after the first record has reached
-    the broker."""
-
-    def __init__(self, writer: SinkWriter, ports: SinkPorts) -> None:
-        self._writer, self._ports = writer, ports
-        self._done = not ports.watched
-
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None:
-        if not self._done and len(timestamps):
-            head = None if headers is None else headers[:1]
-            one = partition[:1] if isinstance(partition, np.ndarray) else partition
-            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], one, head)
-            self._writer.flush(FLUSH_TIMEOUT_S)
-            self._done = True
-            self._ports.reached(FIRST_RECORD)
-            rest = None if headers is None else headers[1:]
-            others = partition[1:] if isinstance(partition, np.ndarray) else partition
-            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], others, rest)
-            return
-        self._writer.write(topic, keys, values, timestamps, partition, headers)
-
-
 # --- records --------------------------------------------------------------------------------------
 
 
-def _write_output(
-    writer: _FirstRecord, output: SinkOutput, partition_count: Callable[[str], int]
-) -> int:
-    """Writes an output, and returns the number of its records."""
-    count = 0
+def _columns_of(output: SinkOutput, partition_count: Callable[[str], int]) -> Iterator[Columns]:
     for topic, rows in _by_topic(output):
         partition: Int64 | None = None
         if output.partitions is not None:
@@ -474,20 +503,13 @@ def _write_output(
         if rows is not None:
             index = pa.array(rows)
             keys, values, batch = keys.take(index), values.take(index), batch.take(rows)
-        count += len(keys)
-        has_headers = (
+        headers = None
+        if (
             batch.headers is not None
             and pc.any(pc.greater(pc.list_value_length(batch.headers), 0)).as_py()
-        )
-        writer.write(
-            topic,
-            keys,
-            values,
-            batch.timestamp,
-            partition,
-            listed_headers(batch.headers, len(batch)) if has_headers else None,
-        )
-    return count
+        ):
+            headers = listed_headers(batch.headers, len(batch))
+        yield topic, keys, values, batch.timestamp, partition, headers
 
 
 def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:
@@ -496,102 +518,8 @@ def _by_topic(output: SinkOutput) -> Iterator[tuple[str, Int64 | None]]:
         yield output.topics, None
         return
     for topic in dict.fromkeys(output.topics):
-        yield (
-            topic,
-            np.array([row for row, name in enumerate(output.topics) if name == topic], np.int64),
-        )
-
-
-# --- offsets and stores ---------------------------------------------------------------------------
-
-
-def _touched_tasks(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-) -> set[TaskId]:
-    """Tasks whose input moved, whose stores changed, or that a clock has called."""
-    subtopology = {source.topic: source.subtopology for source in sources}
-    before = {task.task: task.stream_times for task in request.tasks}
-    touched = set(result.changes) | {
-        task
-        for task, times in result.stream_times.items()
-        if any(before.get(task, {}).get(name, -1) != ms for name, ms in times.items())
-    }
-    for tp, wanted in request.ranges.items():
-        if result.consumed[tp] > wanted.start:
-            touched.add(TaskId(subtopology[tp.topic], tp.partition))
-    return touched
-
-
-def _offsets(
-    request: BatchRequest,
-    result: StepResult,
-    sources: tuple[Source, ...],
-    touched: set[TaskId],
-    layouts: str,
-) -> list[tuple[str, int, int, str]]:
-    """All input partitions of every touched task, moved or not, each with batch id, stream times
-    and layouts (D5)."""
-    subtopology = {source.topic: source.subtopology for source in sources}
-    times: dict[TaskId, Mapping[str, int]] = {
-        task.task: {**task.stream_times, **result.stream_times.get(task.task, {})}
-        for task in request.tasks
-    }
-    offsets = []
-    for tp in request.ranges:
-        task = TaskId(subtopology[tp.topic], tp.partition)
-        if task in touched:
-            metadata = format_metadata(request.batch_id, times.get(task, {}), layouts)
-            offsets.append((tp.topic, tp.partition, result.consumed[tp], metadata))
-    return offsets
-
-
-def _committed_inputs(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
-) -> dict[TaskId, dict[str, int]]:
-    """The committed offsets of each task's inputs. None at least once: there the group may take
-    them later."""
-    if request.guarantee != EXACTLY_ONCE_V2:
-        return {}
-    subtopology = {source.topic: source.subtopology for source in sources}
-    found: dict[TaskId, dict[str, int]] = {}
-    for tp in request.ranges:
-        task = TaskId(subtopology[tp.topic], tp.partition)
-        found.setdefault(task, {})[str(tp)] = result.consumed[tp]
-    return found
-
-
-def _apply(
-    ports: SinkPorts,
-    request: BatchRequest,
-    result: StepResult,
-    touched: set[TaskId],
-    sent: Mapping[TopicPartition, int],
-    sources: tuple[Source, ...],
-) -> dict[TaskId, dict[str, int]]:
-    """Fold the committed changes into the stores; every store of a touched task gets the batch id
-    and what was committed of the task's inputs."""
-    positions: dict[TaskId, dict[str, int]] = {}
-    inputs = _committed_inputs(request, result, sources)
-    for task in request.tasks:
-        if task.task not in touched:
-            continue
-        for name, place in task.stores.items():
-            changes = _joined(
-                name, [c for c in result.changes.get(task.task, []) if c.store == name]
-            )
-            position = None
-            if place.changelog is not None:
-                changelog = TopicPartition(place.changelog, task.task.partition)
-                reused = changelog in request.ranges  # the topic that was read is its changelog
-                position = (result.consumed if reused else sent).get(changelog)
-            expected = Owner(task.incarnation, task.last_batch)
-            batch = request.batch_id
-            ports.apply(
-                place.path, changes, position, expected, batch, inputs.get(task.task, NO_INPUTS)
-            )
-            if position is not None:
-                positions.setdefault(task.task, {})[name] = position
-    return positions
+        mine = [row for row, name in enumerate(output.topics) if name == topic]
+        yield topic, np.array(mine, np.int64)
 
 
 def _joined(store: str, listed: list[StoreChanges]) -> StoreChanges:

@@ -12,7 +12,7 @@ on what another failing record has left in a store: then it is judged in the nex
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -33,23 +33,32 @@ from everflow.operators.processors.process import ProcessSpec
 from everflow.operators.table import TableSpec, with_old
 from everflow.operators.user_code import UserFunctionError
 from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
-from everflow.records import ClockCall, EdgeBatch, Int32, Int64, TaskId, TasksResult, TopicPartition
+from everflow.records import (
+    LAST_SEQ,
+    ClockCall,
+    EdgeBatch,
+    Int64,
+    TaskId,
+    TasksResult,
+    TopicPartition,
+)
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
-from everflow.topology.batches import empty_like, in_order
+from everflow.topology.batches import appended, empty_like, in_order
 from everflow.topology.graph import Inputs, ProcessorOperator, SharingProcessor, Surroundings
-from everflow.topology.plan import AskOp, Source, StatefulOp
+from everflow.topology.plan import AskOp, StatefulOp
 from everflow.user_program import class_of, error_text
 from everflow.worker.failures import (
     DescribedFailure,
     RecordFailure,
+    Sources,
     innermost_line,
     raise_all,
     serde_outage,
     stack_of,
 )
 from everflow.worker.stores import CheckedAccess, PartStores, TaskStores, damage_in
-from everflow.worker.times import Moved, advanced, times_of
+from everflow.worker.times import Moved
 
 # --- the search for failing records ---------------------------------------------------------------
 
@@ -86,11 +95,9 @@ class _Places:
         return _Places(sides, seqs, np.array(records, np.int64), of)
 
     def named(self, error: UserFunctionError) -> int:
-        """The number of its record; -1: it is none of them."""
         return self._of.get((error.source, error.partition, error.offset), -1)
 
     def taken(self, places: Int64) -> list[EdgeBatch]:
-        """The records of some places, which are in order, on each side."""
         seqs = self.seqs[places]
         found = []
         for one in self.sides:
@@ -105,9 +112,8 @@ def failing_records(
     sides: Sequence[EdgeBatch], run: Run, first: UserFunctionError | None, most: int = MOST_FAILING
 ) -> list[UserFunctionError]:
     """The records of one task on which an operator fails, in order, each as if the failing ones
-    before it were not there; ``most`` of them. ``first``: its error for all records. Of n
-    records with k that fail each is given to the operator twice at most, in O(k log n) parts; of
-    one that takes several records at once (`UserFunctionError.together`) log n times."""
+    before it were not there; ``most`` of them. ``first``: its error for all records. Of n records
+    with k that fail each is given to the operator twice at most, in O(k log n) parts."""
     places = _Places.of(sides)
     left = np.arange(len(places.seqs), dtype=np.int64)
     largest = max(1, len(left) // _PARTS)
@@ -160,52 +166,44 @@ _Place = tuple[int, int, int]
 """Source, partition, offset."""
 
 
-class _Given(NamedTuple):
-    """Records without their values, whose memory is free again."""
-
-    key: pa.Array
-    source: Int32
-    partition: Int32
-    offset: Int64
-
-    def places(self) -> Iterator[_Place]:
-        columns = (self.source, self.partition, self.offset)
-        return zip(*(column.tolist() for column in columns), strict=True)
-
-
 class RanOperator(NamedTuple):
     """An operator that has run in this run of the batch: its records, and whether one was late."""
 
     op: StatefulOp
-    sides: Sequence[_Given]
+    sides: Sequence[EdgeBatch]
+    """Without values, whose memory is free again."""
     late: bool
 
     @staticmethod
     def of(op: StatefulOp, sides: Sequence[EdgeBatch], done: TasksResult) -> RanOperator:
-        given = [_Given(one.key, one.source, one.partition, one.offset) for one in sides]
+        given = [one.with_columns(value=pa.nulls(len(one))) for one in sides]
         return RanOperator(op, given, "late" in done.dropped)
 
     @property
     def writes(self) -> bool:
         """True if a record may change the results of the records behind it."""
-        return remembers(self.op) and any(len(side.offset) for side in self.sides)
+        return remembers(self.op) and any(map(len, self.sides))
 
     @property
     def links(self) -> bool:
         """True if its result for a record may depend on other records of the batch."""
-        updates = any(len(side.offset) for side in self.sides[1:])
+        updates = any(map(len, self.sides[1:]))
         return self.writes or (updates and bool(self.op.reads))
 
-    def linked(self) -> Iterator[tuple[str, _Place]]:
-        """Its records; those with the same text may change what comes of each other."""
+    def linked(self) -> dict[str, set[_Place]]:
+        """Its records by texts: those of one text may change what comes of each other."""
         by_key = type(self.op.operator) in _BY_KEY and not self.late
+        found: dict[str, set[_Place]] = {}
         for side in self.sides:
-            texts = map(str, side.key.to_pylist()) if by_key else repeat("", len(side.offset))
-            yield from zip(texts, side.places(), strict=True)
+            texts = map(str, side.key.to_pylist()) if by_key else repeat("", len(side))
+            columns = (side.source, side.partition, side.offset)
+            places = zip(*(column.tolist() for column in columns), strict=True)
+            for text, place in zip(texts, places, strict=True):
+                found.setdefault(text, set()).add(place)
+        return found
 
 
 def remembers(op: StatefulOp) -> bool:
-    """True if it keeps something of a record: in a store, or in a processor's fields."""
     return bool(op.stores) or isinstance(op.operator, ProcessorOperator)
 
 
@@ -217,64 +215,35 @@ def sees_one_record(op: StatefulOp) -> bool:
 def independent(
     failures: Sequence[RecordFailure],
     ran: Sequence[RanOperator],
-    sources: Sequence[Source],
+    sources: Sources,
     function: bool,
 ) -> tuple[RecordFailure, ...]:
-    """The ``failures``, which are in order, that would also happen without the others: always the
-    first. ``ran``: the operators before; ``function``: the failing operator sees one record
-    alone."""
+    """The ``failures``, in order, that would also happen without the others. ``ran``: the operators
+    before; ``function``: the failing operator sees one record alone."""
     indexes = {source.topic: source.index for source in sources}
-    places = [_place(indexes, failure) for failure in failures]
-    wanted = set(places)
-    kept = {
-        place
-        for one in ran
-        if one.writes
-        for side in one.sides
-        for place in side.places()
-        if place in wanted
-    }
-    if not kept:
-        return tuple(failures)
+    records = (failure.failure.record for failure in failures)
+    places = [(indexes[one.topic], one.partition, one.offset) for one in records if one is not None]
     linking = [one for one in ran if one.links]
-    group = _groups(linking)
-    found: list[RecordFailure] = []
-    changed = set[_Place]()
-    for failure, place in zip(failures, places, strict=True):
-        mine, alone = group.get(place, (place, True))
-        # What comes of the others of its group may go on to any other one, in a second operator.
-        if not changed or (function and len(linking) == 1 and mine not in changed):
-            found.append(failure)
-        if place in kept and not alone:
-            changed.add(mine)
-    return tuple(found)
-
-
-def _groups(linking: Sequence[RanOperator]) -> dict[_Place, tuple[_Place, bool]]:
-    """Maps each record to one of its group, and to True if it is alone there."""
-    above: dict[_Place, _Place] = {}
-
-    def top(place: _Place) -> _Place:
-        while (higher := above[place]) != place:
-            above[place] = above[higher]
-            place = above[place]
-        return place
-
+    kept = set[_Place]()
+    # In which operators, by which texts, others are linked to it.
+    links: dict[_Place, set[tuple[str, str]]] = {place: set() for place in places}
     for one in linking:
-        first: dict[str, _Place] = {}
-        for text, place in one.linked():
-            above.setdefault(place, place)
-            above[top(place)] = top(first.setdefault(text, place))
-    sizes: dict[_Place, int] = {}
-    for place in above:
-        sizes[top(place)] = sizes.get(top(place), 0) + 1
-    return {place: (top(place), sizes[top(place)] == 1) for place in above}
-
-
-def _place(indexes: Mapping[str, int], failure: RecordFailure) -> _Place:
-    record = failure.failure.record
-    assert record is not None
-    return indexes[record.topic], record.partition, record.offset
+        for text, linked in one.linked().items():
+            for place in linked & links.keys():
+                if one.writes:
+                    kept.add(place)
+                if len(linked) > 1:
+                    links[place].add((one.op.name, text))
+    found: list[RecordFailure] = []
+    changed = set[tuple[str, str]]()
+    for failure, place in zip(failures, places, strict=True):
+        # What comes of those linked to it may go on to any other one, in a second operator.
+        apart = function and len(linking) == 1 and changed.isdisjoint(links[place])
+        if not changed or apart:
+            found.append(failure)
+        if place in kept:
+            changed |= links[place]
+    return tuple(found)
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -288,27 +257,24 @@ _Views = Mapping[int, Mapping[str, StoreView]]
 
 
 class UncheckedCallError(Exception):
-    """A clock's call failed on unchecked stores: a damaged entry may be to blame.
-    Never shown to users."""
+    """A clock's call failed on unchecked stores, where an entry may be damaged. Never shown to
+    users."""
 
 
 @dataclass(frozen=True)
 class ClockJudge:
-    """Says what becomes of a clock's call that fails, in one run of a step (note 023). It has no
-    record (KIP-1033): it is judged where it runs.
-
-    ``checked``: an entry that cannot be read says so by itself; ``lines``: a text for each
-    call that was left out.
-    """
+    """Says what becomes of a clock's call that fails (note 023), where it runs: it has no record
+    (KIP-1033). ``checked``: an entry that cannot be read says so by itself; ``lines``: a text for
+    each call that was left out."""
 
     handlers: Handlers
     request: BatchRequest
-    sources: Mapping[int, Source]
+    sources: Sources
     checked: bool
     lines: list[str] = field(default_factory=list)
 
     def judge(self, error: UserFunctionError, group: Sequence[StatefulOp]) -> None:
-        """Returns where the call is to be left out. DescribedFailure where it stops the instance,
+        """Returns where the call is left out. DescribedFailure where it stops the instance,
         RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
         call, cause = error.call, error.__cause__ or error
         assert call is not None
@@ -358,7 +324,7 @@ class ClockJudge:
         self.lines.append(f"{first.partition(chr(10))[0]:.300} {rest}")
 
     def _inputs(self, task: TaskId) -> list[TopicPartition]:
-        topics = {one.topic for one in self.sources.values() if one.subtopology == task.subtopology}
+        topics = {one.topic for one in self.sources if one.subtopology == task.subtopology}
         return [
             tp
             for tp in self.request.ranges
@@ -370,7 +336,7 @@ def run_stateful(
     group: Sequence[StatefulOp],
     sides: Sequence[Sequence[EdgeBatch]],
     stores: TaskStores,
-    sources: Mapping[int, Source],
+    sources: Sources,
     request: BatchRequest,
     idle: Moved,
     judge: ClockJudge,
@@ -399,7 +365,7 @@ def run_stateful(
         ]
     except UserFunctionError as error:
         op = run.failed_in(error)
-        if error.source not in sources:  # `close`, behind all records
+        if error.source < 0:  # `close`, behind all records
             cause = error.__cause__ or error
             raise RecordFailure(None, op.where, cause) from cause
         searchable = (every_failure or error.together) and run.may_be_cut
@@ -414,10 +380,8 @@ def run_stateful(
 
 @dataclass(frozen=True)
 class _GroupRun:
-    """An operator, or processors that share stores, in one run of a step."""
-
     group: Sequence[StatefulOp]
-    sources: Mapping[int, Source]
+    sources: Sources
     request: BatchRequest
     judge: ClockJudge
     through: LookThrough | None = None
@@ -443,14 +407,12 @@ class _GroupRun:
         )
 
     def failed_in(self, error: UserFunctionError) -> StatefulOp:
-        """The operator that ``error`` is of."""
         return next((one for one in self.group if one.name == error.node), self.group[0])
 
     @property
     def may_be_cut(self) -> bool:
-        """True if these operators can be given their records in parts, each on the stores of the
-        part before. Joins with tables cannot. They call no function, and `written_bytes` names
-        all records that they cannot write."""
+        """True if these operators can be given their records in parts. Joins with tables cannot:
+        they call no function, and `written_bytes` names all records that they cannot write."""
         (op, *_) = self.group
         return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
 
@@ -462,12 +424,15 @@ class _GroupRun:
         error: UserFunctionError,
         most: int,
     ) -> list[UserFunctionError]:
-        """All records on which it fails, of each task ``most``: at least the one of ``error``, with
-        which it fails for all records."""
+        """All records on which it fails, of each task ``most``; at least the one of ``error``."""
         counts = [len(mine) for mine in sides]
         found: list[tuple[int, UserFunctionError]] = []
         for partition, task in tasks.items():
-            flat = [_of_task(one, partition) for mine in sides for one in mine]
+            flat = [
+                one.take(np.flatnonzero(one.partition == partition))
+                for mine in sides
+                for one in mine
+            ]
             if not any(map(len, flat)):
                 continue
             parts = PartStores(stores)
@@ -494,13 +459,7 @@ class _GroupRun:
         return [one for _, one in found] or [error]
 
 
-def _of_task(batch: EdgeBatch, partition: int) -> EdgeBatch:
-    mine = batch.partition == partition
-    return batch if mine.all() else batch.take(np.flatnonzero(mine))
-
-
 def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
-    """The first place at which the record of ``error`` comes."""
     return min(
         int(one.seq[row])
         for one in sides
@@ -508,9 +467,7 @@ def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
     )
 
 
-def _of_record(
-    op: StatefulOp | AskOp, sources: Mapping[int, Source], error: UserFunctionError
-) -> RecordFailure:
+def _of_record(op: StatefulOp | AskOp, sources: Sources, error: UserFunctionError) -> RecordFailure:
     cause = error.__cause__ or error
     record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
     failure = RecordFailure(record, op.where, cause)
@@ -523,8 +480,8 @@ def _judged(
     group: Sequence[StatefulOp],
     judge: ClockJudge,
 ) -> list[TasksResult]:
-    """The results of ``run`` without the calls that fail and are to be left out. ``run`` writes
-    nothing, so it is run again without the call, of which nothing stays."""
+    """The results without the calls that fail and are left out. ``run`` writes nothing: it is run
+    again without the call."""
     skipped: list[ClockCall] = []
     while True:
         try:
@@ -628,11 +585,10 @@ def _run_processors(
     tasks: _Tasks,
     moved: Sequence[Mapping[int, int]],
     stores: TaskStores,
-    sources: Mapping[int, Source],
+    sources: Sources,
     request: BatchRequest,
     skipped: frozenset[ClockCall],
 ) -> list[TasksResult]:
-    """Runs processors with their stores, clocks and surroundings."""
     sharing = []
     for op, mine, idle in zip(group, sides, moved, strict=True):
         assert isinstance(op.operator, ProcessorOperator)
@@ -649,16 +605,14 @@ def _run_processors(
                 idle=idle,
             )
         )
-    topics = {index: source.topic for index, source in sources.items()}
+    topics = {source.index: source.topic for source in sources}
     around = Surroundings(
         request.application_id, group[0].subtopology, topics, request.wall_clock_ms, skipped
     )
     return sharing[0].operator.run_together(sharing, around)
 
 
-def ask(
-    op: AskOp, rows: EdgeBatch, sources: Mapping[int, Source], request: BatchRequest
-) -> EdgeBatch:
+def ask(op: AskOp, rows: EdgeBatch, sources: Sources, request: BatchRequest) -> EdgeBatch:
     """What a table's transformer makes of rows that are looked up. RecordFailure."""
     none: Mapping[int, Any] = {int(partition): {} for partition in np.unique(rows.partition)}
     one = SharingProcessor(
@@ -670,18 +624,74 @@ def ask(
         stream_times=dict.fromkeys(none, -1),
         clocks=none,
     )
-    topics = {index: source.topic for index, source in sources.items()}
+    topics = {source.index: source.topic for source in sources}
     around = Surroundings(
         request.application_id, op.subtopology, topics, request.wall_clock_ms, frozenset()
     )
     try:
         (done,) = op.operator.run_together([one], around)
     except UserFunctionError as error:
-        if error.source not in sources:  # `close`, behind all records
+        if error.source < 0:  # `close`, behind all records
             raise RecordFailure(None, op.where, error.__cause__ or error) from error.__cause__
         failure = _of_record(op, sources, error)
         raise failure from failure.__cause__
     return replace(in_order(done.output), seq=rows.seq)
+
+
+# --- idle sources ---------------------------------------------------------------------------------
+
+
+def times_of(op: StatefulOp, moved_tasks: Moved) -> dict[int, int]:
+    found = {}
+    for task, names in moved_tasks.items():
+        mine = [names[name] for name in op.idle if name in names]
+        if task.subtopology == op.subtopology and mine:
+            found[task.partition] = max(mine)
+    return found
+
+
+def advanced(
+    op: StatefulOp,
+    done: TasksResult,
+    sides: Sequence[EdgeBatch],
+    times: Mapping[int, int],
+    stores: TaskStores,
+) -> TasksResult:
+    """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
+    batch's records, if it has had any record."""
+    if isinstance(op.operator, ProcessorOperator):
+        return done
+    tasks = {partition: TaskId(op.subtopology, partition) for partition in times}
+    before = {**_times(op, tasks, stores), **done.stream_times}
+    tasks = {one: task for one, task in tasks.items() if 0 <= before[one] < times[one]}
+    if not tasks:
+        return done
+    before = {partition: before[partition] for partition in tasks}
+    ticks = _ticks(sides[0], {partition: times[partition] for partition in tasks})
+    more = op.operator.advance(ticks, Inputs(sides, _views(op, tasks, stores), before))
+    done.stream_times.update({partition: times[partition] for partition in tasks})
+    if more is None:
+        return done
+    _remember(tasks, more, stores)
+    for partition, listed in more.changes.items():
+        done.changes.setdefault(partition, []).extend(listed)
+    for reason, count in more.dropped.items():
+        done.dropped[reason] = done.dropped.get(reason, 0) + count
+    done.output = appended([done.output, more.output])
+    return done
+
+
+def _ticks(like: EdgeBatch, times: Mapping[int, int]) -> EdgeBatch:
+    count = len(times)
+    return EdgeBatch(
+        key=pa.nulls(count, like.key.type),
+        value=pa.nulls(count, like.value.type),
+        timestamp=np.array(list(times.values()), np.int64),
+        seq=np.full(count, LAST_SEQ),
+        source=np.zeros(count, np.int32),
+        partition=np.array(list(times), np.int32),
+        offset=np.full(count, -1, np.int64),
+    )
 
 
 def with_old_values(op: StatefulOp, done: EdgeBatch, stores: TaskStores) -> EdgeBatch:

@@ -18,10 +18,11 @@ from operator import itemgetter
 from typing import Any, Protocol
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 
 from everflow.errors import DamagedEntryError
-from everflow.handlers import is_outage
+from everflow.handlers import chain, is_outage
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.processors.stores import VersionEntries, entry_with, shown_changes
 from everflow.protocol.messages import StorePlace, TaskContext
@@ -45,8 +46,8 @@ class FollowedView(StoreView, Protocol):
 
 
 class StoreAccess(Protocol):
-    """Opens the committed content of a task's store. Picklable; implemented for LMDB and for the
-    test driver's memory."""
+    """Opens the committed content of a task's store; picklable. For LMDB and for the test
+    driver."""
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         """A consistent snapshot, closed when the step is done."""
@@ -60,8 +61,8 @@ class StoreAccess(Protocol):
 
 class WholeTable:
     """A global table: the stores of all its partitions as one. A key is looked for in the partition
-    that Kafka's partitioner gives it, then in the others, in their order: whoever wrote the topic
-    may have partitioned it otherwise."""
+    that Kafka's partitioner gives it, then in the others: whoever wrote the topic may have used
+    another."""
 
     def __init__(
         self, parts: Sequence[FollowedView], homes: Callable[[Sequence[bytes], int], Sequence[int]]
@@ -70,7 +71,6 @@ class WholeTable:
 
     @property
     def newest_ms(self) -> int:
-        """See `StoreView`: entries of a table do not expire."""
         return -1
 
     @property
@@ -81,28 +81,21 @@ class WholeTable:
         if len(self._parts) == 1:
             return self._parts[0].get_many(keys)
         found: list[bytes | None] = [None] * len(keys)
-        homes = self._homes(keys, len(self._parts))
-        at_home: list[list[int]] = [[] for _ in self._parts]
-        for row, home in enumerate(homes):
-            at_home[home].append(row)
-        self._fill(found, keys, at_home)
-        for part in range(len(self._parts)):
-            missing = [row for row, one in enumerate(found) if one is None and homes[row] != part]
-            if missing:
-                self._fill(found, keys, [missing if at == part else [] for at in range(part + 1)])
-        return found
 
-    def _fill(
-        self, found: list[bytes | None], keys: Sequence[bytes], rows: Sequence[Sequence[int]]
-    ) -> None:
-        """``rows``: which to look for in each partition."""
-        for part, mine in zip(self._parts, rows, strict=False):
-            if mine:
-                for row, one in zip(mine, part.get_many([keys[r] for r in mine]), strict=True):
+        def fill(part: FollowedView, rows: Sequence[int]) -> None:
+            if rows:
+                for row, one in zip(rows, part.get_many([keys[r] for r in rows]), strict=True):
                     found[row] = one
 
+        homes = np.asarray(self._homes(keys, len(self._parts)))
+        for number, part in enumerate(self._parts):
+            fill(part, np.flatnonzero(homes == number).tolist())
+        for number, part in enumerate(self._parts):
+            missing = [row for row, one in enumerate(found) if one is None]
+            fill(part, [row for row in missing if homes[row] != number])
+        return found
+
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """See `StoreView`; of a key that lies in several partitions the entry of the first."""
         return _first_of_each(
             merge(*(part.range(start, end) for part in self._parts), key=itemgetter(0))
         )
@@ -114,7 +107,6 @@ class WholeTable:
         return _first_of_each(merge(*parts, key=itemgetter(0), reverse=True))
 
     def entries(self) -> int:
-        """See `StoreView`; a key that lies in several partitions counts in each."""
         return sum(part.entries() for part in self._parts)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
@@ -133,8 +125,8 @@ def _first_of_each(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[byt
 
 
 class TaskStores(AbstractContextManager["TaskStores"]):
-    """Snapshots opened on first use and closed at the end of the step. ``shared`` names the stores
-    that need an overlay."""
+    """Snapshots opened on first use, closed at the end of the step. ``shared``: what needs an
+    overlay."""
 
     def __init__(
         self,
@@ -155,7 +147,7 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         self._stack.close()
 
     def views(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
-        """The stores of one operator in one task, by name. KeyError if the job does not own the
+        """The stores of an operator in one task, by name. KeyError if the job does not own the
         task."""
         return {spec.name: self._view(task, spec) for spec in specs}
 
@@ -198,8 +190,7 @@ class TaskStores(AbstractContextManager["TaskStores"]):
 
 
 class _PartView(OverlayView):
-    """A store with what a part of a batch has changed, which for the next part is what is
-    stored."""
+    """A store with what a part of a batch has changed: for the next part that is stored."""
 
     def __init__(self, below: StoreView, spec: StoreSpec) -> None:
         super().__init__(below)
@@ -211,7 +202,6 @@ class _PartView(OverlayView):
         return self._newest_ms
 
     def remember(self, changes: StoreChanges) -> None:
-        """Put changes on top, in order."""
         for key, value, time in _listed(changes):
             self.put(key, entry_with(time, value))
         if self._kind is not None and len(changes):
@@ -220,8 +210,6 @@ class _PartView(OverlayView):
 
 
 class _VersionsPart(_PartView):
-    """A versioned store with the versions that a part of a batch has put."""
-
     def __init__(self, below: StoreView, spec: StoreSpec) -> None:
         super().__init__(below, spec)
         versions = self._versions = VersionEntries(spec, below)
@@ -233,7 +221,6 @@ class _VersionsPart(_PartView):
         return self._versions.stream_time
 
     def remember(self, changes: StoreChanges) -> None:
-        """Put versions on top, in order."""
         for key, value, time in _listed(changes):
             if self._versions.put(key, value, time) == OPEN:
                 self.put(key, entry_with(time, value))
@@ -257,25 +244,21 @@ class PartStores(TaskStores):
         return self._behind_parts(task, specs, self._stores.views)
 
     def before(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
-        """See `TaskStores`; with the updates that were remembered."""
         return self._behind_parts(task, specs, self._stores.before)
 
     def whole(self, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
         return self._stores.whole(specs)
 
     def stream_time(self, task: TaskId, node: str) -> int:
-        """The operator's stream time behind the parts."""
         return self._times.get((task, node), self._stores.stream_time(task, node))
 
     def remember_part(self, task: TaskId, node: str, done: TasksResult) -> None:
-        """Adds the changes and the stream time that an operator has made of a part."""
         for changes in done.changes.get(task.partition, ()):
             self._parts[task, changes.store].remember(changes)
         if task.partition in done.stream_times:
             self._times[task, node] = done.stream_times[task.partition]
 
     def remember_updates(self, task: TaskId, table: JoinedTable, updates: EdgeBatch) -> None:
-        """Adds the updates of a table in a part, for a processor that reads the table."""
         changes = shown_changes(table, updates)
         if len(changes):
             self._parts[task, table.spec.name].remember(changes)
@@ -341,7 +324,6 @@ class CheckedAccess:
     def unread(
         self, tasks: Sequence[TaskContext], specs: Sequence[StoreSpec], error: Exception
     ) -> DamagedEntryError:
-        """The error of an operator that could not read an entry of one of its stores."""
         why = error_text(error)
         pairs = [(task, spec) for task in tasks for spec in specs]
         for task, spec in pairs:
@@ -367,7 +349,6 @@ class CheckedAccess:
     def _damaged(
         self, task: TaskContext, spec: StoreSpec, key: bytes | None, why: str
     ) -> DamagedEntryError:
-        """``key`` None: it is not known which."""
         place = task.stores.get(spec.name, StorePlace("", None))
         which = "an entry" if key is None else f"the entry of key {_shown_key(spec, key)}"
         changelog = (
@@ -387,8 +368,8 @@ class CheckedAccess:
 
 
 class CheckedView:
-    """A view of a store. ``accuse(key, why)`` makes the error. What only shows how far the store is
-    goes to the view itself."""
+    """``accuse(key, why)`` makes the error. What only shows how far a store is goes to the view
+    itself."""
 
     def __init__(
         self,
@@ -412,7 +393,6 @@ class CheckedView:
         return self._in_parts(self._view.range(start, end))
 
     def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
-        """Entries from the last to the first."""
         return self._in_parts(self._view.reversed_range(start, end))
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[Entry]]:
@@ -487,15 +467,9 @@ class CheckedView:
                     raise self._accuse(key, why) from error
 
 
-def damage_in(error: BaseException | None) -> DamagedEntryError | None:
+def damage_in(error: BaseException) -> DamagedEntryError | None:
     """The damaged entry for which ``error`` was raised; a user's function may have wrapped it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, DamagedEntryError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
+    return next((one for one in chain(error) if isinstance(one, DamagedEntryError)), None)
 
 
 def _shown_key(spec: StoreSpec, key: bytes) -> str:

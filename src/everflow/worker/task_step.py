@@ -6,11 +6,11 @@ comes of the batch is handed to a `Sink`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -55,9 +55,9 @@ from everflow.topology.plan import (
     UnnestOp,
 )
 from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, raise_all
+from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
 from everflow.worker.functions import Partitions, printed_of, run_function, take, unnest
-from everflow.worker.order import DepthFirst, InOrder, merge_inputs, merge_tasks
+from everflow.worker.order import DepthFirst, InOrder, Records, merge_inputs, merge_tasks
 from everflow.worker.stateful import (
     ClockJudge,
     RanOperator,
@@ -72,35 +72,14 @@ from everflow.worker.stateful import (
 from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
 
-Records = MutableMapping[int, EdgeBatch]
-"""Of a micro-batch, by slot."""
-
-
-class ColumnComputer(Protocol):
-    """Where Spark's code computes Columns; owned by one thread."""
-
-    def run(self, number: Any, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """What the Columns of this number (or ticket) make of ``rows``, row by row. Raises
-        ColumnsFailed."""
-
-    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
-        """The answer to a message of Python calls (`Call.pickled`). Raises ColumnsFailed."""
-
-    def close(self) -> None:
-        """Nothing more is asked."""
-
-
-class PreparedColumns(Protocol):
-    """A `ColumnsOp`, ready to run; picklable."""
-
-    def run(self, records: Records, computer: ColumnComputer) -> None:
-        """Add the slots that it makes to ``records``."""
+if TYPE_CHECKING:  # PySpark's worker, which a step without Columns does not need
+    from everflow.worker.columns import ColumnClient, PreparedColumns
 
 
 @dataclass(kw_only=True)
 class SinkOutput:
-    """Records for one sink, in merge order. ``topics`` is one name or one per record; keys and
-    values are final bytes, in columns."""
+    """Records for one sink, in merge order. ``topics``: one, or one for each; keys and values are
+    bytes."""
 
     node: str
     topics: str | list[str]
@@ -143,7 +122,6 @@ class StepResult:
     """Of its records, where keys lie."""
 
     def add(self, op: StatefulOp, done: TasksResult) -> None:
-        """Take over what an operator has done."""
         if missing := set(done.changes) - set(done.stream_times):
             raise ValueError(f"{op.name} changed its store without a stream time: {missing}")
         for partition, stream_time in done.stream_times.items():
@@ -167,17 +145,14 @@ class Sink(Protocol):
     """Makes a micro-batch's effects real. Picklable; called once per batch."""
 
     def __call__(
-        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+        self, request: BatchRequest, result: StepResult, sources: Sources
     ) -> BatchResult: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStep:
-    """The operators of a plan; picklable.
-
-    ``times``: what gives records their times, before the inputs of tasks are merged; ``ops``: all
-    that comes behind.
-    """
+    """The operators of a plan; picklable. ``times`` give records their times, before the inputs of
+    tasks are merged; ``ops``: all that comes behind."""
 
     times: tuple[TimeOp | PreparedColumns, ...]
     ops: tuple[StepOp | PreparedColumns, ...]
@@ -201,7 +176,6 @@ class TaskStep:
         *,
         handlers: Handlers | None = None,
     ) -> TaskStep:
-        """Of a plan. ``columns``: its `PhysicalPlan.columns`, one by one."""
         waiting = iter(columns)
 
         def prepared(op: Any) -> Any:
@@ -223,7 +197,6 @@ class TaskStep:
 
     @property
     def stateful(self) -> tuple[StatefulOp, ...]:
-        """The operators that may have stores."""
         return tuple(op for op in self.ops if isinstance(op, StatefulOp))
 
     @property
@@ -237,26 +210,26 @@ class TaskStep:
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        computer: ColumnComputer,
+        client: ColumnClient,
         timings: dict[str, float],
     ) -> BatchResult:
         """Run the operators on decoded records. Raises DescribedFailure for a clock's call that
         stops the instance, RecordFailure and SparkSays for a record."""
         try:
-            return self._run(request, decoded, computer, timings)
+            return self._run(request, decoded, client, timings)
         except UncheckedCallError:  # nothing was written: the operators come before the sink
             checked = replace(self, stores=CheckedAccess.of(self.stores, self.stateful))
-            return checked._run(request, decoded, computer, timings)
+            return checked._run(request, decoded, client, timings)
 
     def _run(
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        computer: ColumnComputer,
+        client: ColumnClient,
         timings: dict[str, float],
     ) -> BatchResult:
         with _of_records_alone(True):
-            records, result = self._merged(request, decoded, computer, timings)
+            records, result = self._merged(request, decoded, client, timings)
         result.timings = timings
         idle = moved(request, self.sources, result.consumed)
         ran: dict[str, RanOperator] = {}
@@ -276,7 +249,7 @@ class TaskStep:
                 idle=idle,
                 known=decoded.known if self.every_failure else None,
                 ran=ran,
-                computer=computer,
+                client=client,
             )
             reads_stores = False
             for op in self.ops:
@@ -288,15 +261,15 @@ class TaskStep:
                     if isinstance(op, StepOp):
                         running.run(op)
                     else:
-                        op.run(records, computer)
+                        op.run(records, client)
         letters = records.get(DEAD_LETTER_SLOT)
         result.dead_letters = letters if letters is not None and len(letters) else None
         return self.sink(request, result, self.sources)
 
     @contextmanager
     def _independent(self, ran: Mapping[str, RanOperator]) -> Iterator[None]:
-        """Of records that fail within the block those stay that fail without the others, too: the
-        first one where the order of all may be another one without them."""
+        """Of records that fail within the block those stay that fail without the others, too; the
+        first alone where the order of all may be another one without them."""
         try:
             yield
         except RecordFailure as error:
@@ -316,18 +289,17 @@ class TaskStep:
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        computer: ColumnComputer,
+        client: ColumnClient,
         timings: dict[str, float],
     ) -> tuple[Records, StepResult]:
         """The records of the batch with their times, in merge order, and what has come of them."""
         hop = replace(decoded, batches=dict(decoded.batches), rows=dict(decoded.rows))
-        by_index = {source.index: source for source in self.sources}
         for op in self.times:
             if not isinstance(op, TimeOp):
                 with timed(timings, "columns"):
-                    op.run(hop.batches, computer)
+                    op.run(hop.batches, client)
         times = [op for op in self.times if isinstance(op, TimeOp)]
-        extracted = extract_times(times, hop, by_index, request, self.every_failure)
+        extracted = extract_times(times, hop, self.sources, request, self.every_failure)
         records, consumed = merge_inputs(
             hop, self.sources, request.ranges, request.log_ends, request.waits
         )
@@ -338,8 +310,8 @@ class TaskStep:
             consumed=consumed,
             stream_times=stream_times,
             dropped=extracted.dropped(consumed),
-            skipped=extracted.left_out(consumed, request, by_index),
-            ages=ages_read(hop, by_index, consumed, _newest(request)),
+            skipped=extracted.left_out(consumed, request, self.sources),
+            ages=ages_read(hop, self.sources, consumed, _newest(request)),
             input_bytes=hop.bytes,
             keys=hop.keys,
         )
@@ -360,8 +332,6 @@ class TaskStep:
 
 @dataclass(frozen=True, kw_only=True)
 class _Running:
-    """One run of a step's operators."""
-
     step: TaskStep
     request: BatchRequest
     records: Records
@@ -371,38 +341,36 @@ class _Running:
     idle: Moved
     known: KnownResults | None
     ran: dict[str, RanOperator]
-    computer: ColumnComputer
+    client: ColumnClient
 
     def run(self, op: StepOp) -> None:
-        """Run an operator on what is there, and keep what it gives."""
-        order, every = self.order, self.step.every_failure
-        by_index = {source.index: source for source in self.step.sources}
+        order, every, sources = self.order, self.step.every_failure, self.step.sources
         match op:
             case StatefulOp():
                 if op.output not in self.records:  # else it ran with those it shares stores with
-                    self._run_stateful(op, by_index)
+                    self._run_stateful(op)
             case PrintOp():
                 shown_rows = printed_of(op, merge_tasks(in_order(order.read(op))))
                 self.result.printed += [shown_rows] if shown_rows.rows else []
             case SinkOp():
-                self.result.outputs += _to_outputs(op, order.read(op), by_index, every)
+                self.result.outputs += _to_outputs(op, order.read(op), sources, every)
             case FunctionOp():
-                order.keep(op, run_function(op, order.read(op), by_index, every, self.known))
+                order.keep(op, run_function(op, order.read(op), sources, every, self.known))
             case AskOp():
-                order.keep(op, ask(op, order.read(op), by_index, self.request))
+                order.keep(op, ask(op, order.read(op), sources, self.request))
             case TakeOp():
                 order.keep(op, take(op, order.read(op)))
             case UnnestOp():
                 order.keep(op, unnest(op, order.read(op)))
 
-    def _run_stateful(self, op: StatefulOp, by_index: dict[int, Source]) -> None:
+    def _run_stateful(self, op: StatefulOp) -> None:
         by_name = {one.name: one for one in self.step.stateful}
         group = [by_name[name] for name in op.together] or [op]
         sides = self.order.sides(group)
         judge = ClockJudge(
             self.step.handlers,
             self.request,
-            by_index,
+            self.step.sources,
             isinstance(self.step.stores, CheckedAccess),
             self.result.left_out,
         )
@@ -414,12 +382,12 @@ class _Running:
             group,
             sides,
             self.stores,
-            by_index,
+            self.step.sources,
             self.request,
             self.idle,
             judge,
             self.step.every_failure,
-            partial(self._looked_through, op, by_index),
+            partial(self._looked_through, op),
         )
         for one, given, done in zip(group, sides, run, strict=True):
             self.ran[one.name] = RanOperator.of(one, given, done)
@@ -429,24 +397,18 @@ class _Running:
                 output = with_old_values(one, output, self.stores)
             self.order.keep(one, output)
 
-    def _looked_through(
-        self,
-        op: StatefulOp,
-        by_index: dict[int, Source],
-        nodes: tuple[str, ...],
-        rows: EdgeBatch,
-    ) -> EdgeBatch:
+    def _looked_through(self, op: StatefulOp, nodes: tuple[str, ...], rows: EdgeBatch) -> EdgeBatch:
         """What stateless nodes make of rows that ``op`` has found in a store, row by row."""
-        through = next(one for one in op.through if one.nodes == nodes)
+        through, sources = next(one for one in op.through if one.nodes == nodes), self.step.sources
         found: Records = {through.input: rows}
         for stage in through.ops:
             if isinstance(stage, FunctionOp):
                 given, every = found[stage.inputs[0]], self.step.every_failure
-                found[stage.output] = run_function(stage, given, by_index, every, None)
+                found[stage.output] = run_function(stage, given, sources, every)
             elif isinstance(stage, AskOp):
-                found[stage.output] = ask(stage, found[stage.inputs[0]], by_index, self.request)
+                found[stage.output] = ask(stage, found[stage.inputs[0]], sources, self.request)
             else:
-                stage.run(found, self.computer)
+                stage.run(found, self.client)
         return found[through.output]
 
 
@@ -455,7 +417,7 @@ class _Running:
 
 @contextmanager
 def _of_records_alone(said: bool) -> Iterator[None]:
-    """A record that fails within the block failed before an operator had read a store, if so
+    """A record that fails within the block failed before an operator had read a store, if
     ``said``."""
     try:
         yield
@@ -465,7 +427,7 @@ def _of_records_alone(said: bool) -> Iterator[None]:
 
 
 def _to_outputs(
-    op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source], every_failure: bool = False
+    op: SinkOp, batch: EdgeBatch, sources: Sources, every_failure: bool = False
 ) -> list[SinkOutput]:
     batch = merge_tasks(in_order(batch))
     if op.drop_null_keys and batch.key.null_count:
@@ -507,10 +469,10 @@ _NOWHERE = "nowhere"
 
 
 def _topics(
-    op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source], every_failure: bool
+    op: SinkOp, batch: EdgeBatch, sources: Sources, every_failure: bool
 ) -> tuple[str | list[str], pa.Array]:
-    """Topic of all records or one for each, and the value. RecordFailure for a record whose topic
-    cannot be told; ``every_failure``: for all of them."""
+    """Topic of all records or one for each, and the value. RecordFailure where it cannot be
+    told."""
     if isinstance(op.topic, str):
         return op.topic, batch.value
     topics: list[str] = []
@@ -557,7 +519,7 @@ def _encoded(
     serde: Serde,
     column: pa.Array,
     batch: EdgeBatch,
-    sources: Mapping[int, Source],
+    sources: Sources,
 ) -> pa.Array:
     """Final bytes. RecordFailure for all values that their serde cannot write."""
     try:
@@ -567,11 +529,8 @@ def _encoded(
         causes = refused(serde, column, error)
         if not causes:
             raise
-        raise_all(
-            [RecordFailure.of(op, sources, batch, *one, PRODUCTION) for one in causes.items()]
-        )
+        raise_of(op, sources, batch, causes, PRODUCTION)
 
 
 def _newest(request: BatchRequest) -> dict[TaskId, int]:
-    """Stream times of the tasks that keep one."""
     return {task.task: max(task.stream_times.values(), default=-1) for task in request.tasks}

@@ -20,21 +20,18 @@ import pyarrow.compute as pc
 from everflow.errors import RecordTimeError
 from everflow.operators.user_code import require_users
 from everflow.protocol.messages import Ages, BatchRequest
-from everflow.records import LAST_SEQ, EdgeBatch, Int64, TaskId, TasksResult, TopicPartition
+from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
 from everflow.serdes.windowed import python_keys
-from everflow.topology.batches import BatchInput, appended
+from everflow.topology.batches import BatchInput
 from everflow.topology.graph import (
-    Inputs,
-    ProcessorOperator,
     RecordContext,
     TimeFunction,
     UsePartitionTimeOnInvalidTimestamp,
     WallclockTimestampExtractor,
 )
-from everflow.topology.plan import Source, StatefulOp, TimeOp
+from everflow.topology.plan import Source, TimeOp
 from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, raise_all
-from everflow.worker.stores import TaskStores
+from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
 
 # --- bounds ---------------------------------------------------------------------------------------
 
@@ -53,8 +50,7 @@ def odd_times(times: Int64) -> bool:
 
 
 def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
-    """Why records of a source are left to their handler, by row: their time lies beyond
-    `MOST_MS`."""
+    """By row, why records of a source are left to their handler: times beyond `MOST_MS`."""
     return {
         row: far_time(
             f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
@@ -99,7 +95,6 @@ def refuse_negative(source: Source, decoded: EdgeBatch) -> None:
 
 
 def no_time(time_ms: int) -> RecordTimeError:
-    """The error of a partition's first record, that has no time of its own."""
     return RecordTimeError(
         f"A record's time is negative, {time_ms} ms, and UsePartitionTimeOnInvalidTimestamp knows "
         f"none of an earlier record of its partition; give the source a function that knows one: "
@@ -110,8 +105,8 @@ def no_time(time_ms: int) -> RecordTimeError:
 def far_time(
     place: str | None, time_ms: int | None = None, *, extracted: bool = False
 ) -> RecordTimeError:
-    """The error of a record, ``in-0@7``, where it is known. ``extracted``: the user's timestamp=
-    said the time."""
+    """``place``: ``in-0@7``, where it is known. ``extracted``: the user's timestamp= said the
+    time."""
     time = "beyond the year 294247" if time_ms is None else f"{time_ms} ms, beyond the year 294247"
     where = "" if place is None else f" (record {place})"
     cure = (
@@ -151,7 +146,6 @@ class _Extracted:
     keys: pa.Array
 
     def dropped(self, consumed: Mapping[TopicPartition, int]) -> list[int]:
-        """The rows of those that are consumed and dropped."""
         rows = np.flatnonzero(self.times < 0)
         places = zip(self.partition[rows].tolist(), self.offset[rows].tolist(), strict=True)
         return [
@@ -163,8 +157,6 @@ class _Extracted:
 
 @dataclass(frozen=True)
 class ExtractedTimes:
-    """The times that a batch's extractors gave."""
-
     sources: tuple[_Extracted, ...]
 
     def stream_times(
@@ -199,7 +191,7 @@ class ExtractedTimes:
         self,
         consumed: Mapping[TopicPartition, int],
         request: BatchRequest,
-        sources: Mapping[int, Source],
+        sources: Sources,
     ) -> dict[TopicPartition, list[bytes]]:
         """The keys, as they are written, of the dropped records of topics that are changelogs, too
         (`BatchRequest.reused`)."""
@@ -218,7 +210,7 @@ class ExtractedTimes:
 def extract_times(
     ops: Sequence[TimeOp],
     hop: BatchInput,
-    sources: Mapping[int, Source],
+    sources: Sources,
     request: BatchRequest,
     every_failure: bool = False,
 ) -> ExtractedTimes:
@@ -236,7 +228,10 @@ def extract_times(
         batch, rows = hop.batches.pop(op.input), hop.rows.pop(slot)
         hop.batches.pop(slot, None)
         times = _times(op, batch, sources, request, every_failure)
-        _require_near(op, batch, times, sources)
+        far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
+        if far:
+            causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
+            raise_of(op, sources, batch, causes)
         topic = sources[op.source].topic
         found.append(
             _Extracted(
@@ -262,7 +257,7 @@ def extract_times(
 def _times(
     op: TimeOp,
     batch: EdgeBatch,
-    sources: Mapping[int, Source],
+    sources: Sources,
     request: BatchRequest,
     every_failure: bool,
 ) -> Int64:
@@ -280,12 +275,12 @@ def _times(
             return batch.timestamp
 
 
-def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> Int64:
+def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Sources) -> Int64:
     said = pc.struct_field(batch.value, [0])
     if said.null_count:
         cause = ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
         rows = np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[:MOST_NAMED]
-        raise_all([RecordFailure.of(op, sources, batch, row, cause) for row in rows.tolist()])
+        raise_of(op, sources, batch, dict.fromkeys(rows.tolist(), cause))
     times: Int64 = said.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return times
 
@@ -294,12 +289,12 @@ def _said_by_function(
     op: TimeOp,
     function: TimeFunction,
     batch: EdgeBatch,
-    sources: Mapping[int, Source],
+    sources: Sources,
     before: PartitionTimes,
     every_failure: bool,
 ) -> Int64:
-    """Record by record, as a partition's time depends on what was said of those before; nothing is
-    said of one that fails, so those behind it see what they would see without it."""
+    """Record by record: a partition's time depends on those before. Nothing is said of one that
+    fails, so those behind it see what they would see without it."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     records = _contexts(batch, sources[op.source].topic) if function.takes > 2 else None
     partition_times = dict(before)
@@ -346,7 +341,6 @@ def _whole(said: Any) -> int:
 
 
 def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
-    """Makes the context of the record in a row, for a function."""
     partitions, offsets = batch.partition.tolist(), batch.offset.tolist()
     times = batch.timestamp.tolist()
     headers = [None] * len(batch) if batch.headers is None else batch.headers.to_pylist()
@@ -358,9 +352,7 @@ def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
     return context
 
 
-def _filled_in(
-    op: TimeOp, batch: EdgeBatch, sources: Mapping[int, Source], before: PartitionTimes
-) -> Int64:
+def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: PartitionTimes) -> Int64:
     """The records' own times, and for negative ones the highest of the partition so far."""
     if not (batch.timestamp < 0).any():
         return batch.timestamp
@@ -373,25 +365,11 @@ def _filled_in(
     unknown = np.flatnonzero(times < 0)
     if len(unknown):
         rows = unknown[:MOST_NAMED].tolist()
-        causes = {row: no_time(int(batch.timestamp[row])) for row in rows}
-        raise_all([RecordFailure.of(op, sources, batch, *one) for one in causes.items()])
+        raise_of(op, sources, batch, {row: no_time(int(batch.timestamp[row])) for row in rows})
     return times
 
 
-def _require_near(
-    op: TimeOp, batch: EdgeBatch, times: Int64, sources: Mapping[int, Source]
-) -> None:
-    """RecordFailure for the records whose times lie beyond `MOST_MS`."""
-    failures = []
-    for row in np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist():
-        cause = far_time(None, int(times[row]), extracted=True)
-        failures.append(RecordFailure.of(op, sources, batch, row, cause))
-    if failures:
-        raise_all(failures)
-
-
 def _partition_times(op: TimeOp, request: BatchRequest) -> dict[int, int]:
-    """Partition times before the batch, by partition."""
     kept = op.kept
     if kept is None:
         return {}
@@ -450,91 +428,16 @@ def source_times(
     return found
 
 
-def times_of(op: StatefulOp, moved_tasks: Moved) -> dict[int, int]:
-    """The new stream time of an operator, by partition."""
-    found = {}
-    for task, names in moved_tasks.items():
-        mine = [names[name] for name in op.idle if name in names]
-        if task.subtopology == op.subtopology and mine:
-            found[task.partition] = max(mine)
-    return found
-
-
-def advanced(
-    op: StatefulOp,
-    done: TasksResult,
-    sides: Sequence[EdgeBatch],
-    times: Mapping[int, int],
-    stores: TaskStores,
-) -> TasksResult:
-    """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
-    batch's records. One that has had no record has no stream time, and nothing that could end."""
-    if isinstance(op.operator, ProcessorOperator):
-        return done
-    tasks = {partition: TaskId(op.subtopology, partition) for partition in times}
-    before = {
-        partition: done.stream_times.get(partition, stores.stream_time(task, op.name))
-        for partition, task in tasks.items()
-    }
-    before = {partition: time for partition, time in before.items() if 0 <= time < times[partition]}
-    if not before:
-        return done
-    views = {
-        partition: {
-            **stores.views(tasks[partition], op.stores),
-            **stores.before(tasks[partition], op.reads),
-            **stores.whole(op.looks_up),
-        }
-        for partition in before
-    }
-    ticks = _ticks(sides[0], {partition: times[partition] for partition in before})
-    more = op.operator.advance(ticks, Inputs(sides, views, before))
-    done.stream_times.update({partition: times[partition] for partition in before})
-    if more is None:
-        return done
-    for partition, listed in more.changes.items():
-        done.changes.setdefault(partition, []).extend(listed)
-        for changes in listed:
-            stores.remember(tasks[partition], changes)
-    for reason, count in more.dropped.items():
-        done.dropped[reason] = done.dropped.get(reason, 0) + count
-    done.output = _both(done.output, more.output)
-    return done
-
-
-def _ticks(like: EdgeBatch, times: Mapping[int, int]) -> EdgeBatch:
-    """A row for each task, behind all records."""
-    count = len(times)
-    stamps: Int64 = np.array(list(times.values()), np.int64)
-    return EdgeBatch(
-        key=pa.nulls(count, like.key.type),
-        value=pa.nulls(count, like.value.type),
-        timestamp=stamps,
-        seq=np.full(count, LAST_SEQ),
-        source=np.zeros(count, np.int32),
-        partition=np.array(list(times), np.int32),
-        offset=np.full(count, -1, np.int64),
-        headers=None,
-    )
-
-
-def _both(one: EdgeBatch, other: EdgeBatch) -> EdgeBatch:
-    if not len(other):
-        return one
-    return appended([one, other]) if len(one) else other
-
-
 # --- ages for the metrics -------------------------------------------------------------------------
 
 
 def ages_read(
     hop: BatchInput,
-    sources: Mapping[int, Source],
+    sources: Sources,
     consumed: Mapping[TopicPartition, int],
     stream_times: Mapping[TaskId, int],
 ) -> list[Ages]:
-    """Ages of the input records that are ``consumed``. ``stream_times``: of the tasks before the
-    batch."""
+    """Ages of the ``consumed`` records. ``stream_times``: of the tasks before the batch."""
     if not len(hop.source):
         return []
     changes = (np.diff(hop.source) != 0) | (np.diff(hop.partition) != 0)
@@ -552,7 +455,6 @@ def ages_read(
 
 
 def ages_written(batches: Iterable[tuple[str, EdgeBatch]]) -> list[Ages]:
-    """Ages of the records of each sink."""
     found = [_of(batch.timestamp, "", node) for node, batch in batches]
     return [ages for ages in found if ages is not None]
 

@@ -267,7 +267,7 @@ def partitions_said(sink: SinkOp, keys: list[Any], count: int) -> list[int]:
         offset=np.arange(len(keys)),
     )
     written = pa.array([sink.key_serde.encode(key) for key in keys], pa.binary())
-    said = Partitions(op=sink, sources={}, batch=bare, said=None, keys=written)
+    said = Partitions(op=sink, sources=(), batch=bare, said=None, keys=written)
     rows, found = said.of("out", None, count)
     assert rows.tolist() == list(range(len(keys)))
     return [int(one) for one in found]

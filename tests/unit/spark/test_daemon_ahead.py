@@ -99,7 +99,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     yield one.process
     daemon_ahead.discard()
     one.process.wait(DEADLINE_S)
-    wait_until(lambda: not one.folder.exists(), DEADLINE_S, "its folder to go")
+    wait_until(lambda: not Path(one.socket).parent.exists(), DEADLINE_S, "its folder to go")
     daemon_ahead._ahead.clear()
     assert worker_environment().get(SOCKET_VARIABLE) is None
 

@@ -14,7 +14,8 @@ import pytest
 
 from everflow.errors import RetriableError
 from everflow.spark.columns import NotComputableError, prepared_later
-from everflow.worker.columns import ColumnClient, ColumnsFailed, Ticket
+from everflow.topology.plan import Ticket
+from everflow.worker.columns import ColumnClient, ColumnsFailed
 from unit.worker.test_column_client import ROWS, TABLE, rows, service
 
 
@@ -40,7 +41,7 @@ def test_it_is_prepared_once_for_all_workers(tmp_path: Path) -> None:
         calls.append(threading.current_thread().name)
         return places[0], 7
 
-    ticket = Ticket(*prepared_later(prepare))
+    ticket = prepared_later(prepare)
     with service(Path(places[0]), rows(), rows()), client() as first:
         found = [first.run(ticket, ROWS, ROWS.schema) for _ in range(2)]
     Path(places[0]).unlink()
@@ -52,7 +53,7 @@ def test_it_is_prepared_once_for_all_workers(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_before_it_asks_closes_no_door(tmp_path: Path) -> None:
     place = str(tmp_path / "a")
-    ticket = Ticket(*prepared_later(lambda: (place, 7)))
+    ticket = prepared_later(lambda: (place, 7))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
         killed.connect(ticket.door)
     with service(Path(place), rows()), client() as other:
@@ -63,7 +64,7 @@ def test_where_it_cannot_be_prepared_the_worker_is_told_why_each_time() -> None:
     def prepare() -> tuple[str, int]:
         raise NotComputableError("this Spark offers no such service")
 
-    ticket = Ticket(*prepared_later(prepare))
+    ticket = prepared_later(prepare)
     for _ in range(2):
         with client() as asking, pytest.raises(ColumnsFailed) as failure:
             asking.run(ticket, ROWS, ROWS.schema)

@@ -129,7 +129,7 @@ def test_the_sentence_is_that_of_the_deepest_cause(text: str, sentence: str) -> 
 
 
 EDGE = EdgeType(pa.string(), pa.string())
-SOURCES = {0: source("in")}
+SOURCES = [source("in")]
 
 
 def helper(value: str) -> Any:

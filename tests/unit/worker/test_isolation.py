@@ -22,9 +22,8 @@ from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import DEAD_LETTER_SLOT, Source
-from everflow.worker.decode import LogDecoder
+from everflow.worker.decode import Judge, LogDecoder
 from everflow.worker.failures import DescribedFailure, RecordFailure
-from everflow.worker.handled_records import Judge
 from everflow.worker.isolation import HALVED_AFTER, Isolated, Trial
 from everflow.worker.letters import largest_entry, letter_headers, times_of_entries
 from everflow.worker.task_step import StepResult
@@ -143,7 +142,7 @@ def test_an_error_whose_text_is_no_utf8_is_a_dead_letter_that_can_be_written() -
     read = {A: log(["x", "bad", "y"])}
     decoder = LogDecoder(SOURCES[:1], False, batch.handlers)
     assert Isolated(decoder).run(request(a=read[A]), read, compute) == 1
-    (headers,) = letter_headers(letters[-1], {0: "a"})
+    (headers,) = letter_headers(letters[-1], SOURCES)
     said = dict(headers)
     assert said["__streams.errors.message"] == rb"Tells: no such name: \ud83d (some value)"
     stack = said["__streams.errors.stacktrace"] or b""
@@ -192,8 +191,7 @@ def test_the_record_that_makes_an_entry_of_a_store_too_large_is_found(limit: int
         if trial is None:
             raise RecordTooLargeError("too large", topics=(changelog,), limit=limit)
         trials += 1
-        if trial.most is not None and size > trial.most:
-            raise RecordTooLargeError("too large", topics=(trial.topic,), limit=trial.most)
+        trial(request, result)
 
     read = {A: log([f"v{n}" for n in range(20)])}
     asked = replace(request(a=read[A]), tasks=[task])
@@ -218,7 +216,9 @@ def test_records_that_give_entries_times_that_their_changelog_refuses_are_found(
         changes = StoreChanges("counts", [b"k"] * len(times), [b"v"] * len(times), np.array(times))
         result = StepResult(changes={task.task: [changes]})
         met = set(times_of_entries(request, result, changelog).tolist()) & {refused_ms}
-        if met and (trial is None or trial.times):
+        if trial is not None:
+            trial(request, result)
+        elif met:
             refusal = frozenset((b"k", b"v", at) for at in met)
             raise RecordRefusedError("late", topics=(changelog,), records=refusal, untimely=True)
 

@@ -286,7 +286,7 @@ def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_th
 
 SOURCES = [
     Source(
-        index=4,
+        index=0,
         topic="in",
         subtopology=0,
         node="source",
@@ -324,7 +324,7 @@ def output(topics: str | list[str], *sizes: int) -> SinkOutput:
         value=nothing,
         timestamp=rows,
         seq=rows,
-        source=places + 2,
+        source=np.zeros(len(sizes), np.int32),
         partition=places,
         offset=rows + 40,
     )

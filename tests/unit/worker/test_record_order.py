@@ -97,7 +97,7 @@ def ran(found: PhysicalPlan) -> dict[str, list[str]]:
             results[op.name] = order.read(op).value.to_pylist()
         else:
             assert isinstance(op, FunctionOp)
-            order.keep(op, run_function(op, order.read(op), {}))
+            order.keep(op, run_function(op, order.read(op), ()))
     return results
 
 

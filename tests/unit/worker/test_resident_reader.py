@@ -3,6 +3,7 @@ settings, and closes it at its end."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Mapping
@@ -32,20 +33,35 @@ def test_a_reader_is_opened_by_the_first_request_and_closed_at_the_end(
     reader, asked = Reader(), []
     told = WorkerClients({"bootstrap.servers": "b:1"})
     monkeypatch.setattr(serve, "clients_of", lambda request: told)
-    monkeypatch.setattr(ResidentStep, "_serve", lambda _, got, own, columns: own.of(got) and got)
 
-    def opened(client: Mapping[str, Any]) -> Reader:
+    def answer(
+        step: ResidentStep, got: Any, columns: object, opened: contextlib.ExitStack
+    ) -> BatchResult:
+        step._connected(got, opened)
+        result: BatchResult = got
+        return result
+
+    monkeypatch.setattr(ResidentStep, "_result", answer)
+
+    def opened(client: Mapping[str, Any], *_: object, **__: object) -> Reader:
         asked.append(client)
         return reader
 
+    monkeypatch.setattr(serve, "RangeReader", opened)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(tmp_path / "r"))
     listener.listen(1)
     listener.settimeout(WAIT_S)
-    given: Any = SimpleNamespace(reader=opened)
-    nothing: Any = SimpleNamespace()
+    nothing: Any = SimpleNamespace(headers=False)
     path = str(tmp_path / "r")
-    step = ResidentStep(step=nothing, input=given, columns="", channel=lambda: path)
+    step = ResidentStep(
+        step=nothing,
+        decoder=nothing,
+        read_committed=True,
+        ahead_bytes=1,
+        columns="",
+        channel=lambda: path,
+    )
     served = threading.Thread(target=step, daemon=True)
     served.start()
     connection, _ = listener.accept()

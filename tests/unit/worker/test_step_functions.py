@@ -24,7 +24,7 @@ from unit.builders import edge_batch, source
 from unit.instance.own_serde import OwnSerde
 
 TEXT = serdes.string()
-SOURCES = {0: source("in", key=TEXT, value=serdes.long())}
+SOURCES = [source("in", key=TEXT, value=serdes.long())]
 EDGE = EdgeType(pa.string(), pa.int64())
 
 

@@ -56,8 +56,8 @@ def test_a_task_with_a_record_that_is_left_is_not_moved() -> None:
 
 
 NAMES = ("a", "b")
-READ_SOURCES = {
-    index: source(
+READ_SOURCES = [
+    source(
         name,
         index=index,
         node=f"{name}-node",
@@ -67,7 +67,7 @@ READ_SOURCES = {
         slot=index,
     )
     for index, name in enumerate(NAMES)
-}
+]
 RUNS = st.lists(
     st.tuples(
         st.integers(0, 1),

@@ -38,7 +38,6 @@ class TableText:
     _widths: list[int] = field(default_factory=list)
 
     def lines(self, printed: Printed) -> list[str]:
-        """The rows as lines; with a head where another table stood before, or none for long."""
         needed = [
             max(len(row[at]) for row in (printed.columns, *printed.rows))
             for at in range(len(printed.columns))
@@ -66,8 +65,8 @@ class TableText:
 
 
 class TablePrinter:
-    """Prints tables from a thread of its own, now and then. `add` may be called from any thread and
-    never waits."""
+    """Prints tables from a thread of its own. `add` may be called from any thread and never
+    waits."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -101,8 +100,8 @@ class TablePrinter:
 
     @contextmanager
     def written_by(self, write: Callable[[str], object]) -> Iterator[None]:
-        """While the block runs, ``write`` writes the rows, because a live line owns the terminal.
-        Pending rows are printed at its end."""
+        """While the block runs, ``write`` writes the rows, because a live line owns the
+        terminal."""
         before = self._swap(write)
         try:
             yield
@@ -183,7 +182,6 @@ class DroppedRecords:
     _logged_ms: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def lines(self, dropped: Mapping[str, Mapping[str, int]], now_ms: float) -> list[str]:
-        """The lines to log after a batch with these drops: node -> reason -> records."""
         for node, reasons in dropped.items():
             for reason, count in reasons.items():
                 self._drops[node, reason] = self._drops.get((node, reason), 0) + count
@@ -194,14 +192,10 @@ class DroppedRecords:
         ]
         self._logged_ms.update(dict.fromkeys(due, now_ms))
         return [
-            f"{node} {VERBS.get(why, 'dropped')} {_counted(self._drops.pop((node, why)), why)} "
-            f"{WHY.get(why, why)}"
+            f"{node} {VERBS.get(why, 'dropped')} "
+            f"{counted(self._drops.pop((node, why)), NOUNS.get(why, 'record'))} {WHY.get(why, why)}"
             for node, why in due
         ]
-
-
-def _counted(number: int, why: str) -> str:
-    return counted(number, NOUNS.get(why, "record"))
 
 
 def misplaced_keys(keys: Iterable[KeyPlaces]) -> dict[str, str]:
@@ -240,8 +234,7 @@ class BatchCounts:
         self.began_ms = now_ms
 
     def again(self, kind: str = ABORTED, reason: str = "") -> None:
-        """It failed, for this kind of reason, or was aborted: then ``reason`` is a word for the
-        kind, a colon, the rest."""
+        """It failed, or was aborted: then ``reason`` is a word for the kind, a colon, the rest."""
         self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)
         self._took()
         self.metrics.add_series(names.FAILED_BATCHES, {(str(self.number), kind): 1})
@@ -250,19 +243,17 @@ class BatchCounts:
             self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
 
     def add(self, result: BatchResult) -> None:
-        self._put_figures(result)
+        drops = [
+            (node, why, count)
+            for node, reasons in result.dropped.items()
+            for why, count in reasons.items()
+        ]
+        self._put_figures(result, drops)
         self.metrics.add(names.COMMITS, 1)
         for key, name in COUNTS.items():
             self.metrics.add(name, result.counts.get(key, 0))
-        self.metrics.add(
-            names.DROPPED_RECORDS,
-            sum(
-                count
-                for reasons in result.dropped.values()
-                for reason, count in reasons.items()
-                if reason not in VERBS
-            ),
-        )
+        lost = sum(count for _, why, count in drops if why not in VERBS)
+        self.metrics.add(names.DROPPED_RECORDS, lost)
         self.log_drops(self.clock.monotonic_ms(), result.dropped)
         self._log_misplaced(result)
         tables.add(result.printed)
@@ -291,11 +282,13 @@ class BatchCounts:
         if now_ms == math.inf:
             tables.flush()
 
-    def _put_figures(self, result: BatchResult) -> None:
+    def _put_figures(self, result: BatchResult, drops: Sequence[tuple[str, str, int]]) -> None:
         thread, now_ms = str(self.number), self.clock.monotonic_ms()
         elapsed_ms = self._took()
         self.metrics.add_series(names.BATCHES, {(thread,): 1})
-        phases = _phases(result.timings, elapsed_ms)
+        phases = {name: ms for name, ms in result.timings.items() if name != "began"}
+        # The unmeasured rest is the plan's: in the driver, and to the worker and back.
+        phases["plan"] = max(0.0, elapsed_ms - sum(phases.values()))
         self.metrics.add_series(
             names.BATCH_SECONDS, {(thread, phase): ms / 1000 for phase, ms in phases.items()}
         )
@@ -306,14 +299,16 @@ class BatchCounts:
         self.metrics.add_series(names.RENEWED_PRODUCERS, {(thread,): renewed} if renewed else {})
         if GATE in result.timings:
             self.metrics.put_series(names.LAST_COMMIT, {(thread,): self.clock.now_ms()})
-        self._records(result, now_ms)
+        self._put_records(result, drops, now_ms)
 
     def _took(self) -> float:
         elapsed_ms = self.clock.monotonic_ms() - self.began_ms
         self.metrics.add_series(names.BUSY_SECONDS, {(str(self.number),): elapsed_ms / 1000})
         return elapsed_ms
 
-    def _records(self, result: BatchResult, now_ms: float) -> None:
+    def _put_records(
+        self, result: BatchResult, drops: Sequence[tuple[str, str, int]], now_ms: float
+    ) -> None:
         thread, wall_ms = str(self.number), self.clock.now_ms()
         ages, sent, puts, letters, keys = result.figures
         read = [one for one in ages if one.task]
@@ -324,21 +319,10 @@ class BatchCounts:
         add(names.KEYS_CHECKED, _sums(((one.topic,), one.checked) for one in keys))
         add(names.KEYS_MISPLACED, _sums(((one.topic,), one.misplaced) for one in keys))
         add(names.STORE_PUTS, _sums(((one.task, one.store), one.changes) for one in puts))
-        counted = [
-            (node, reason, count)
-            for node, reasons in result.dropped.items()
-            for reason, count in reasons.items()
-        ]
-        dropped = (
-            ((thread, node, reason), count)
-            for node, reason, count in counted
-            if reason != LATE_UNMATCHED
-        )
-        add(names.DROPPED, _sums(dropped))
-        unmatched = (
-            ((thread, node), count) for node, reason, count in counted if reason == LATE_UNMATCHED
-        )
-        add(names.UNMATCHED_LATE, _sums(unmatched))
+        dropped = [one for one in drops if one[1] != LATE_UNMATCHED]
+        add(names.DROPPED, _sums(((thread, node, why), count) for node, why, count in dropped))
+        unmatched = [one for one in drops if one[1] == LATE_UNMATCHED]
+        add(names.UNMATCHED_LATE, _sums(((thread, node), count) for node, _, count in unmatched))
         causes = {(one.exception, one.node, one.topic): one for one in letters}
         add(names.LEFT_OUT, {cause: one.records for cause, one in causes.items()})
         self.metrics.note(names.LEFT_OUT, {cause: one.sample for cause, one in causes.items()})
@@ -346,14 +330,6 @@ class BatchCounts:
         saw(names.RECORD_LATENCY, _all(latency), now_ms)
         lateness = (((thread, one.task), one.lateness_ms) for one in read)
         saw(names.RECORD_LATENESS, _all(lateness), now_ms)
-
-
-def _phases(timings: Mapping[str, float], elapsed_ms: float) -> dict[str, float]:
-    """ms by phase. The unmeasured rest counts as the plan's: in the driver, and to the worker and
-    back."""
-    found = {name: ms for name, ms in timings.items() if name != "began"}
-    found["plan"] = max(0.0, elapsed_ms - sum(found.values()))
-    return found
 
 
 def _seen(value: float) -> Seen:

@@ -67,8 +67,7 @@ class BatchSize:
     @property
     def held_ms(self) -> float:
         """The rest that spares the next batch from waiting, with records in its hands, until the
-        broker has ended the transaction before it. Records that come meanwhile are in that
-        batch."""
+        broker has ended the transaction before it."""
         if len(self.endings) < ENDINGS:
             return 0.0
         return max(0.0, min(min(self.endings) * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
@@ -108,8 +107,8 @@ class BatchSize:
     def rest_ms(
         self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
     ) -> float:
-        """The wait behind a batch for more records, so that they share a commit, and for the broker
-        to end its transaction; 0 behind a full one. ``tasks``: that had records."""
+        """The wait behind a batch for more records, and for the broker to end its transaction; 0
+        behind a full one. ``tasks``: that had records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
         share = max(REST_SHARE, min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks))
@@ -125,8 +124,8 @@ class BatchSize:
     def _grown(
         self, limits: BatchLimits, records: int, elapsed_ms: float, computing_ms: float
     ) -> int:
-        """The bound behind a full batch: by what fits, or, of one that was made small in a search,
-        back to the smallest; no further than the records themselves leave time for."""
+        """The bound behind a full batch: by what fits, or, in a search, back to the smallest; no
+        further than the records leave time for."""
         fitting = self.bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))
         least = min(self.bound * GROWTH, SMALLEST_RECORDS)
         affordable = records * limits.target_ms / max(1.0, computing_ms)
@@ -144,8 +143,7 @@ class BatchSize:
 
 
 def _most_share(tasks: Collection[TaskId]) -> float:
-    """The longest rest as a share of what a batch took, by its number of sub-topologies: a re-keyed
-    record meets a rest in each."""
+    """By the number of sub-topologies: a re-keyed record meets a rest in each."""
     return 1.0 + 2.0 / max(1, len({task.subtopology for task in tasks}))
 
 
@@ -173,15 +171,21 @@ def plan_ranges(
     return {tp: OffsetRange(r.start, r.start + taken.get(tp, 0)) for tp, r in available.items()}
 
 
+def without(
+    ranges: Mapping[TopicPartition, OffsetRange], left_out: Collection[TopicPartition]
+) -> dict[TopicPartition, OffsetRange]:
+    """``ranges``, with nothing of the partitions that are left out."""
+    return {tp: OffsetRange(r.start, r.start) if tp in left_out else r for tp, r in ranges.items()}
+
+
 def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
-    """True if there is nothing to read."""
     return all(r.end <= r.start for r in ranges.values())
 
 
 @dataclass(kw_only=True)
 class PlannedBatch:
-    """A batch to run: kept over attempts, so that a retry reads the same range (D6). ``ranges``:
-    of all inputs of each task that is in it."""
+    """A batch to run; a retry reads the same range (D6). ``ranges``: of all inputs of each of its
+    tasks."""
 
     ranges: dict[TopicPartition, OffsetRange]
     log_ends: dict[TopicPartition, int]
@@ -213,13 +217,9 @@ class PlannedBatch:
         return BadRecord(tp.topic, tp.partition, offset)
 
     def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
-        """A batch for each of the ``groups`` of partitions that has records, with nothing of the
-        others: inputs of one task are merged and stay together."""
-        nothing = {tp: OffsetRange(r.start, r.start) for tp, r in self.ranges.items()}
-        found = [
-            {**nothing, **{tp: self.ranges[tp] for tp in group if tp in self.ranges}}
-            for group in groups
-        ]
+        """A batch for each of the ``groups`` of partitions that has records: inputs of one task are
+        merged and stay together."""
+        found = [without(self.ranges, self.ranges.keys() - set(group)) for group in groups]
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
     def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
@@ -230,8 +230,8 @@ class PlannedBatch:
         return self.smallest and len(self.parts(groups)) < 2
 
     def until(self, record: tuple[str, int, int]) -> PlannedBatch | None:
-        """Without a record (topic, partition, offset) and what is behind it; None where nothing of
-        its partition is before it."""
+        """Without a record (topic, partition, offset) and what is behind it; None: nothing is
+        before it."""
         tp, offset = TopicPartition(*record[:2]), record[2]
         begin = self.ranges[tp].start if tp in self.ranges else offset
         return (

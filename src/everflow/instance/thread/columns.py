@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from everflow.errors import TopologyError
 from everflow.spark.columns import (
     NotComputableError,
-    column_rows,
     computed,
-    computed_slots,
     empty_frame,
     prepared_later,
     spark_type,
@@ -26,34 +24,25 @@ from everflow.spark.session import get_session, plain_context
 from everflow.topology.describe import physical_text
 from everflow.topology.graph import ColumnExpr, EdgeType, Graph, columns_in_sight
 from everflow.topology.plan import (
-    CATALYST,
-    PYTHON,
     Choice,
     ColumnsOp,
+    Compute,
     PhysicalPlan,
     Projection,
-    columns_of,
-    computed_by,
+    Stage,
     plan,
+    why_not_arrow,
 )
 from everflow.topology.subtopologies import cut
 from everflow.travel.parcel import Parcel
 from everflow.travel.refusals import TravelCheck
-from everflow.worker.columns import (
-    ArrowColumns,
-    ArrowProjection,
-    FunctionColumns,
-    Selection,
-    SparkColumns,
-    Ticket,
-)
-from everflow.worker.task_step import PreparedColumns
+from everflow.worker.columns import NodeColumns, PreparedColumns, Selection
 
 
 @dataclass(frozen=True)
 class ColumnsOfPlan:
-    """The prepared Columns of `PhysicalPlan.columns`, and the socket where the instance's JVM
-    computes some of them (empty: none)."""
+    """``prepared``: of `PhysicalPlan.columns`; ``path``: where the JVM computes some (empty:
+    none)."""
 
     prepared: tuple[PreparedColumns, ...]
     path: str = ""
@@ -62,9 +51,8 @@ class ColumnsOfPlan:
 def prepared_columns(plan: PhysicalPlan) -> ColumnsOfPlan:
     """Starts Spark SQL where the plan has Columns that Arrow does not compute. TopologyError with
     the user's line for a Column that Spark computes in jobs only."""
-    found = [_prepared(plan, op) for op in plan.columns]
-    path = next((path for path, _ in found if path), "")
-    return ColumnsOfPlan(tuple(columns for _, columns in found), path)
+    preparing = _Preparing(plan)
+    return ColumnsOfPlan(tuple(map(preparing.columns, plan.columns)), preparing.path)
 
 
 def physical_description(
@@ -78,123 +66,87 @@ def physical_description(
     return form(planned, index_of)
 
 
-def _prepared(plan: PhysicalPlan, op: ColumnsOp) -> tuple[str, PreparedColumns]:
-    """Columns, and the socket where they are computed (empty: in the worker)."""
-    if not op.outputs:
-        return "", ArrowColumns(())  # nobody reads what they make
-    by = computed_by(op.projections[0])
-    try:
-        if by == PYTHON:
-            return _function_columns(plan, op)
-        if by == CATALYST:
-            return spark_columns(plan, op)
-        return _arrow_columns(plan, op)
-    except NotComputableError as error:
-        lines = column_lines(op)
-        raise TopologyError(
-            f"Spark cannot compute this Column without a Spark job for each batch: {error}. "
-            f"Start Spark without what changes its SQL (spark.sql.extensions, other jars), or "
-            f"compute the value in a Python function, as in map_values(function, returns=...)",
-            where=lines[0] if lines else None,
-        ) from error
+_Columns = Mapping[str, tuple[ColumnExpr, pa.DataType]]
+"""By the names of what they make, with its types."""
 
 
-def _arrow_columns(plan: PhysicalPlan, op: ColumnsOp) -> tuple[str, PreparedColumns]:
-    topics = {source.index: source.topic for source in plan.sources}
-    projections = tuple(ArrowProjection.of(found, topics) for found in op.projections)
-    if all(projection.sure for projection in projections):
-        return "", ArrowColumns(projections, op.outputs)
-    if plain_context() is None:  # nobody knows what the user's Spark makes of them
-        path, spark = spark_columns(plan, op)
-        return path, ArrowColumns(projections, op.outputs, spark)
-    ticket = Ticket(*prepared_later(lambda: _in_the_jvm(plan, op)))
-    return "", ArrowColumns(projections, op.outputs, spark_columns_at(plan, op, ticket))
+class _Preparing:
+    """Prepares the Columns of a plan. ``path``: the socket where the JVM computes some of them."""
+
+    def __init__(self, plan: PhysicalPlan) -> None:
+        self._plan = plan
+        self.path = ""
+
+    def columns(self, op: ColumnsOp) -> PreparedColumns:
+        """Those of an operator. What makes a slot that nobody reads is not computed."""
+        found = op.projections if op.outputs else ()
+        return PreparedColumns(tuple(map(self._node, found)), op.outputs)
+
+    def _node(self, found: Projection | Choice) -> NodeColumns:
+        node, edge = found.node, self._plan.slots[found.input].type
+        value = None
+        if isinstance(found, Choice):
+            kept, made = _given(), _given(**{found.what: (found.column, found.type)})
+        else:
+            value, out = found.node.value, found.node.out
+            kept = _given(kept=(found.node.predicate, pa.bool_()))
+            made = _given(key=(found.node.key, out.key), value=(value, out.value))
+        try:
+            return NodeColumns(
+                name=node.name,
+                where=node.where,
+                input=found.input,
+                output=found.output,
+                predicate=self._selection(edge, kept),
+                made=self._selection(edge, made),
+                skips_null=value is not None and value.skips_null,
+                sources=self._plan.sources,
+            )
+        except NotComputableError as error:
+            raise TopologyError(
+                f"Spark cannot compute this Column without a Spark job for each batch: {error}. "
+                f"Start Spark without what changes its SQL (spark.sql.extensions, other jars), or "
+                f"compute the value in a Python function, as in map_values(function, returns=...)",
+                where=node.where,
+            ) from error
+
+    def _selection(self, edge: EdgeType, columns: _Columns) -> Selection | None:
+        """Columns over those that a user sees, as he would select them of a DataFrame; None: there
+        are none."""
+        if not columns:
+            return None
+        uses = frozenset(name for column, _ in columns.values() for name in column.uses)
+        reads = columns_in_sight(edge, uses)
+        made = pa.schema([(name, kind) for name, (_, kind) in columns.items()])
+        given = [column.arrow for column, _ in columns.values()]
+        arrow = tuple(one for one in given if one is not None)
+        if any(why_not_arrow(*one) for one in columns.values()):
+            arrow = ()
+        if arrow and all(one.sure for one in arrow):
+            return Selection(made=made, arrow=arrow, reads=reads)
+
+        def selected() -> DataFrame:
+            return empty_frame(get_session(), struct_type(reads)).select(
+                *[
+                    _column(column).cast(spark_type(kind)).alias(name)
+                    for name, (column, kind) in columns.items()
+                ]
+            )
+
+        if arrow and plain_context() is not None:  # else nobody knows what the user's Spark makes
+            ticket = prepared_later(lambda: computed(selected()))
+            stages: tuple[Stage, ...] = (Compute(ticket, made),)
+        else:
+            path, stages = staged(selected())
+            self.path = path or self.path
+        return Selection(made=made, arrow=arrow, reads=reads, stages=stages)
 
 
-def spark_columns(plan: PhysicalPlan, op: ColumnsOp) -> tuple[str, SparkColumns]:
-    """Columns that the instance's JVM computes, and the socket where it does. NotComputableError
-    where it cannot."""
-    path, number = _in_the_jvm(plan, op)
-    return path, spark_columns_at(plan, op, number)
+def _given(**columns: tuple[ColumnExpr | None, pa.DataType]) -> _Columns:
+    return {name: (one, kind) for name, (one, kind) in columns.items() if one is not None}
 
 
-def _in_the_jvm(plan: PhysicalPlan, op: ColumnsOp) -> tuple[str, int]:
-    schema = struct_type(column_rows(plan, op).given_schema())
-    return computed(computed_slots(empty_frame(get_session(), schema), plan, op))
-
-
-def spark_columns_at(plan: PhysicalPlan, op: ColumnsOp, number: int | Ticket) -> SparkColumns:
-    return SparkColumns(
-        number=number,
-        rows=column_rows(plan, op),
-        sources=plan.sources,
-        where=column_lines(op),
-    )
-
-
-def column_lines(op: ColumnsOp) -> tuple[str, ...]:
-    lines = [one.node.where for one in op.projections if isinstance(one, Choice) or columns_of(one)]
-    return tuple(dict.fromkeys(line for line in lines if line is not None))
-
-
-def _function_columns(plan: PhysicalPlan, op: ColumnsOp) -> tuple[str, FunctionColumns]:
-    """A projection that calls functions, and the socket where other Columns of it are computed
-    (empty: in the worker). NotComputableError as `staged`."""
-    (projection,) = op.projections
-    assert isinstance(projection, Projection)
-    node, given = projection.node, plan.slots[projection.input].type
-    paths = []
-
-    def selection(columns: Mapping[str, tuple[ColumnExpr | None, pa.DataType]]) -> Selection:
-        path, made = _selection(given, columns)
-        paths.append(path)
-        return made
-
-    predicate = made = None
-    if node.predicate is not None:
-        predicate = selection({"predicate": (node.predicate, pa.bool_())})
-    if node.key is not None or node.value is not None:
-        made = selection({"key": (node.key, node.out.key), "value": (node.value, node.out.value)})
-    columns = FunctionColumns(
-        name=node.name,
-        where=node.where,
-        input=projection.input,
-        output=projection.output,
-        key=node.out.key,
-        value=node.out.value,
-        predicate=predicate,
-        made=made,
-        skips_null=node.value is not None and node.value.skips_null,
-        sources={source.index: source for source in plan.sources},
-    )
-    return next(filter(None, paths), ""), columns
-
-
-def _selection(
-    edge: EdgeType, columns: Mapping[str, tuple[ColumnExpr | None, pa.DataType]]
-) -> tuple[str, Selection]:
-    """Columns over those that a user sees, as he would select them of a DataFrame. One that is None
-    stays what it is under its name."""
-    uses = frozenset(
-        name
-        for kept, (given, _) in columns.items()
-        for name in ((kept,) if given is None else given.uses)
-    )
-    reads = columns_in_sight(edge, uses)
-    path, stages = staged(
-        empty_frame(get_session(), struct_type(reads)).select(
-            *[
-                _column(given, name).cast(spark_type(kind)).alias(name)
-                for name, (given, kind) in columns.items()
-            ]
-        )
-    )
-    return path, Selection(reads, stages)
-
-
-def _column(given: ColumnExpr | None, name: str) -> Column:
-    if given is None:
-        return F.col(name)
+def _column(given: ColumnExpr) -> Column:
     column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
     return column
 

@@ -73,8 +73,7 @@ def places(failure: BatchFailure) -> tuple[str, ...]:
 def short(failure: BatchFailure) -> str:
     """One line for logs and the progress line: error, record, line of the program."""
     first = (failure.error.splitlines() or ["unknown"])[0]
-    record = failure.record
-    named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
+    named = "" if failure.record is None else f" (record {failure.record})"
     line = failure.line
     where = (
         f"{line.file}:{line.line}"
@@ -89,14 +88,13 @@ def short(failure: BatchFailure) -> str:
 
 def in_full(failure: BatchFailure) -> str:
     """The text for the user: the error, where, what to do; several lines."""
-    record = failure.record
-    named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
+    named = "" if failure.record is None else f" (record {failure.record})"
     return "\n  ".join([f"{failure.error}{named}", *places(failure), *_cure(failure)])
 
 
 def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the
-    few records of the batch, ``in-0@7``, or empty where there were many."""
+    few of the batch, ``in-0@7``; empty: there were many."""
     about = (*places(failure), *_cure(failure))
     record = failure.record
     if record is not None and failure.kind not in ("column", "fatal"):
@@ -119,7 +117,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
             f"Nothing is lost: start the instance again. The error: {failure.error}"
         )
     if record is not None:
-        records = f"{record.topic}-{record.partition}@{record.offset}"
+        records = str(record)
     often = [f"{times} times in a row"] if times > 1 else []
     often += [f"on {records}"] if records else []
     text = "\n  ".join(

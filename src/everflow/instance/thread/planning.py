@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
 from everflow import metrics as names
 from everflow.clock import Clock
 from everflow.instance.tasks.task import ActiveTask
-from everflow.instance.thread.batching import PlannedBatch, is_empty, plan_ranges
+from everflow.instance.thread.batching import PlannedBatch, is_empty, plan_ranges, without
 from everflow.instance.thread.retry_policy import RetryPolicy, Tasks
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
@@ -51,7 +51,6 @@ class BatchPlanner:
         return min(self.idling.left_ms, self.idle_sources.left_ms)
 
     def forget(self) -> None:
-        """The tasks, or their positions, are others now."""
         self._stuck_at = None
 
     def plan(self, tasks: Tasks, *, keep_alive: bool) -> PlannedBatch | None:
@@ -60,7 +59,7 @@ class BatchPlanner:
         if self.ends.failure is not None:
             raise self.ends.failure
         now_ms = self.clock.monotonic_ms()
-        self.retries.before_plan(tasks, self.ends, now_ms)
+        self.retries.stalled.check(tasks, self.ends, now_ms)
         most = self.retries.size.records(self.retries.bounds)
         available = self._available(tasks)
         few = sum(r.end - r.start for r in available.values()) < most
@@ -71,8 +70,9 @@ class BatchPlanner:
             available = self._available(tasks)
         log_ends = {tp: r.end for tp, r in available.items()}
         now_ms = self.clock.monotonic_ms()
-        readable = self.idling.readable(merged(tasks), available, now_ms)
-        offered = self.retries.stalled.chosen(tasks, readable.of(available), now_ms)
+        merged = [task.inputs for _, task in sorted(tasks.items()) if len(task.inputs) > 1]
+        readable = self.idling.readable(merged, available, now_ms)
+        offered = self.retries.stalled.chosen(tasks, readable.ranges, now_ms)
         ranges = plan_ranges(offered, most)
         idle = self._idle_times(tasks, available)
         if is_empty(ranges) or self._stuck_at == log_ends or self.paused():
@@ -96,15 +96,14 @@ class BatchPlanner:
     def committed(
         self, planned: PlannedBatch, result: BatchResult, read: int, tasks: Tasks
     ) -> None:
-        """A batch was committed that read ``read`` offsets."""
         self.idle_sources.advanced(tasks.values(), planned.idle, self._planned_ms)
         # An input that ran dry may hold the others back (D3): wait for it to grow.
         if not is_empty(planned.ranges):
             self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
 
     def _idle_times(self, tasks: Tasks, available: Ranges) -> IdleTimes:
-        """To what the next batch advances the times of idle sources: none while it is not known
-        where the logs end."""
+        """The times of idle sources after the next batch; none while the ends of logs are not
+        known."""
         now_ms = self.clock.monotonic_ms()
         if not self.idle_sources.sources or self.paused() or self.ends.failing_ms() > 0:
             return {}
@@ -122,38 +121,17 @@ def unread(
     tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
     """The unprocessed offsets of ``tasks``: all inputs of each task that has some and does not
-    rest. Of a thousand tasks few have, and a turn of the thread's loop costs what those do (note
-    018)."""
+    rest. Of a thousand tasks few have, and a turn costs what those do (note 018)."""
     found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
         for tp, position in task.positions.items():
-            end = ends.get(tp)
-            if end is None:
-                end = task.ends.get(tp, position)
-            if end > position:
+            if ends.get(tp, task.ends.get(tp, -1)) > position and task.id not in resting:
+                found |= {
+                    tp: OffsetRange(start, max(start, ends.get(tp, task.ends.get(tp, -1))))
+                    for tp, start in task.positions.items()
+                }
                 break
-        else:
-            continue
-        if task.id not in resting:
-            found |= _unread_of(task, ends)
     return found
-
-
-def _unread_of(
-    task: ActiveTask, ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, OffsetRange]:
-    found = {}
-    for tp, position in task.positions.items():
-        end = ends.get(tp)
-        found[tp] = OffsetRange(
-            position, max(position, task.ends.get(tp, position) if end is None else end)
-        )
-    return found
-
-
-def merged(tasks: Tasks) -> list[Collection[TopicPartition]]:
-    several = sorted(name for name, task in tasks.items() if len(task.inputs) > 1)
-    return [tasks[name].inputs for name in several]
 
 
 def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
@@ -170,27 +148,14 @@ NEVER = -1
 """``max.task.idle.ms``: whatever is there is processed."""
 
 
-@dataclass(frozen=True)
-class ReadableInputs:
-    """The inputs that may be read now.
+class ReadableInputs(NamedTuple):
+    """``ranges``: what may be read now, nothing of tasks that wait. ``waits``: inputs at whose end
+    a batch has to stop, though the log has no more; None: at no input's end, even if the log has
+    more. ``enforced``: the number of tasks that go on though an input has nothing."""
 
-    Attributes:
-        waiting: partitions of tasks that wait.
-        waits: inputs at whose end a batch has to stop, though the log has no more; None: at no
-        input's end, even if the log has more.
-        enforced: the number of tasks that go on though an input has nothing.
-    """
-
-    waiting: frozenset[TopicPartition]
+    ranges: dict[TopicPartition, OffsetRange]
     waits: tuple[TopicPartition, ...] | None
     enforced: int
-
-    def of(self, available: Ranges) -> dict[TopicPartition, OffsetRange]:
-        """``available``, with empty ranges for tasks that wait."""
-        return {
-            tp: OffsetRange(r.start, r.start) if tp in self.waiting else r
-            for tp, r in available.items()
-        }
 
 
 @dataclass
@@ -200,7 +165,7 @@ class TaskIdling:
 
     Kafka Streams asks before each record whether every input of the task has one, or is known to
     have none. Here it is asked before each micro-batch, and the merge ends a batch where an input
-    that is still waited for runs dry (`everflow.worker.merge_order`).
+    that is still waited for runs dry (`everflow.worker.order`).
     """
 
     idle_ms: int
@@ -212,10 +177,10 @@ class TaskIdling:
     def readable(
         self, tasks: Iterable[Collection[TopicPartition]], available: Ranges, now_ms: float
     ) -> ReadableInputs:
-        """``tasks``: the inputs of each; ``available``: what each of them has to read, where it has
-        something."""
+        """``tasks``: the inputs of each; ``available``: what each of them has to read, if
+        anything."""
         if self.idle_ms == NEVER:
-            return ReadableInputs(frozenset(), None, 0)
+            return ReadableInputs(dict(available), None, 0)
         waiting: set[TopicPartition] = set()
         waits: list[TopicPartition] = []
         enforced, self.left_ms = 0, math.inf
@@ -237,7 +202,7 @@ class TaskIdling:
             enforced += bool(empty)
             if self.idle_ms > 0:
                 waits += sorted(set(inputs) - set(empty))
-        return ReadableInputs(frozenset(waiting), tuple(waits), enforced)
+        return ReadableInputs(without(available, waiting), tuple(waits), enforced)
 
 
 # --- idle sources (note 025) ----------------------------------------------------------------------
@@ -248,26 +213,11 @@ AGAIN_MS = 1_000.0
 """Time between two questions whether the topics that feed a source are consumed."""
 
 
-class InputTimes(Protocol):
-    """The part of `ActiveTask` that counts here."""
-
-    @property
-    def id(self) -> TaskId: ...
-
-    @property
-    def inputs(self) -> tuple[TopicPartition, ...]: ...
-
-    @property
-    def stream_times(self) -> Mapping[str, int]: ...
-
-
 @dataclass
 class IdleSources:
-    """Measures how long sources have been idle. Owned by one stream thread; times in ms. The wall
-    clock is the machine's that never goes back; a partition's time is kept in the task.
-
-    ``sources``: those with an idleness time-out, by sub-topology and topic. ``consumed(topics)``:
-    True if the application has consumed all records of them; asks the brokers."""
+    """Measures how long sources have been idle, by the machine's monotonic clock (ms). ``sources``:
+    those with an idleness time-out, by sub-topology and topic. ``consumed(topics)``: True if the
+    application has consumed all records of them; asks the brokers."""
 
     sources: Mapping[int, Mapping[str, IdleSource]]
     consumed: Callable[[Collection[str]], bool]
@@ -276,7 +226,7 @@ class IdleSources:
     _since: dict[TopicPartition, float] = field(default_factory=dict)
     _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
 
-    def due(self, tasks: Iterable[InputTimes], available: Ranges, now_ms: float) -> IdleTimes:
+    def due(self, tasks: Iterable[ActiveTask], available: Ranges, now_ms: float) -> IdleTimes:
         """The times to advance. ``tasks``: those of whose inputs the ends are known; an input is
         idle if it has nothing in ``available``. A partition that never had a record has no time,
         and is not advanced."""
@@ -303,9 +253,8 @@ class IdleSources:
                     self.left_ms = min(self.left_ms, AGAIN_MS)
         return found
 
-    def advanced(self, tasks: Iterable[InputTimes], times: IdleTimes, at_ms: float) -> None:
-        """The ``times`` of `due` at ``at_ms`` were committed, as far as the tasks have them: those
-        sources have been idle since then."""
+    def advanced(self, tasks: Iterable[ActiveTask], times: IdleTimes, at_ms: float) -> None:
+        """The ``times`` of `due` at ``at_ms`` were committed, as far as the tasks have them."""
         if not self.sources:
             return
         for task in tasks:

@@ -26,7 +26,7 @@ handler replaces it. The first row that applies decides.
 | `batch_committed` | always | forget failures; tasks rest of which a log was silent |
 | `uncaught` | the handler replaces within its limits, and it may pass | the tasks at fault rest |
 | | else | end |
-| `before_plan`, and each failed attempt | a task's `task.timeout.ms` is over | TaskTimeoutError |
+| before a plan, and each failed attempt | a task's `task.timeout.ms` is over | TaskTimeoutError |
 
 Pauses between retries double from 0.1 to 5 s. Owned by one stream thread; any thread may read
 `trouble` and call `troubles`. Times are monotonic ms. Design notes 041, 042, 047 and 051.
@@ -64,7 +64,7 @@ from everflow.instance.tasks.task import (
     concerning,
     positions_of,
 )
-from everflow.instance.thread.batching import BatchSize, PlannedBatch, plan_ranges
+from everflow.instance.thread.batching import BatchSize, PlannedBatch, plan_ranges, without
 from everflow.instance.thread.failure_text import ending, in_full, short
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
@@ -190,7 +190,6 @@ class RepeatedFailures:
         return RepeatedFailures(now_ms if self.began_ms is None else self.began_ms, counted)
 
     def times(self, failure: BatchFailure) -> int:
-        """The number of failures with the same cause."""
         return self.seen.get(sameness(failure), 0)
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
@@ -253,14 +252,13 @@ class BadRecordSearch:
 
 @dataclass
 class StalledTasks:
-    """Tasks of a thread whose brokers do not do their part. ``timeouts``: `task.timeout.ms` of
-    each."""
+    """Tasks whose brokers do not do their part. ``timeouts``: `task.timeout.ms` of each."""
 
     timeouts: TaskTimeouts
 
     def check(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        """Before a batch is planned: note tasks whose brokers do not return where their logs end.
-        TaskTimeoutError once a task's time is over."""
+        """Before a plan: notes tasks whose logs have no known end. TaskTimeoutError once a time is
+        over."""
         away = ends.failing_ms() > BROKERS_AWAY_MS
         known, stalled = ends.ends(), self.timeouts.stalled()
         if not (away or stalled or ends.any_silent):
@@ -281,8 +279,7 @@ class StalledTasks:
     def with_known_ends(
         self, tasks: Tasks, resting: Collection[TaskId], ends: EndOffsets
     ) -> list[ActiveTask]:
-        """Tasks that do not wait for a broker. Their inputs are idle where there is nothing to
-        read."""
+        """Tasks that do not wait for a broker: their inputs are idle where nothing is to read."""
         known, stalled = ends.ends().keys(), self.timeouts.stalled()
         return [
             task
@@ -302,9 +299,7 @@ class StalledTasks:
         reading = _reading(tasks.values(), ranges)
         turn = self.timeouts.chosen(reading, now_ms)
         left_out = {tp for task in set(reading).difference(turn) for tp in tasks[task].inputs}
-        return {
-            tp: OffsetRange(r.start, r.start) if tp in left_out else r for tp, r in ranges.items()
-        }
+        return without(ranges, left_out)
 
     def failed(
         self,
@@ -314,8 +309,8 @@ class StalledTasks:
         now_ms: float,
         partitions: Collection[TopicPartition] = (),
     ) -> None:
-        """Count an attempt for the tasks of a batch: those of ``partitions`` where there are any,
-        else all. TaskTimeoutError for one whose time is over."""
+        """Count an attempt for the tasks of a batch, or those of ``partitions`` if any.
+        TaskTimeoutError."""
         reading = [] if planned is None else _reading(tasks.values(), planned.ranges)
         self.timeouts.failed(_named(reading, tasks, partitions) or reading or tasks, cause, now_ms)
 
@@ -327,8 +322,8 @@ class StalledTasks:
         took_ms: float,
         now_ms: float,
     ) -> bool:
-        """True if tasks of the batch go on without each other after a passing failure that was
-        counted, since one of them, or those that the failure names, are the cause."""
+        """True if tasks of the batch go on without each other after a passing failure, which one of
+        them, or those that the failure names, have caused."""
         reading = _reading(tasks.values(), planned.ranges)
         named = _named(reading, tasks, failure.partitions)
         failed = named or reading
@@ -351,8 +346,8 @@ class StalledTasks:
         took_ms: float,
         now_ms: float,
     ) -> None:
-        """A batch was committed, which brought the tasks ``progressed`` forward. Others of which a
-        log was silent rest. TaskTimeoutError for one whose time is over."""
+        """A batch brought the tasks ``progressed`` forward. Others of which a log was silent rest.
+        TaskTimeoutError for one whose time is over."""
         for task in progressed:
             self.timeouts.progressed(task)
         if not result.silent:
@@ -383,11 +378,8 @@ def troubles_of(
 
 @dataclass(kw_only=True)
 class RetryPolicy:
-    """See the module.
-
-    ``may_continue(stage, node)``: whether a record that fails there need not stop the instance.
-    ``worker()``: the share of the instance's memory that the thread's worker may use now.
-    """
+    """``may_continue(stage, node)``: whether a record that fails there need not stop the instance.
+    ``worker()``: the share of the instance's memory that the thread's worker may use now."""
 
     limits: BatchLimits
     size: BatchSize
@@ -414,7 +406,6 @@ class RetryPolicy:
 
     @property
     def bounds(self) -> BatchLimits:
-        """The limits of the next batch, with as many bytes as there is memory for."""
         fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
         return replace(self.limits, max_bytes=fitting)
 
@@ -456,15 +447,11 @@ class RetryPolicy:
         self.stalled.timeouts.keep(())
         self._forget_failures()
 
-    def before_plan(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        self.stalled.check(tasks, ends, now_ms)
-
     def batch_failed(
         self, failure: BatchFailure, took_ms: float, now_ms: float, wall_ms: int, cut_off: bool
     ) -> Lines:
-        """A batch failed; whether it was committed is not known yet. ``cut_off``: the end of the
-        instance killed its workers. Returns what is to be logged: a line, and all once it
-        repeated."""
+        """Whether it was committed is not known yet. ``cut_off``: the end of the instance killed
+        its workers. Returns what is to be logged: a line, and all once it repeated."""
         self._failed_after_ms = took_ms
         self._repeated = self._repeated.with_one(failure, now_ms)
         before = self.trouble or Trouble(wall_ms, 0, "")
@@ -487,8 +474,8 @@ class RetryPolicy:
         fenced: bool,
         now_ms: float,
     ) -> Sequence[ActiveTask]:
-        """The recovery of ``restoring`` failed. Returns the tasks to give back. ``fenced``: nothing
-        that earlier workers write can be committed; before that no task is given back."""
+        """Returns the tasks to give back. ``fenced``: nothing that earlier workers write can be
+        committed; before that no task is given back."""
         self.stalled.failed(None, tasks, str(error), now_ms)
         return (concerning(restoring, error.partitions) or restoring) if fenced else ()
 
@@ -501,9 +488,8 @@ class RetryPolicy:
         committed: bool,
         now_ms: float,
     ) -> RetryDecision:
-        """The tasks are where the log is, after ``planned`` failed. ``owned``: partitions that the
-        thread still reads; a bad record of another is its new owner's. ``committed``: the batch had
-        been."""
+        """``owned``: partitions that the thread still reads; a bad record of another is its new
+        owner's. ``committed``: ``planned``, which failed, had been."""
         # A commit is no progress here: the next batch meets the same cause, for Spark has ended, or
         # the disk of the stores is full.
         if failure.kind == "spark-gone" or (committed and failure.kind == "fatal"):
@@ -545,7 +531,6 @@ class RetryPolicy:
     def batch_aborted(
         self, reason: str, planned: PlannedBatch | None, tasks: Tasks, now_ms: float
     ) -> RetryDecision:
-        """The gate or the group refused the commit, and the workers aborted: nothing happened."""
         cause = f"batches are aborted again and again: {reason}"
         again = self._next_attempt(planned, tasks, cause, now_ms)
         moved_on = reason.startswith("generation")
@@ -566,8 +551,8 @@ class RetryPolicy:
         elapsed_ms: float,
         now_ms: float,
     ) -> float:
-        """A batch was committed: ``read`` offsets of those planned, which brought the tasks
-        ``progressed`` forward. Returns how long the thread rests behind it, ms."""
+        """``read`` offsets brought the tasks ``progressed`` forward. Returns how long the thread
+        rests, ms."""
         for task in progressed:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
@@ -590,8 +575,8 @@ class RetryPolicy:
         tasks: Tasks,
         now_ms: float,
     ) -> tuple[bool, Lines]:
-        """An error would end the thread. Whether it is replaced: another job, and its tasks are
-        recovered. ``limits``: the handler's; None: it does not replace the thread."""
+        """Whether a thread that an error would end is replaced. ``limits``: the handler's; None: it
+        is not."""
         if limits is None:
             return False, ()
         if not is_replaceable(error):
@@ -638,7 +623,7 @@ class RetryPolicy:
 
     def _skip(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
         """Leaves the record of a failure to its handler from the next attempt on, if it is known,
-        no handler has said FAIL, and it has not been tried yet. True if so."""
+        no handler has said FAIL, and it has not been tried yet."""
         record = failure.record
         if planned is None or failure.judged or failure.kind == "undecodable":
             return False
@@ -656,8 +641,8 @@ class RetryPolicy:
     def _smaller(
         self, failure: BatchFailure, planned: PlannedBatch, tasks: Tasks, now_ms: float
     ) -> PlannedBatch:
-        """The next batch after a failure whose attempt is counted in ``planned``: the same again,
-        or fewer records of it."""
+        """The next batch: ``planned``, which counts the failed attempt, again, or fewer records of
+        it."""
         if failure.kind == "worker":
             self.memory = self.memory.doubted()
         column = failure.record if failure.kind == "column" else None
@@ -679,7 +664,6 @@ class RetryPolicy:
         return replace(planned, ranges=ranges)
 
     def _fewer(self, failure: BatchFailure, planned: PlannedBatch) -> int | None:
-        """The number of records for the next attempt; None: as many."""
         repeated = planned.attempt > 1 or self.search is not None
         if failure.kind == "hang" or (failure.kind == "worker" and repeated):
             fewer = max(1, min(self.size.bound, planned.records) // SHRINKING)
@@ -690,8 +674,7 @@ class RetryPolicy:
         return None
 
     def _fitting(self, planned: PlannedBatch) -> int:
-        """The number of records that would have ended in the time of a batch, at the same cost
-        each."""
+        """The number of records that would have ended in the time of a batch."""
         share = self.limits.target_ms / max(self._failed_after_ms, 1.0)
         return max(1, int(planned.records * min(1.0, share)))
 
@@ -703,7 +686,6 @@ class RetryPolicy:
         elapsed_ms: float,
         bounds: BatchLimits,
     ) -> None:
-        """Learns size and memory of the next batch from a committed one."""
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
             elapsed_ms = min(elapsed_ms, self.limits.target_ms)
@@ -734,8 +716,7 @@ def first_size(functions: bool) -> BatchSize:
 
 
 def is_replaceable(error: EverflowError) -> bool:
-    """True if a new thread may succeed where this error ended one. A defect of everflow's own may
-    pass; what only a restart mends does not."""
+    """True if a new thread may succeed where this error ended one. A defect of ours may pass."""
     return isinstance(error, _REPLACEABLE) or not isinstance(error, FatalError)
 
 
@@ -766,7 +747,6 @@ def _named(
 def _reading(
     tasks: Iterable[ActiveTask], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> list[TaskId]:
-    """The tasks that have something to read."""
     return [
         task.id
         for task in tasks

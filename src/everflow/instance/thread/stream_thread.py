@@ -10,7 +10,7 @@ import enum
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -99,16 +99,6 @@ class ThreadSettings:
     may_continue: Callable[[str, str | None], bool] = lambda stage, node: False
     transaction_timeout_ms: float | None = None
 
-    def called(self, tasks: Iterable[TaskId]) -> frozenset[TaskId]:
-        if not self.clocked:
-            return frozenset()
-        return frozenset(task for task in tasks if task.subtopology in self.clocked)
-
-    @property
-    def fenced(self) -> list[str]:
-        """Transactional ids under which the thread's workers may have an open transaction."""
-        return [self.transactional_id] if self.guarantee == EXACTLY_ONCE_V2 else []
-
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
@@ -140,53 +130,6 @@ class ThreadServices:
     topic_ids: Callable[[], Mapping[str, str]] = dict
     doubt_topics: Callable[[Collection[str]], None] = lambda topics: None
     spawn: Spawn = on_thread
-
-
-def batch_request(
-    settings: ThreadSettings,
-    batch_id: str,
-    number: int,
-    planned: PlannedBatch,
-    tasks: Mapping[TaskId, ActiveTask],
-    called: Collection[TaskId],
-    global_tasks: list[TaskContext],
-    aside: Sequence[BatchFailure],
-    most_bytes: int,
-    topic_ids: Mapping[str, str],
-) -> BatchRequest:
-    """The request to the workers of thread ``number``. It has the tasks that have records to read,
-    that the wall clock calls (``called``), or that have an idle source."""
-    reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
-    idle = planned.idle
-    named = [
-        name
-        for name, task in tasks.items()
-        if not reads.isdisjoint(task.inputs) or name in idle or name in called
-    ]
-    served = [tasks[name] for name in sorted(named)]
-    inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
-    return BatchRequest(
-        batch_id=batch_id,
-        thread=number,
-        attempt=planned.attempt,
-        guarantee=settings.guarantee,
-        transactional_id=settings.transactional_id,
-        wall_clock_ms=planned.wall_clock_ms,
-        gate=settings.gate_path,
-        ranges={tp: planned.ranges[tp] for tp in inputs},
-        log_ends={tp: planned.log_ends.get(tp, planned.ranges[tp].end) for tp in inputs},
-        tasks=[task.context() for task in served],
-        application_id=settings.application_id,
-        global_tasks=global_tasks,
-        transaction_timeout_ms=settings.transaction_timeout_ms,
-        most_bytes=most_bytes,
-        waits=planned.waits,
-        idle=idle,
-        aside=aside,
-        patient=len(tasks) == 1,
-        topic_ids={topic: topic_ids[topic] for topic, _ in inputs if topic in topic_ids},
-        latest_ends={} if planned.attempt else _latest_ends(planned, served),
-    )
 
 
 def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[TopicPartition, int]:
@@ -223,15 +166,10 @@ class Hung:
     since_ms: float
     limit_ms: float
 
-    def in_place_of(self, failure: BatchFailure) -> BatchFailure:
-        """The failure of the batch; ``failure`` is only the death of its workers."""
-        text = f"A batch has not ended within {self.limit_ms / 1000:g} s (max.poll.interval.ms)"
-        return replace(failure, kind="hang", error=text)
-
 
 @dataclass(kw_only=True)
 class StreamThread:
-    """See the module. ``number`` counts from 0 and is part of the transactional id (D6)."""
+    """``number`` counts from 0 and is part of the transactional id (D6)."""
 
     number: int
     settings: ThreadSettings
@@ -301,8 +239,8 @@ class StreamThread:
 
     @property
     def stalled(self) -> bool:
-        """True if it has been recovering all its tasks for a while, because brokers do not answer
-        or a changelog is gone. The instance is REBALANCING then."""
+        """True if it has been recovering all its tasks for a while. The instance is REBALANCING
+        then."""
         recovering = self.recovering
         return (
             recovering is not None
@@ -310,7 +248,7 @@ class StreamThread:
         )
 
     def end_hanging_batch(self, limit_ms: float) -> None:
-        """Kill the workers of its batch if that has run for longer than ``limit_ms``
+        """Kill the workers of a batch that runs for longer than ``limit_ms``
         (``max.poll.interval.ms``, D7): its job fails and the thread recovers (D6)."""
         since = self.batch_since_ms
         if since is None or self.clock.monotonic_ms() - since <= limit_ms:
@@ -334,8 +272,7 @@ class StreamThread:
         self.wake.set()
 
     def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
-        """Give up tasks after the batch in flight; ``done`` gets those that the thread had, on the
-        stream thread."""
+        """Give up tasks after the batch in flight; ``done`` gets them on the stream thread."""
         self._commands.drop(tasks, done)
         self.wake.set()
 
@@ -346,43 +283,43 @@ class StreamThread:
         return list({task.id: task for task in (*arriving, *list(self.tasks.values()))}.values())
 
     def stop(self) -> None:
-        """End after the batch in flight; returns at once."""
         self._stop.set()
         self.wake.set()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the thread; False if it still runs."""
         return self._running is None or self._running.join(timeout_s)
 
     # --- the loop --------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        known: dict[TaskId, ActiveTask] = {}
         try:
             self._warm_up()
             while not self._stop.is_set():
                 self._turn()
-            self._close(self.tasks)
+            known = self.tasks
         except StoppedError:
-            self._close({})
-        except EverflowError as error:
-            self._fail(error)
-            self._close({})
-        except Exception as error:  # a defect: the instance stops and says where
-            log.exception("Stream thread %d failed", self.number)
-            self._fail(EverflowError(f"Stream thread {self.number} failed: {error!r}"))
-            self._close({})
+            pass
+        except Exception as error:
+            log.info("Stream thread %d ends", self.number)  # the instance says why
+            self.services.on_failed(self._as_ours(error))
+        self._close(known)
+
+    def _as_ours(self, error: Exception) -> EverflowError:
+        if isinstance(error, EverflowError):
+            return error
+        log.error("Stream thread %d failed", self.number, exc_info=error)  # a defect
+        return EverflowError(f"Stream thread {self.number} failed: {error!r}")
 
     def _turn(self) -> None:
-        """`run_once`. After an error the user's handler may have the thread replaced: then it goes
-        on, with another job."""
+        """`run_once`. After an error the user's handler may have the thread replaced: with another
+        job."""
         try:
             self.run_once()
         except StoppedError:
             raise
-        except Exception as error:
-            if not isinstance(error, EverflowError):  # a defect
-                log.exception("Stream thread %d failed", self.number)
-                error = EverflowError(f"Stream thread {self.number} failed: {error!r}")
+        except Exception as raised:
+            error = self._as_ours(raised)
             limits = self.services.uncaught(error)
             now_ms = self.clock.monotonic_ms()
             replaced, lines = self.retries.uncaught(
@@ -405,9 +342,8 @@ class StreamThread:
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
 
     def _warm_up(self) -> None:
-        """Run an empty batch before the instance joins the group: it prepares the job and starts
-        the workers. Otherwise the first records would wait seconds for plans, daemons, imports and
-        compiled code."""
+        """Run an empty batch before the instance joins the group: the first records would wait
+        seconds for plans, daemons, imports and compiled code."""
         try:
             self._run_empty()
         finally:
@@ -415,8 +351,7 @@ class StreamThread:
             self.services.on_warm()
 
     def _run_empty(self) -> None:
-        """Run a batch without tasks: it opens the job, or keeps the workers of an instance alive
-        that has only standby tasks."""
+        """Run a batch without tasks: it opens the job, or keeps idle workers alive."""
         batch_id = str(BatchId(self.new_incarnation(), 0, 0))
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
         request = self._request(batch_id, PlannedBatch(ranges={}, log_ends={}))
@@ -548,41 +483,64 @@ class StreamThread:
         try:
             return self._opened_job().run(self._request(batch_id, planned))
         except BatchFailedError as error:
-            if self.hung is not None and self.hung.since_ms == since:
-                raise BatchFailedError(self.hung.in_place_of(error.failure)) from error
-            raise
+            if self.hung is None or self.hung.since_ms != since:
+                raise
+            limit_s = self.hung.limit_ms / 1000
+            text = f"A batch has not ended within {limit_s:g} s (max.poll.interval.ms)"
+            raise BatchFailedError(replace(error.failure, kind="hang", error=text)) from error
         finally:
             self.batch_since_ms = None
             self._last_job_ms = self.clock.monotonic_ms()
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
+        """It has the tasks with records to read, those that the wall clock calls, and idle
+        sources."""
+        settings, resting = self.settings, self._resting()
         calls = bool(planned.ranges) and not self.services.paused()
-        return batch_request(
-            self.settings,
-            batch_id,
-            self.number,
-            planned,
-            self.tasks,
-            self.settings.called(self.tasks.keys() - self._resting()) if calls else (),
-            self.services.global_tasks(),
-            self.retries.skipped(planned),
-            self.retries.bounds.max_bytes,
-            self.services.topic_ids(),
+        reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
+        served = [
+            task
+            for name, task in sorted(self.tasks.items())
+            if not reads.isdisjoint(task.inputs)
+            or name in planned.idle
+            or (calls and name.subtopology in settings.clocked and name not in resting)
+        ]
+        inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
+        ids = self.services.topic_ids()
+        return BatchRequest(
+            batch_id=batch_id,
+            thread=self.number,
+            attempt=planned.attempt,
+            guarantee=settings.guarantee,
+            transactional_id=settings.transactional_id,
+            wall_clock_ms=planned.wall_clock_ms,
+            gate=settings.gate_path,
+            ranges={tp: planned.ranges[tp] for tp in inputs},
+            log_ends={tp: planned.log_ends.get(tp, planned.ranges[tp].end) for tp in inputs},
+            tasks=[task.context() for task in served],
+            application_id=settings.application_id,
+            global_tasks=self.services.global_tasks(),
+            transaction_timeout_ms=settings.transaction_timeout_ms,
+            most_bytes=self.retries.bounds.max_bytes,
+            waits=planned.waits,
+            idle=planned.idle,
+            aside=self.retries.skipped(planned),
+            patient=len(self.tasks) == 1,
+            topic_ids={topic: ids[topic] for topic, _ in inputs if topic in ids},
+            latest_ends={} if planned.attempt else _latest_ends(planned, served),
         )
 
     # --- step 5 ----------------------------------------------------------------------------------
 
     def _after_abort(self, reason: str) -> None:
-        """The gate or the group refused the commit and the workers aborted: nothing was written."""
         self._counts.again(reason=reason)
         log.info("Stream thread %d: batch aborted (%s); it is run again", self.number, reason)
         now_ms = self.clock.monotonic_ms()
         self._follow(self.retries.batch_aborted(reason, self._planned, self.tasks, now_ms))
 
     def _after_failure(self, failure: BatchFailure, took_ms: float) -> None:
-        """In the order of D6: kill the workers, fence, read the stable offsets, replay the
-        changelog's tail; then retry."""
+        """In the order of D6: kill the workers, fence, read the stable offsets, replay, retry."""
         self._counts.again(failure.kind)
         now_ms, wall_ms = self.clock.monotonic_ms(), self.clock.now_ms()
         self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
@@ -630,12 +588,14 @@ class StreamThread:
         self._follow(decision)
 
     def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
-        """True if all tasks are recovered. Tasks whose brokers do not answer are given back: the
-        task manager waits for them."""
+        """True if all are recovered. Tasks whose brokers do not answer are given back to the
+        manager."""
         lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
+        exactly_once = self.settings.guarantee == EXACTLY_ONCE_V2
+        writers = [self.settings.transactional_id] if exactly_once else []
         fenced = False
         try:
-            self.services.recovery.recover((), self.settings.fenced, lost)
+            self.services.recovery.recover((), writers, lost)
             fenced = True
             self.services.recovery.recover(tasks, (), lost)
             return True
@@ -693,10 +653,6 @@ class StreamThread:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _fail(self, error: EverflowError) -> None:
-        log.info("Stream thread %d ends", self.number)  # the instance says why
-        self.services.on_failed(error)
-
     def _close_job(self) -> None:
         job, self._job = self._job, None
         if job is not None:
@@ -753,26 +709,21 @@ class Uncaught:
     limits: ReplacementLimits = field(default_factory=ReplacementLimits)
 
     def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
-        """Ask the handler, on the thread that failed. The limits within which that thread is
-        replaced; None: the instance ends."""
-        response = self._answer(error)
-        if response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
-            self.shut_down_all(error)
-        return self.limits if response is StreamThreadExceptionResponse.REPLACE_THREAD else None
-
-    def _answer(self, error: EverflowError) -> StreamThreadExceptionResponse:
+        """Ask the handler, on the failed thread, within which limits it is replaced; None: it is
+        not."""
         if self.handler is None:
-            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+            return None
         try:
             response: object = self.handler(error)
         except Exception:  # the user's code
             log.exception("The uncaught exception handler failed; this instance ends")
-            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+            return None
         if not isinstance(response, StreamThreadExceptionResponse):
             log.error(
                 "The uncaught exception handler returned %r instead of a "
                 "StreamThreadExceptionResponse; this instance ends",
                 response,
             )
-            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
-        return response
+        if response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
+            self.shut_down_all(error)
+        return self.limits if response is StreamThreadExceptionResponse.REPLACE_THREAD else None

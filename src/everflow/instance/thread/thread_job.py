@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark import SparkContext
@@ -21,31 +22,17 @@ from everflow.protocol.messages import (
     from_line,
 )
 from everflow.sockets import TooLargeError, read_line, remove_socket_folder, socket_folder
-from everflow.spark.job import ServingJob, SparkGoneError, SparkJobError, local_property
+from everflow.spark.job import ServingJob, SparkGoneError, local_property
 from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of_text, says
 from everflow.worker.ports import LmdbAccess, WorkerPorts
-from everflow.worker.serve import STOP, LogInput, ResidentStep, refuse
+from everflow.worker.serve import STOP, ResidentStep, refuse
 from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import TaskStep
 
 CHANNEL_PROPERTY = "everflow.resident"
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSettings:
-    """``handlers``: of records that fail; ``held_bytes``: limit of a worker's changed pages of
-    stores (`RetainedPages`). No secrets: all of it is serialised through Spark."""
-
-    read_committed: bool
-    held_bytes: int
-    handlers: Handlers = field(default_factory=Handlers)
-    layouts: str = ""
-    ahead_bytes: int
-    partitions: Mapping[str, int]
-    """Partition count of each input topic."""
 
 
 def resident_channel() -> str:
@@ -57,8 +44,7 @@ def resident_channel() -> str:
 
 @dataclass(frozen=True)
 class PackedResident:
-    """A packed `ResidentStep`: it is serialised as one parcel, so that its functions share the
-    program's variables."""
+    """A `ResidentStep`, serialised as one parcel: its functions share the program's variables."""
 
     work: Parcel
 
@@ -71,99 +57,60 @@ class PackedResident:
             resident()
 
 
-def pack(plan: PhysicalPlan, settings: JobSettings, columns: ColumnsOfPlan) -> Parcel:
-    """The resident step of a plan, with the program's variables as they are now. TopologyError with
-    the user's line for a value that cannot be serialised."""
-    sink = KafkaSink(settings.handlers.topic, WorkerPorts(settings.held_bytes), settings.layouts)
-    step = TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=settings.handlers)
-    log = LogInput(
-        decoder=LogDecoder.of(plan, settings.handlers, settings.partitions),
-        read_committed=settings.read_committed,
-        ahead_bytes=settings.ahead_bytes,
+def pack(
+    plan: PhysicalPlan,
+    columns: ColumnsOfPlan,
+    *,
+    handlers: Handlers,
+    layouts: str,
+    partitions: Mapping[str, int],
+    read_committed: bool,
+    ahead_bytes: int,
+    held_bytes: int,
+) -> Parcel:
+    """The resident step of a plan, with the program's variables as they are now; no secrets, for
+    all of it is serialised through Spark. ``partitions``: the number of each input topic;
+    ``held_bytes``: limit of a worker's changed pages of stores (`RetainedPages`). TopologyError
+    with the user's line for a value that cannot be serialised."""
+    sink = KafkaSink(handlers.topic, WorkerPorts(held_bytes), layouts)
+    resident = ResidentStep(
+        step=TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=handlers),
+        decoder=LogDecoder.of(plan, handlers, partitions),
+        read_committed=read_committed,
+        ahead_bytes=ahead_bytes,
+        columns=columns.path,
+        channel=resident_channel,
     )
-    resident = ResidentStep(step=step, input=log, columns=columns.path, channel=resident_channel)
     return packed(resident, plan)
 
 
-class ThreadJob:
-    """Runs a stream thread's micro-batches in a resident step, which begins with the first batch
-    and after each failed one, and goes on when tasks change. Owned by that thread."""
+def serving_job(
+    context: SparkContext, work: Parcel, number: int, name: str, path: str
+) -> ServingJob:
+    """The Spark job of a stream thread's resident step, which reads requests at this path."""
+    return ServingJob(context, number, name, PackedResident(work), {CHANNEL_PROPERTY: path})
 
-    def __init__(self, context: SparkContext, work: Parcel, number: int, name: str) -> None:
-        self._context, self._work = context, work
-        self._number, self._name = number, name
-        self._resident: ResidentJob | None = None
-
-    def run(self, request: BatchRequest) -> BatchResult:
-        """Run one micro-batch; blocks. BatchFailedError: the batch failed, and it is not known
-        whether it was committed (D6)."""
-        if self._resident is None:
-            self._resident = ResidentJob(self._serving)
-        try:
-            result = self._resident.run(request)
-            if result.failure is not None:
-                raise BatchFailedError(result.failure)
-        except BatchFailedError:
-            self.close()
-            raise
-        return result
-
-    def close(self) -> None:
-        resident, self._resident = self._resident, None
-        if resident is not None:
-            resident.stop()
-
-    def _serving(self, path: str) -> ServingJob:
-        return ServingJob(
-            self._context,
-            self._number,
-            self._name,
-            PackedResident(self._work),
-            {CHANNEL_PROPERTY: path},
-        )
-
-
-def _classified(error: SparkJobError) -> BatchFailedError:
-    if isinstance(error, SparkGoneError):
-        return BatchFailedError(
-            BatchFailure(kind="spark-gone", error=says(str(error)), details=str(error))
-        )
-    failure = failure_of_text(str(error))
-    return BatchFailedError(replace(failure, details=f"{failure.details}\n{error.stack}"))
-
-
-# --- the resident step ----------------------------------------------------------------------------
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
 _POLL_S = 0.5
 
 
-class ResidentJob:
-    """The driver's side of a resident step, a Spark task that serves batches until it is stopped:
-    requests out, results in, over a socket. Owned by one stream thread. ``serve(socket path)``
-    makes the Spark job."""
+class ThreadJob:
+    """Runs a stream thread's micro-batches in a resident step, a Spark task that serves batches
+    until it is stopped: requests out, results in, over a socket. It begins with the first batch and
+    after each failed one, and goes on when tasks change. Owned by that thread. ``serve(socket
+    path)`` makes the Spark job."""
 
     def __init__(self, serve: Callable[[str], ServingJob]) -> None:
-        self._folder = socket_folder()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connection: socket.socket | None = None
+        self._serve = serve
+        self._job: ServingJob | None = None
         self._lines: Any = None
-        try:
-            path = str(self._folder / "r")
-            self._listener.bind(path)
-            self._listener.listen(1)
-            self._listener.settimeout(_POLL_S)
-            self._job = serve(path)
-            self._job.start()
-        except BaseException:
-            self._listener.close()
-            remove_socket_folder(self._folder)
-            raise
+        self._opened = ExitStack()
 
     def run(self, request: BatchRequest) -> BatchResult:
-        """Serve one micro-batch; blocks. An answer that says FAILED is the step's last.
-        BatchFailedError if its worker or Spark fails."""
+        """Blocks. BatchFailedError: the batch, its worker or Spark failed; it may be committed
+        (D6)."""
         if self._lines is None:
             self._connect()
         try:
@@ -171,55 +118,73 @@ class ResidentJob:
             self._lines.flush()
             line = read_line(self._lines, "the answer of a batch's worker")
         except TooLargeError as error:
-            self.stop()
+            self.close()
             raise BatchFailedError(BatchFailure(kind="worker", error=str(error))) from error
         except OSError:
             line = b""
         if not line.endswith(b"\n"):  # nothing, or the half of an answer: its worker was killed
             raise self._failed()
         result: BatchResult = from_line(line)
+        if result.failure is not None:
+            self.close()
+            raise BatchFailedError(result.failure)
         return result
 
-    def stop(self) -> None:
-        """End the step after the batch in flight, so that its worker is free; idempotent, never
-        raises for a job that failed."""
-        try:
+    def close(self) -> None:
+        """End the step after the batch in flight; idempotent, never raises for a job that
+        failed."""
+        with suppress(OSError):  # it has ended already
             if self._lines is not None:
                 self._lines.write(STOP)
                 self._lines.flush()
-        except OSError:
-            pass  # it has ended already
-        self._close()
-        self._job.join(END_TIMEOUT_S)
+        self._end()
 
     def _connect(self) -> None:
-        waited = 0.0
+        folder, opened = socket_folder(), self._opened
+        opened.callback(remove_socket_folder, folder)
+        try:
+            listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(path := str(folder / "r"))
+            listener.listen(1)
+            listener.settimeout(_POLL_S)
+            self._job = self._serve(path)
+            self._job.start()
+            connection = self._accepted(listener, self._job)
+        except BaseException:
+            self._end()
+            raise
+        opened.enter_context(connection)
+        self._lines = opened.enter_context(connection.makefile("rwb"))
+
+    def _accepted(self, listener: socket.socket, job: ServingJob) -> socket.socket:
+        waited_s = 0.0
         while True:
             try:
-                self._connection, _ = self._listener.accept()
-                break
+                return listener.accept()[0]
             except TimeoutError:
-                waited += _POLL_S
-                if self._job.ended.is_set() or waited > START_TIMEOUT_S:
+                waited_s += _POLL_S
+                if job.ended.is_set() or waited_s > START_TIMEOUT_S:
                     raise self._failed() from None
-        self._lines = self._connection.makefile("rwb")
 
     def _failed(self) -> BatchFailedError:
         """The reason why the step ended, which its Spark job reports a moment later."""
-        self._close()
-        self._job.join(END_TIMEOUT_S)
-        if self._job.failure is not None:
-            return _classified(self._job.failure)
-        return BatchFailedError(
-            BatchFailure(kind="worker", error="the resident step ended without an error")
-        )
+        job = self._end()
+        error = None if job is None else job.failure
+        if error is None:
+            text = "the resident step ended without an error"
+            return BatchFailedError(BatchFailure(kind="worker", error=text))
+        text = str(error)
+        if isinstance(error, SparkGoneError):
+            failure = BatchFailure(kind="spark-gone", error=says(text), details=text)
+        else:
+            failure = failure_of_text(text)
+            failure = replace(failure, details=f"{failure.details}\n{error.stack}")
+        return BatchFailedError(failure)
 
-    def _close(self) -> None:
-        for opened in (self._lines, self._connection, self._listener):
-            try:
-                if opened is not None:
-                    opened.close()
-            except OSError:
-                pass  # no reader is left for unsent bytes
-        self._lines, self._connection = None, None
-        remove_socket_folder(self._folder)
+    def _end(self) -> ServingJob | None:
+        job, self._job, self._lines = self._job, None, None
+        with suppress(OSError):  # no reader is left for unsent bytes
+            self._opened.close()
+        if job is not None:
+            job.join(END_TIMEOUT_S)
+        return job

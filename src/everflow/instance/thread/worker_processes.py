@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from everflow.clock import Clock, Deadline
@@ -24,10 +25,8 @@ def alive(pid: int) -> bool:
     """True if the process still runs; False for one that only waits to be reaped."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # another user's: a new process has the number
         return False
-    except PermissionError:
-        return False  # another user's: the number was given to a new process
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -36,8 +35,7 @@ def alive(pid: int) -> bool:
 
 
 def is_worker(pid: int) -> bool:
-    """True if the process is one of our Python workers, or that cannot be known: Spark ends workers
-    that were idle for a minute, and another process may have the number by now."""
+    """False for another process with the number of a worker that Spark has ended after a minute."""
     try:
         return b"EVERFLOW_SLOT=" in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -51,16 +49,13 @@ def trace_and_kill(
     kill: Callable[[int, int], None] = os.kill,
     is_alive: Callable[[int], bool] = alive,
 ) -> None:
-    """`kill_and_wait`, after SIGABRT and a moment: Python's faulthandler then writes which line is
-    running; Spark passes it on."""
+    """`kill_and_wait`, after SIGABRT: Python's faulthandler writes which line is running."""
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             if sys.platform == "linux":
                 # A core file is as large as the process.
                 resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
             kill(pid, signal.SIGABRT)
-        except (ProcessLookupError, PermissionError):
-            continue
     deadline = Deadline(clock, TRACE_MS)
     never = threading.Event()
     while any(map(is_alive, pids)) and not deadline.expired():
@@ -78,10 +73,8 @@ def kill_and_wait(
     """SIGKILL the processes and wait until none runs. FatalError if one outlives it for 10 s (stuck
     in the kernel): going on beside it could commit a batch twice."""
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
     deadline = Deadline(clock, WAIT_MS)
     never = threading.Event()
     while left := [pid for pid in pids if is_alive(pid)]:

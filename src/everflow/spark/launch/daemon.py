@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import BinaryIO
 
 from everflow.clock import to_utc
 from everflow.sockets import read_line
@@ -73,8 +72,12 @@ def same_imports(mine: DaemonPlace, asked: DaemonPlace) -> bool:
     """True if what was imported in ``mine`` is what would be imported in ``asked``: the same
     interpreter and folder, no variable that was another one, none more but Spark's own, and no
     folder more with anything in it (Spark has one for files that are added later)."""
-    had, has = _compared(mine.environment), _compared(asked.environment)
-    more = {name for name in has if name not in had}
+    left_out = _OF_A_SHELL | _OF_THE_PATH
+    had, has = (
+        {name: value for name, value in one.environment.items() if name not in left_out}
+        for one in (mine, asked)
+    )
+    more = has.keys() - had.keys()
     return (
         mine.executable == asked.executable
         and mine.folder == asked.folder
@@ -105,8 +108,8 @@ def give(path: str, place: DaemonPlace) -> socket.socket | None:
 
 
 def stand_in(connection: socket.socket) -> None:
-    """Be there for as long as the other one is; does not return. Not as a Python, which takes ten
-    times the memory."""
+    """Be there while the other one is; does not return. Not as a Python, which takes ten times the
+    memory."""
     os.dup2(connection.fileno(), STREAMS[0])
     with open(os.devnull, "wb") as nowhere:
         for stream in STREAMS[1:]:
@@ -128,8 +131,9 @@ def awaited(listening: socket.socket, timeout_s: float) -> bool:
     connection, _ = listening.accept()
     listening.close()
     _, streams, _, _ = socket.recv_fds(connection, 1, len(STREAMS))
-    with connection.makefile("rb") as lines:
-        asked = _read(lines)
+    asked = None
+    with connection.makefile("rb") as lines, suppress(OSError, ValueError, TypeError):
+        asked = DaemonPlace(**json.loads(read_line(lines, "the place of a daemon")))
     if len(streams) != len(STREAMS) or asked is None or not same_imports(mine, asked):
         connection.close()
         return False
@@ -141,18 +145,6 @@ def awaited(listening: socket.socket, timeout_s: float) -> bool:
     # It says whether this process lives, not whether a worker does.
     os.register_at_fork(after_in_child=connection.close)
     return True
-
-
-def _read(lines: BinaryIO) -> DaemonPlace | None:
-    try:
-        return DaemonPlace(**json.loads(read_line(lines, "the place of a daemon")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _compared(environment: Mapping[str, str]) -> dict[str, str]:
-    left_out = _OF_A_SHELL | _OF_THE_PATH
-    return {name: value for name, value in environment.items() if name not in left_out}
 
 
 def _gives_nothing(entry: str) -> bool:
@@ -189,8 +181,7 @@ _ARCHIVES = PurePath("pyspark", "python", "lib")
 
 
 def program_last(path: Iterable[str], own: Iterable[str], here: str) -> list[str]:
-    """A worker's path with the program's folders ``own``, and the current one, behind those of
-    libraries."""
+    """A worker's path with the program's folders ``own``, and the current one, behind libraries."""
     last = list(own)
     return [entry for entry in path if entry not in {"", here, *last}] + last
 
@@ -205,8 +196,8 @@ def without_archives(path: Iterable[str]) -> list[str]:
 
 
 def keep_for_good() -> None:
-    """Exempt everything that exists now, modules above all, from garbage collection: PySpark's
-    workers collect after each task, which took 58 ms of a processor."""
+    """Exempt what exists now from garbage collection: PySpark's workers collect after each task (58
+    ms)."""
     gc.collect()
     gc.freeze()
 

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from everflow.sockets import remove_socket_folder, socket_folder_of_process
 from everflow.spark.launch.daemon import AHEAD, MODULE, SOCKET_VARIABLE
@@ -27,19 +26,9 @@ _SPARKS_HASH_SEED = "0"
 """PySpark's, where none is set."""
 
 
-@dataclass(frozen=True)
-class _Ahead:
+class _Ahead(NamedTuple):
     process: subprocess.Popen[bytes]
-    folder: Path
-
-    @property
-    def socket(self) -> str:
-        return _socket_in(self.folder)
-
-    def wait(self) -> None:
-        """Until it has ended: it is this process's child, and nobody else's to be reaped."""
-        self.process.wait()
-        remove_socket_folder(self.folder)
+    socket: str
 
 
 _ahead: list[_Ahead] = []
@@ -57,23 +46,28 @@ def launch(workers: Mapping[str, str]) -> None:
     _ahead.clear()
     try:
         folder = socket_folder_of_process()
-        one = _Ahead(_launched(folder, workers), folder)
+        process = _launched(path := str(folder / "p"), workers)
     except OSError:
         return
-    _ahead.append(one)
-    threading.Thread(target=one.wait, name="everflow-daemon-ahead", daemon=True).start()
+    _ahead.append(_Ahead(process, path))
+
+    def reap() -> None:
+        process.wait()  # it is this process's child, and nobody else's to be reaped
+        remove_socket_folder(folder)
+
+    threading.Thread(target=reap, name="everflow-daemon-ahead", daemon=True).start()
 
 
-def _launched(folder: Path, workers: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _launched(path: str, workers: Mapping[str, str]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         _HASH_SEED: os.environ.get(_HASH_SEED, _SPARKS_HASH_SEED),
         **workers,
         **_BY_SPARK,
-        SOCKET_VARIABLE: _socket_in(folder),
+        SOCKET_VARIABLE: path,
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(_socket_in(folder))
+        listening.bind(path)
         listening.listen(1)
         number = listening.fileno()
         python = os.environ.get("PYSPARK_PYTHON", sys.executable)
@@ -104,7 +98,3 @@ def discard() -> None:
     for one in _ahead:
         if one.process.stdin is not None:
             one.process.stdin.close()
-
-
-def _socket_in(folder: Path) -> str:
-    return str(folder / "p")

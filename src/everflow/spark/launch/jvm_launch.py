@@ -42,8 +42,8 @@ _READ_BYTES = 65_536
 
 
 class JvmOutput:
-    """One pipe: give ``write_end`` to the process that is launched, then `launched`. A thread reads
-    until nobody can write."""
+    """One pipe: give ``write_end`` to the process, then `launched`. A thread reads until its
+    end."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -61,7 +61,6 @@ class JvmOutput:
             os.close(self.write_end)
 
     def tail(self, wait_s: float = 1.0) -> list[str]:
-        """The last lines of a process that has ended."""
         self._thread.join(wait_s)
         return list(self._tail)
 
@@ -117,7 +116,6 @@ class JvmAhead:
         )
 
     def tells_in(self, file: str) -> None:
-        """Let what it has told, or will tell, be found in ``file``."""
         os.symlink(self.environment[_TOLD_IN], file)
 
     def forget_what_it_told(self) -> None:
@@ -127,9 +125,7 @@ class JvmAhead:
     def end(self) -> None:
         self.output.launched()
         for process in self.launched:
-            if getattr(process, "pid", None) is not None:  # forked already
-                process.kill()
-                process.wait(WAIT_S)
+            _end(process)
         self.forget_what_it_told()
 
 
@@ -157,8 +153,8 @@ def launch_ahead(conf: SparkConf) -> None:
 
 
 def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | None:
-    """The one that was launched ahead, in place of a launch with these; it is the caller's now.
-    None where there is none, and where it would be another one, which has ended then."""
+    """The one that was launched ahead, in place of a launch with these; None where there is none,
+    and where it would be another one, which has ended then."""
     if not _ahead:
         return None
     found = _ahead[0]
@@ -195,8 +191,7 @@ def recording(
 
 
 def deaf() -> None:
-    """Let a child, before it executes another program, ignore signals to everything that a terminal
-    or a supervisor has started."""
+    """Let a child ignore signals to everything that a terminal or a supervisor has started."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -222,15 +217,20 @@ def _pysparks_launch(conf: SparkConf) -> tuple[Sequence[str], dict[str, Any]]:
         found.append((command, options))
         raise _NotLaunchedError
 
-    launcher: Any = java_gateway  # which names Popen for itself
-    before, launcher.Popen = launcher.Popen, note
-    try:
+    launcher: Any = java_gateway
+    with _launching_by(note), suppress(_NotLaunchedError):
         launcher.launch_gateway(conf)
-    except _NotLaunchedError:
-        pass
+    return found[0]
+
+
+@contextmanager
+def _launching_by(launch: Callable[..., subprocess.Popen[Any]]) -> Iterator[None]:
+    launcher: Any = java_gateway  # which names Popen for itself
+    before, launcher.Popen = launcher.Popen, launch
+    try:
+        yield
     finally:
         launcher.Popen = before
-    return found[0]
 
 
 def _of_the_jvm(command: Sequence[str]) -> list[str]:
@@ -268,15 +268,14 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
         launched.append(ahead.process)
         return ahead.process
 
-    launcher: Any = java_gateway  # which names Popen for itself
-    before, launcher.Popen = launcher.Popen, launch
     done = threading.Event()
     if stop is not None:
         threading.Thread(
             target=_end_on, args=(stop, done, launched), name="everflow-spark-launch", daemon=True
         ).start()
     try:
-        yield
+        with _launching_by(launch):
+            yield
     except BaseException as error:
         done.set()
         for process in launched:
@@ -291,7 +290,6 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
     finally:
         done.set()
         output.launched()
-        launcher.Popen = before
         for ahead in were_ahead:
             ahead.forget_what_it_told()
     for process in launched:
@@ -318,8 +316,8 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _end_in_order(process: subprocess.Popen[Any]) -> None:
-    """At the end of this process: the JVM removes its temporary folders and its Python workers, and
-    is gone before we are."""
+    """At the end of this process: the JVM removes its folders and workers, and ends before we
+    do."""
     if process.poll() is not None or process.stdin is None:
         return
     gateway: Any = SparkContext._gateway

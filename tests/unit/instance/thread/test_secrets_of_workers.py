@@ -15,13 +15,13 @@ from everflow.config import StreamsConfig
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.instance.assembly import ClusterPorts, Dependencies, job_opener
 from everflow.instance.thread.batching import PlannedBatch
-from everflow.instance.thread.stream_thread import batch_request
-from everflow.protocol.messages import as_line
+from everflow.protocol.messages import BatchRequest, as_line
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 from everflow.worker.ports import BatchUnwantedError, clients_of
+from unit.instance.thread.stream_thread_world import World
 
 SECRET = "hunter2-of-this-test"
 EDGE = EdgeType(pa.string(), pa.string())
@@ -68,17 +68,18 @@ def ports_of(dependencies: Dependencies) -> ClusterPorts:
     return ports
 
 
-def request_of(dependencies: Dependencies) -> Any:
-    settings = ports_of(dependencies).thread_settings(0)
-    empty = PlannedBatch(ranges={}, log_ends={})
-    return batch_request(settings, "i.0.0", 0, empty, {}, (), [], (), 1, {})
+def request_of(dependencies: Dependencies) -> BatchRequest:
+    world = World()
+    world.thread.settings = ports_of(dependencies).thread_settings(0)
+    return world.thread._request("i.0.0", PlannedBatch(ranges={}, log_ends={}))
 
 
 def test_what_is_packed_for_workers_has_no_secret(dependencies: Dependencies) -> None:
     assert SECRET in dependencies.main_reader.values()
     job: Any = job_opener(None, dependencies)(0)
-    assert SECRET.encode() not in job._work.data
-    assert SECRET not in repr(job._work.copy())
+    work = job._serve.args[1]
+    assert SECRET.encode() not in work.data
+    assert SECRET not in repr(work.copy())
 
 
 def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(

@@ -21,8 +21,7 @@ from everflow.kafka.writing.record_encoding import (
     framed,
 )
 from everflow.records import TopicPartition, listed_headers
-from everflow.worker.decode import LogDecoder
-from everflow.worker.handled_records import Judge
+from everflow.worker.decode import Judge, LogDecoder
 from unit.worker.test_decode import reading
 
 TP = TopicPartition("in", 3)
