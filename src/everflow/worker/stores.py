@@ -29,7 +29,7 @@ from everflow.records import EdgeBatch, StoreChanges, TaskId, TasksResult
 from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES, expiry_times
 from everflow.state.overlay import OverlayView
-from everflow.state.store import OPEN, Bounds, Entry, StoreSpec, StoreView, Version, last_of_each
+from everflow.state.store import OPEN, Bounds, Entry, StoreSpec, StoreView, Version, WholeView
 from everflow.topology.plan import StatefulOp, shown_by
 from everflow.user_program import error_text, shown
 
@@ -58,7 +58,7 @@ class StoreAccess(Protocol):
         """Have a store that has a changelog rebuilt from it before a batch reads it again."""
 
 
-class WholeTable:
+class WholeTable(WholeView):
     """A global table: the stores of all its partitions as one. A key is looked for in the partition
     that Kafka's partitioner gives it, then in the others, in their order: whoever wrote the topic
     may have partitioned it otherwise."""
@@ -101,27 +101,16 @@ class WholeTable:
                 for row, one in zip(mine, part.get_many([keys[r] for r in mine]), strict=True):
                     found[row] = one
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
         """See `StoreView`; of a key that lies in several partitions the entry of the first."""
-        return _first_of_each(
-            merge(*(part.range(start, end) for part in self._parts), key=itemgetter(0))
-        )
-
-    def reversed_range(
-        self, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        parts = [part.reversed_range(start, end) for part in self._parts]
-        return _first_of_each(merge(*parts, key=itemgetter(0), reverse=True))
+        parts = [part.range(start, end, reverse=reverse) for part in self._parts]
+        return _first_of_each(merge(*parts, key=itemgetter(0), reverse=reverse))
 
     def entries(self) -> int:
         """See `StoreView`; a key that lies in several partitions counts in each."""
         return sum(part.entries() for part in self._parts)
-
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        return [list(self.range(start, end)) for start, end in bounds]
-
-    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
-        return last_of_each(self, bounds)
 
 
 def _first_of_each(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
@@ -408,12 +397,10 @@ class CheckedView:
         self._check([(key, one) for key, one in zip(keys, found, strict=True) if one is not None])
         return found
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
-        return self._in_parts(self._view.range(start, end))
-
-    def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
-        """Entries from the last to the first."""
-        return self._in_parts(self._view.reversed_range(start, end))
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
+        return self._in_parts(self._view.range(start, end, reverse=reverse))
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[Entry]]:
         found: list[list[Entry]] = self._view.range_many(bounds)

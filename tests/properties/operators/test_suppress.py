@@ -202,8 +202,10 @@ class Counted(InMemoryStore):
         self._entries = held._entries
         self.read = 0
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        for entry in super().range(start, end):
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for entry in super().range(start, end, reverse=reverse):
             self.read += 1
             yield entry
 
