@@ -138,7 +138,7 @@ def suppressed(by_window: bool, bounds: BufferBounds, early: EarlyResults | None
 
 
 def ending(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksResult:
-    operator = TimeToLiveSpec(inner=TableSpec("w", KEY, VALUE), ttl_ms=20)
+    operator = TimeToLiveSpec(layout=TableSpec("w", KEY, VALUE), ttl_ms=20)
     return operator.run(Inputs((batch_of(rows),), views, times))
 
 
