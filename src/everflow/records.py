@@ -278,5 +278,6 @@ class TasksResult:
     """When each method that the wall clock calls was last due (epoch ms), by name."""
 
     def __post_init__(self) -> None:
+        self.dropped = {reason: count for reason, count in self.dropped.items() if count}
         self.remarks: list[str] = []
         """What to log once the batch is committed; an operator adds to it."""

@@ -149,7 +149,7 @@ def keys_in(store: Store, start: bytes | None = None, end: bytes | None = None) 
 
 def require_both_ways(view: StoreView, bounds: Sequence[tuple[bytes, bytes]]) -> None:
     forward = [list(view.range(first, last)) for first, last in bounds]
-    assert [list(view.reversed_range(first, last))[::-1] for first, last in bounds] == forward
+    assert [list(view.range(first, last, reverse=True))[::-1] for first, last in bounds] == forward
     assert view.last_many(bounds) == [listed[-1] if listed else None for listed in forward]
 
 
@@ -248,7 +248,7 @@ def test_a_range_that_is_read_in_part_is_of_the_moment_of_the_call(store: Store)
     store.apply([(key, b"v") for key in keys])
     with store.view() as view:
         assert view.entries() == len(keys)
-        begun = view.range(None, None), view.reversed_range(None, None)
+        begun = view.range(None, None), view.range(None, None, reverse=True)
         assert [next(one)[0] for one in begun] == [keys[0], keys[-1]]
         assert [len(list(one)) for one in begun] == [199, 199]
 

@@ -45,8 +45,10 @@ def _narrower(join: Callable[..., Any]) -> Callable[..., Any]:
     """A left record meets what is one ms nearer."""
 
     def joined(self: StreamStreamJoin, inputs: Inputs) -> Any:
-        nearer = replace(self.left, back_ms=self.left.back_ms - 1)
-        return join(replace(self, left=nearer), inputs)
+        left, narrower = self.sides[True], replace(self)
+        nearer = replace(left, back_ms=left.back_ms - 1)
+        vars(narrower)["sides"] = {**self.sides, True: nearer}
+        return join(narrower, inputs)
 
     return joined
 

@@ -142,7 +142,10 @@ class KeyValueMachine(RuleBasedStateMachine):
             assert view.get_many(keys) == self.model.get_many(keys)
             assert [view.get(key) for key in keys] == view.get_many(keys)
             assert list(view.range(start, end)) == list(self.model.range(start, end))
-            assert list(view.reversed_range(start, end)) == list(self.model.range(start, end))[::-1]
+            assert (
+                list(view.range(start, end, reverse=True))
+                == list(self.model.range(start, end))[::-1]
+            )
 
     @invariant()
     def content_position_and_owner_agree(self) -> None:

@@ -56,46 +56,32 @@ class Aggregator:
             raise TopologyError(
                 f"unknown aggregate {self.kind!r}; there are {', '.join(KINDS)}", where=user_line()
             )
-        if self.column is None and self.kind != "count":
-            raise TopologyError(
-                f"agg.{self.kind} takes a column, for example agg.{self.kind}('value.amount')",
-                where=user_line(),
-            )
-        if self.kind in ("min_by", "max_by") and self.by is None:
-            raise TopologyError(
-                f"agg.{self.kind} takes two columns, the value and the order, for example "
-                f"agg.{self.kind}('value.item', 'value.amount')",
-                where=user_line(),
-            )
-        self._check_limit()
-        self._check_rsd()
-
-    def _check_limit(self) -> None:
         limit: object = self.limit
-        there = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
+        counts = isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
         needed = self.kind in ("collect_list", "collect_set", "top_n")
-        if not there and (needed or limit is not None):
-            raise TopologyError(
-                f"agg.{self.kind} keeps a whole number of values above zero, found {limit!r}",
-                where=user_line(),
-            )
-        known = _FULL if self.kind == "collect_list" else _FULL[:2]
-        if self.when_full not in known:
-            raise TopologyError(
-                f"agg.{self.kind}: when_full is one of {', '.join(map(repr, known))}, found "
-                f"{self.when_full!r}",
-                where=user_line(),
-            )
-
-    def _check_rsd(self) -> None:
+        full = _FULL if self.kind == "collect_list" else _FULL[:2]
         rsd: object = self.rsd
         good = isinstance(rsd, int | float) and not isinstance(rsd, bool) and 0 < rsd < 1
-        if not good or not LOWEST <= precision_of(self.rsd) <= HIGHEST:
-            raise TopologyError(
-                f"agg.approx_count_distinct: rsd is the relative standard deviation, from 0.0022 "
-                f"(209 KB a key) to 0.39 (16 bytes); 0.05 takes 416 bytes; found {rsd!r}",
-                where=user_line(),
+        wrong = ""
+        if self.column is None and self.kind != "count":
+            wrong = f" takes a column, for example agg.{self.kind}('value.amount')"
+        elif self.kind in ("min_by", "max_by") and self.by is None:
+            wrong = (
+                f" takes two columns, the value and the order, for example agg.{self.kind}("
+                "'value.item', 'value.amount')"
             )
+        elif not counts and (needed or limit is not None):
+            wrong = f" keeps a whole number of values above zero, found {limit!r}"
+        elif self.when_full not in full:
+            names = ", ".join(map(repr, full))
+            wrong = f": when_full is one of {names}, found {self.when_full!r}"
+        elif not good or not LOWEST <= precision_of(self.rsd) <= HIGHEST:
+            wrong = (
+                ": rsd is the relative standard deviation, from 0.0022 (209 KB a key) to 0.39 "
+                f"(16 bytes); 0.05 takes 416 bytes; found {rsd!r}"
+            )
+        if wrong:
+            raise TopologyError(f"agg.{self.kind}{wrong}", where=user_line())
 
 
 @fitting("agg.count()")

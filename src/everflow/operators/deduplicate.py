@@ -7,7 +7,6 @@ values. Whether a record is one of them depends on all before it, not on micro-b
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
-from everflow.operators.grouping import stream_times
+from everflow.operators.grouping import NEVER, changes_by_task, stream_times
 from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
-from everflow.operators.joins.joined_table import NEVER, task_codes
+from everflow.operators.joins.joined_table import Stores, task_codes
 from everflow.operators.user_code import written_bytes
-from everflow.records import ByteColumn, Int64, StoreChanges, TasksResult
+from everflow.records import Int64, TasksResult
 from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import window_store_keys
-from everflow.state.store import StoreView
 from everflow.topology.graph import Inputs, TableOperator
 
 
@@ -54,10 +51,6 @@ class DeduplicateSpec(TableOperator):
         """A record that is not late meets those of ``within_ms`` before it."""
         return self.within_ms + self.grace_ms + 1
 
-    @property
-    def results(self) -> ResultDecoder:
-        return self.value_serde
-
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`; every result is the record as it came, headers and all."""
         (batch,) = inputs.sides
@@ -75,27 +68,33 @@ class DeduplicateSpec(TableOperator):
             "late": int(np.count_nonzero(known & ~negative & late)),
         }
         rows = np.flatnonzero(known & ~negative & ~late)
-        keys = written_bytes(self.key_serde, ids.take(pa.array(rows)), self.store, batch, rows)
+        keys = written_bytes(self.key_serde, ids.take(rows), self.store, batch, rows)
         codes = task_codes(keys, batch.partition[rows])
         _, first = np.unique(codes, return_index=True)
-        groups = JoinKeys(batch.partition[rows[first]], keys.take(pa.array(first)))
+        groups = JoinKeys(batch.partition[rows[first]], keys.take(first))
         new = _new(
             codes, times[rows], self._remembered(groups, codes, times[rows], inputs.stores), self
         )
-        changes = self._changes(groups, codes[new], times[rows[new]])
+        stored = window_store_keys(groups.keys.take(codes[new]), times[rows[new]])
+        changes = changes_by_task(
+            self.store,
+            groups.partitions[codes[new]],
+            stored,
+            pa.repeat(pa.scalar(b""), len(stored)),
+            times[rows[new]],
+        )
         goes_on = ~known
         goes_on[rows[new]] = True
         chosen = np.flatnonzero(goes_on)
-        output = batch.take(chosen).with_columns(value=value.take(pa.array(chosen)))
-        counts = {reason: count for reason, count in dropped.items() if count}
-        return TasksResult(output, changes, after, counts)
+        output = batch.take(chosen).with_columns(value=value.take(chosen))
+        return TasksResult(output, changes, after, dropped)
 
     def _remembered(
         self,
         groups: JoinKeys,
         codes: Int64,
         times: Int64,
-        stores: Mapping[int, Mapping[str, StoreView]],
+        stores: Stores,
     ) -> Kept:
         """The stored entries of the batch's ids, near its records."""
         low = np.full(len(groups.keys), np.iinfo(np.int64).max)
@@ -103,18 +102,6 @@ class DeduplicateSpec(TableOperator):
         np.minimum.at(low, codes, times)
         np.maximum.at(high, codes, times)
         return read_entries(self.store, groups, low - self.within_ms, high + self.within_ms, stores)
-
-    def _changes(
-        self, groups: JoinKeys, codes: Int64, times: Int64
-    ) -> dict[int, list[StoreChanges]]:
-        owners, found = groups.partitions[codes], dict[int, list[StoreChanges]]()
-        keys = window_store_keys(groups.keys.take(pa.array(codes)), times)
-        for partition in np.unique(owners).tolist():
-            mine = np.flatnonzero(owners == partition)
-            stored = ByteColumn(keys.take(pa.array(mine)))
-            empty = ByteColumn(pa.repeat(pa.scalar(b""), len(mine)))
-            found[partition] = [StoreChanges(self.store, stored, empty, times[mine])]
-        return found
 
 
 def _new(codes: Int64, times: Int64, stored: Kept, spec: DeduplicateSpec) -> npt.NDArray[np.bool_]:

@@ -40,23 +40,19 @@ class DueIndex:
     signed: bool = False
 
     def key(self, time: int, rest: bytes = b"") -> bytes:
-        """The stored key of an entry; ``time`` in ms."""
         return self.prefix + self.time_bytes(time) + rest
 
     def time_bytes(self, time: int) -> bytes:
-        """The 8 bytes of a time (ms)."""
         time = min(max(time, -_SIGN), _SIGN - 1)
         return _SIGNED.pack(time + _SIGN) if self.signed else _PLAIN.pack(time)
 
     def time_of(self, key: bytes) -> int:
-        """The time (ms) in a stored key."""
         at = len(self.prefix)
         if self.signed:
             return int(_SIGNED.unpack_from(key, at)[0]) - _SIGN
         return int(_PLAIN.unpack_from(key, at)[0])
 
     def rest_of(self, key: bytes) -> bytes:
-        """The bytes behind the time in a stored key."""
         return key[len(self.prefix) + TIME_BYTES :]
 
     def stored(
@@ -100,11 +96,9 @@ class DueQueue:
     _next: Entry | None = None
 
     def __iter__(self) -> Iterator[Due]:
-        """The entries in the queue, in no order."""
         return (Due(time, rest) for time, _, rest in self._heap)
 
     def put(self, time: int, rest: bytes) -> None:
-        """Adds an entry; ``time`` in ms."""
         heappush(self._heap, (time, rest[-TIME_BYTES:] if self.by_tail else b"", rest))
 
     def load(self, last: int) -> list[Entry]:
@@ -150,13 +144,11 @@ class Changes:
     times: list[int] = field(default_factory=list)
 
     def add(self, key: bytes, value: bytes | None, time: int) -> None:
-        """One change; ``value`` None deletes the key. ``time``: of the record (ms)."""
         self.keys.append(key)
         self.values.append(value)
         self.times.append(time)
 
     def of(self, store: str) -> list[StoreChanges]:
-        """The changes as those of ``store``; an empty list if there are none."""
         if not self.keys:
             return []
         return [StoreChanges(store, self.keys, self.values, np.array(self.times, np.int64))]

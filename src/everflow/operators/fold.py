@@ -49,7 +49,6 @@ class StateColumn:
 
     @property
     def limit(self) -> int:
-        """Of its bounds, where it has some."""
         assert self.bounds is not None
         return self.bounds.limit
 
@@ -147,13 +146,11 @@ class ColumnFold:
         return fold.back(found, found_has)
 
     def _picked(self, at: Int64) -> pa.Array:
-        """Places in the stored states followed by the values."""
         assert self.values is not None
         values = as_operands(self.column, self.values)
-        return pa.concat_arrays([self.stored, values]).take(pa.array(at))
+        return pa.concat_arrays([self.stored, values]).take(at)
 
     def _firsts(self) -> Int64:
-        """The place of each group's first value, as `_picked` takes it."""
         groups = len(self.present)
         at = np.arange(groups)
         new = np.flatnonzero(~self.present[self.codes])
@@ -198,12 +195,10 @@ class _Numbers:
     back: _Back
 
     def add(self, at: Int64) -> None:
-        """Fold in the contributions ``at``."""
         self.ufunc.at(self.state, self.codes[at], self.values[at])
         self.has[self.codes[at]] = True
 
     def merge(self, merge: Merge) -> None:
-        """Fold the parents' states into that of the new group."""
         parents = [parent for parent in merge.parents if self.has[parent]]
         if parents:
             self.state[merge.group] = reduce(self.ufunc, (self.state[one] for one in parents))
@@ -233,7 +228,6 @@ _Back = Callable[[npt.NDArray[Any], _Bools], pa.Array]
 
 
 def as_operands(column: StateColumn, values: pa.Array) -> pa.Array:
-    """``values`` in the type in which ``column`` folds them."""
     if column.op == "sum" and values.type != column.type:
         # unsafe: a mean may be taken of longs with more digits than a double holds
         return values.cast(column.type, safe=False)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import window_store_keys, windowed_key_type
@@ -22,6 +22,8 @@ from everflow.topology.graph import Inputs, TableOperator
 from everflow.windows import TimeWindows
 
 TIMESTAMP_BYTES = 8
+NEVER = int(np.iinfo(np.int64).min)
+"""The time of an entry that is not there."""
 
 
 class KeyedOperator(TableOperator):
@@ -35,7 +37,6 @@ class KeyedOperator(TableOperator):
 
     @property
     def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
         return (
             self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
         )
@@ -48,9 +49,7 @@ class KeyedOperator(TableOperator):
         """See `Operator`. All tasks' records are grouped, read and folded together: a batch
         costs what its records cost, not its tasks."""
         (batch,) = inputs.sides
-        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
-        tasks = Tasks(batch.partition, views, inputs.stream_times)
-        return self._process(batch, tasks)
+        return self._process(batch, Tasks.of(batch, self.store, inputs))
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
         raise NotImplementedError
@@ -63,6 +62,42 @@ class Tasks(NamedTuple):
     of_records: Int32
     stores: Mapping[int, StoreView]
     stream_times: Mapping[int, int]
+
+    @staticmethod
+    def of(batch: EdgeBatch, store: str, inputs: Inputs) -> Tasks:
+        views = {partition: views[store] for partition, views in inputs.stores.items()}
+        return Tasks(batch.partition, views, inputs.stream_times)
+
+
+class AroundTable(TableOperator):
+    """The base of specs whose results are those of another one, ``layout``, which has their types
+    and their store."""
+
+    layout: KeyedOperator
+
+    @property
+    def store(self) -> str:
+        return self.layout.store
+
+    @property
+    def key_serde(self) -> Serde:
+        return self.layout.key_serde
+
+    @property
+    def value_serde(self) -> Serde:
+        return self.layout.value_serde
+
+    @property
+    def result_key(self) -> pa.DataType:
+        return self.layout.result_key
+
+    @property
+    def result(self) -> pa.DataType:
+        return self.layout.result
+
+    @property
+    def results(self) -> ResultDecoder:
+        return self.layout.results
 
 
 @dataclass(kw_only=True)
@@ -90,12 +125,11 @@ class Groups:
     def take(self, column: pa.Array) -> pa.Array:
         """The batch's ``column`` per contribution; without a copy where every record contributes
         once."""
-        return column if self._every_row(len(column)) else column.take(pa.array(self.rows))
+        return column if self._every_row(len(column)) else column.take(self.rows)
 
     def changes(
         self, store: str, values: Sequence[bytes | None], timestamps: Int64
     ) -> dict[int, list[StoreChanges]]:
-        """The tasks' changes, of values and times in the order of the groups."""
         return {
             partition: [StoreChanges(store, self.keys[part], values[part], timestamps[part])]
             for partition, part in self.parts
@@ -149,7 +183,7 @@ def group(
             at, starts = at[is_open], starts[is_open]
         rows, owners = rows[at], owners[at]
     if len(rows) != len(batch) or window is not None:
-        keys = keys.take(pa.array(rows))
+        keys = keys.take(rows)
     return grouped(KeyedRows(rows, keys, owners, starts), window, after, dropped)
 
 
@@ -169,11 +203,10 @@ def grouped(
     stream_times: dict[int, int],
     dropped: dict[str, int],
 ) -> Groups:
-    """The groups of contributions, which are in processing order."""
     codes, unique, starts = _codes(given.keys, given.starts, window)
     codes, found, members = by_task(codes, given.owners)
     if found is not None:
-        unique = unique.take(pa.array(found))
+        unique = unique.take(found)
         starts = None if starts is None else starts[found]
     order = pc.sort_indices(unique).to_numpy().astype(np.int64)
     if found is not None:
@@ -186,7 +219,7 @@ def grouped(
     return Groups(
         rows=given.rows,
         codes=codes,
-        keys=unique.take(pa.array(order)).to_pylist(),
+        keys=unique.take(order).to_pylist(),
         last=last,
         starts=None if starts is None else starts[order],
         parts=task_slices(members[order]),
@@ -196,7 +229,6 @@ def grouped(
 
 
 def _counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, int]]:
-    """The rows with a key (and a value), and how many are left out, by reason."""
     dropped: dict[str, int] = {}
     rows = np.arange(len(batch), dtype=np.int64)
     if batch.key.null_count:
@@ -246,13 +278,38 @@ def task_slices(members: Int32) -> list[tuple[int, slice]]:
     ]
 
 
+def rows_by_task(owners: Int32) -> list[tuple[int, Int64]]:
+    """Each partition in a column, and its rows in their order."""
+    order = np.argsort(owners, kind="stable")
+    return [(partition, order[part]) for partition, part in task_slices(owners[order])]
+
+
+def changes_by_task(
+    store: str, owners: Int32, keys: pa.Array, values: pa.Array, times: Int64
+) -> dict[int, list[StoreChanges]]:
+    """Changes of a store, row by row, as those of the tasks ``owners``; a null value deletes."""
+    return {
+        partition: [
+            StoreChanges(
+                store, ByteColumn(keys.take(rows)), ByteColumn(values.take(rows)), times[rows]
+            )
+        ]
+        for partition, rows in rows_by_task(owners)
+    }
+
+
+def windowed_keys(key: pa.Array, starts: Int64, ends: Int64) -> pa.Array:
+    """``struct<key, start, end>``."""
+    columns = [key, pa.array(starts), pa.array(ends)]
+    return pa.StructArray.from_arrays(columns, fields=list(windowed_key_type(key.type)))
+
+
 def read(groups: Groups, stores: Mapping[int, StoreView], serde: Serde) -> Stored:
     """The stored values of the groups, read in key order by one call for each task."""
     return stored(entries(groups, stores), serde)
 
 
 def entries(groups: Groups, stores: Mapping[int, StoreView]) -> list[bytes | None]:
-    """The groups' entries as they are stored."""
     found: list[bytes | None] = []
     for partition, part in groups.parts:
         found += stores[partition].get_many(groups.keys[part])
@@ -263,7 +320,7 @@ def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
     """Entries of a store (8-byte timestamp and value bytes), read; None where there is none."""
     raw = pa.array(found, pa.binary())
     present = valid(raw)
-    timestamps = np.full(len(raw), np.iinfo(np.int64).min)
+    timestamps = np.full(len(raw), NEVER)
     times = pc.binary_slice(raw.drop_null(), 0, TIMESTAMP_BYTES)
     rows = np.ascontiguousarray(matrix_from_binary(times, TIMESTAMP_BYTES))
     timestamps[present] = rows.view(">i8").reshape(-1)
@@ -272,13 +329,11 @@ def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
 
 
 def result_key(batch: EdgeBatch, groups: Groups, at: Int64, window: TimeWindows | None) -> pa.Array:
-    """Keys of the results of the contributions ``at``; for windows ``struct<key, start, end>``."""
-    key = batch.key.take(pa.array(groups.rows[at]))
+    key = batch.key.take(groups.rows[at])
     if window is None or groups.starts is None:
         return key
     starts = groups.starts[groups.codes[at]]
-    columns = [key, pa.array(starts), pa.array(starts + window.size_ms)]
-    return pa.StructArray.from_arrays(columns, fields=list(windowed_key_type(batch.key.type)))
+    return windowed_keys(key, starts, starts + window.size_ms)
 
 
 def result(
@@ -302,7 +357,7 @@ def result(
         source=batch.source[rows],
         partition=batch.partition[rows],
         offset=batch.offset[rows],
-        headers=None if batch.headers is None else batch.headers.take(pa.array(rows)),
+        headers=None if batch.headers is None else batch.headers.take(rows),
     )
     return TasksResult(output, changes, groups.stream_times, groups.dropped)
 
@@ -310,7 +365,6 @@ def result(
 def _codes(
     keys: pa.Array, starts: Int64 | None, window: TimeWindows | None
 ) -> tuple[Int64, pa.Array, Int64 | None]:
-    """Per contribution a code, per code the store key and the window start."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy().astype(np.int64)
     if starts is None or window is None:
@@ -333,7 +387,7 @@ def _codes(
     unique = pairs.dictionary.to_numpy()
     offsets = unique % span
     group_starts = (offsets + lowest if windows is None else windows[offsets]) * window.advance_ms
-    group_keys = encoded.dictionary.take(pa.array(unique // span))
+    group_keys = encoded.dictionary.take(unique // span)
     return (
         pairs.indices.to_numpy().astype(np.int64),
         window_store_keys(group_keys, group_starts),
@@ -363,7 +417,7 @@ class Turns:
 
     turns: list[TaskTurn]
     keys: list[bytes]
-    owners: list[int]
+    owners: Int32
     first: Int64
     last: Int64
     parts: list[tuple[int, slice]]
@@ -386,7 +440,7 @@ def turns_of(
     counts["negative-timestamp"] = int(np.count_nonzero(negative))
     rows = np.flatnonzero(chosen & ~negative)
     codes, found, members = by_task(codes[rows], tasks.of_records[rows])
-    keys = encoded.dictionary if found is None else encoded.dictionary.take(pa.array(found))
+    keys = encoded.dictionary if found is None else encoded.dictionary.take(found)
     order = np.argsort(members, kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -395,20 +449,14 @@ def turns_of(
     np.minimum.at(first, codes, batch.timestamp[rows])
     np.maximum.at(last, codes, batch.timestamp[rows])
     return Turns(
-        turns=_by_task(rows, codes, tasks),
-        keys=keys.take(pa.array(order)).to_pylist(),
-        owners=members.tolist(),
+        turns=[
+            TaskTurn(partition, rows[at], codes[at])
+            for partition, at in rows_by_task(tasks.of_records[rows])
+        ],
+        keys=keys.take(order).to_pylist(),
+        owners=members,
         first=first,
         last=last,
         parts=task_slices(members),
-        dropped={reason: count for reason, count in counts.items() if count},
+        dropped=counts,
     )
-
-
-def _by_task(rows: Int64, codes: Int64, tasks: Tasks) -> list[TaskTurn]:
-    owners = tasks.of_records[rows]
-    order = np.argsort(owners, kind="stable")
-    return [
-        TaskTurn(partition, rows[order[part]], codes[order[part]])
-        for partition, part in task_slices(owners[order])
-    ]

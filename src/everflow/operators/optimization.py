@@ -61,7 +61,6 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
 
 
 def _as_it_is(reading: Reading) -> bool:
-    """True if all of the topic is read, each record with its own time or not at all."""
     own = None | FailOnInvalidTimestamp | LogAndSkipOnInvalidTimestamp
     return isinstance(reading.timestamp, own) and reading.offset_reset in (None, "earliest")
 

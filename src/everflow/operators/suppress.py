@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from everflow.errors import BufferFullError
 from everflow.operators.due_index import TIME_BYTES, Changes, DueIndex, DueQueue
-from everflow.operators.grouping import task_slices
+from everflow.operators.grouping import rows_by_task
 from everflow.operators.stored_records import (
     Headers,
     StoredRecords,
@@ -33,7 +33,6 @@ from everflow.operators.stored_records import (
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, StoreChanges, TasksResult
 from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import unpack_value
 from everflow.state.store import Entry, StoreView
 from everflow.topology.graph import Inputs, TableOperator
@@ -54,7 +53,6 @@ class BufferBounds:
     stops: bool = False
 
     def over(self, records: int, size: int) -> bool:
-        """True if a buffer of these is too large."""
         return (self.records is not None and records > self.records) or (
             self.bytes is not None and size > self.bytes
         )
@@ -90,8 +88,9 @@ class SuppressSpec(TableOperator):
 
     store: str
     where: str | None
-    table_key_serde: Serde
-    table_value_serde: Serde
+    key_serde: Serde
+    value_serde: Serde
+    """Of the table, not of the buffer's store."""
     result_key: pa.DataType
     result: pa.DataType
     wait_ms: int
@@ -108,32 +107,19 @@ class SuppressSpec(TableOperator):
         return self.wait_ms if self.early is None else 0
 
     def place_of(self, time: int, stream_time: int) -> int:
-        """Of an entry that begins to be held; ``time``: the end of its window, or its own."""
         if self.early is None:
             return time
         closes = time + self.wait_ms
         wait_ms = self.early.wait_ms
         return closes if wait_ms is None else min(closes, stream_time + wait_ms)
 
-    @property
-    def key_serde(self) -> Serde:
-        """The serde of the table's keys; the store's keys are this module's."""
-        return self.table_key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        """The serde of the table's values; the store's values are this module's."""
-        return self.table_value_serde
-
-    @property
-    def results(self) -> ResultDecoder:
-        return self.table_value_serde
-
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
-        keys = written_bytes(self.table_key_serde, batch.key, self.store, batch).to_pylist()
-        values = written_bytes(self.table_value_serde, batch.value, self.store, batch).to_pylist()
-        headers = _listed(None if self.headers_of_last else batch.headers, len(batch))
+        keys = written_bytes(self.key_serde, batch.key, self.store, batch).to_pylist()
+        values = written_bytes(self.value_serde, batch.value, self.store, batch).to_pylist()
+        headers: Sequence[Headers | None] = [None] * len(batch)
+        if batch.headers is not None and not self.headers_of_last:
+            headers = batch.headers.to_pylist()
         times = (
             batch.key.field("end").to_numpy().astype(np.int64)
             if self.by_window or self.early is not None
@@ -141,40 +127,32 @@ class SuppressSpec(TableOperator):
         )
         after, given = dict(inputs.stream_times), list[_Given]()
         changes: dict[int, list[StoreChanges]] = {}
-        order = np.argsort(batch.partition, kind="stable")
-        for partition, part in task_slices(batch.partition[order]):
-            buffer = _Buffer(
-                spec=self,
-                view=inputs.stores[partition][self.store],
-                stream_time=inputs.stream_times[partition],
+        for partition, mine in rows_by_task(batch.partition):
+            buffer = self._buffer(inputs, partition, inputs.stream_times[partition])
+            given += buffer.take(
+                [
+                    _Update(
+                        keys[row],
+                        int(times[row]),
+                        _Entry(row, values[row], int(batch.timestamp[row]), headers[row], 0),
+                    )
+                    for row in mine.tolist()
+                ]
             )
-            rows = order[part].tolist()
-            updates = [
-                _Update(
-                    keys[row],
-                    int(times[row]),
-                    _Entry(row, values[row], int(batch.timestamp[row]), headers[row], 0),
-                )
-                for row in rows
-            ]
-            given += buffer.take(updates)
-            after[partition] = buffer.stream_time
-            if made := buffer.changes():
-                changes[partition] = made
+            after[partition], changes[partition] = buffer.stream_time, buffer.changes()
         return TasksResult(self._shown(batch, given), changes, after, {})
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         given, changes = list[_Given](), dict[int, list[StoreChanges]]()
         for row, partition in enumerate(ticks.partition.tolist()):
-            buffer = _Buffer(
-                spec=self,
-                view=inputs.stores[partition][self.store],
-                stream_time=int(ticks.timestamp[row]),
-            )
+            buffer = self._buffer(inputs, partition, int(ticks.timestamp[row]))
             given += buffer.passed(row)
-            if made := buffer.changes():
-                changes[partition] = made
+            changes[partition] = buffer.changes()
         return TasksResult(self._shown(ticks, given), changes, {}, {})
+
+    def _buffer(self, inputs: Inputs, partition: int, stream_time: int) -> _Buffer:
+        view = inputs.stores[partition][self.store]
+        return _Buffer(spec=self, view=view, stream_time=stream_time)
 
     def _shown(self, batch: EdgeBatch, given: list[_Given]) -> EdgeBatch:
         given.sort(key=lambda one: one.by)  # stable: one record's are in order already
@@ -188,8 +166,8 @@ class SuppressSpec(TableOperator):
                 [one.entry.value for one in stored],
                 [one.entry.headers or [] for one in stored],
             ),
-            self.table_key_serde,
-            self.table_value_serde,
+            self.key_serde,
+            self.value_serde,
             np.array(rows, np.int64),
         )
         shown = batch.take(np.array([one.by for one in given], np.int64))
@@ -198,10 +176,6 @@ class SuppressSpec(TableOperator):
         if not self.headers_of_last:
             shown.headers = columns.headers
         return shown
-
-
-def _listed(headers: pa.Array | None, count: int) -> Sequence[Headers | None]:
-    return [None] * count if headers is None else headers.to_pylist()
 
 
 class _Entry(NamedTuple):
@@ -227,8 +201,6 @@ class _Update(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """A result, and the row ``by`` which it came."""
-
     by: int
     key: bytes
     entry: _Entry
@@ -256,7 +228,6 @@ class _Buffer:
         self.queue = DueQueue(index=_HELD, view=self.view, by_tail=self.spec.by_start)
 
     def take(self, updates: list[_Update]) -> Iterator[_Given]:
-        """Put the updates in, one after the other; what comes out at each."""
         self._load(updates)
         for key, goes_by, entry in updates:
             self.stream_time = max(self.stream_time, entry.time)
@@ -280,7 +251,6 @@ class _Buffer:
                 yield from self._first_out(by)
 
     def passed(self, by: int) -> Iterator[_Given]:
-        """The entries that stream time alone lets go."""
         self._load([])
         yield from self._due(by)
 
@@ -324,7 +294,6 @@ class _Buffer:
         return _BOOK.pack(self.count, self.size, entries)
 
     def _load(self, updates: list[_Update]) -> None:
-        """The entries that the updates can meet or let go."""
         keys = sorted({update.key for update in updates})
         self._load_book()
         latest = max([self.stream_time, *(update.entry.time for update in updates)])
@@ -376,7 +345,6 @@ class _Buffer:
         return kept
 
     def _entry(self, place: int, stored: bytes) -> _Entry:
-        """The stored entry at a place."""
         time, data = unpack_value(stored)
         if self.spec.early is None:
             return _unpacked(place, time, data)
@@ -389,7 +357,6 @@ class _Buffer:
         del self.held[key]
 
     def _first_out(self, by: int) -> Iterator[_Given]:
-        """The first of the whole buffer gives way."""
         while (read := self.queue.read_on()) is not None:
             self._keep([read])
         if due := self.queue.pop():
@@ -425,7 +392,6 @@ def _packed(entry: _Entry) -> bytes:
 
 
 def _unpacked(place: int, time: int, data: bytes) -> _Entry:
-    """Inverse of `_packed`."""
     headers: Headers | None = None
     if data[:1] == _WITH_HEADERS:
         headers, data = unpacked_record(data[1:])

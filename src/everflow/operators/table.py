@@ -12,16 +12,16 @@ from everflow.operators.fold import valid
 from everflow.operators.grouping import (
     KeyedOperator,
     Tasks,
+    changes_by_task,
     entries,
     group,
     result,
     stream_times,
-    task_slices,
 )
 from everflow.operators.joins.joined_table import JoinedTable, Stores, latest_when_put
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.user_code import written_alike, written_bytes
-from everflow.records import EdgeBatch, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.changed import changed_type
@@ -48,7 +48,6 @@ class TableSpec(KeyedOperator):
 
     @property
     def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
         return self.value_serde.type
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
@@ -57,7 +56,7 @@ class TableSpec(KeyedOperator):
         groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
         last_rows = groups.rows[groups.last]
         values = written_bytes(
-            self.value_serde, batch.value.take(pa.array(last_rows)), self.store, batch, last_rows
+            self.value_serde, batch.value.take(last_rows), self.store, batch, last_rows
         ).to_pylist()
         changes = groups.changes(self.store, values, batch.timestamp[last_rows])
         at = (
@@ -66,7 +65,7 @@ class TableSpec(KeyedOperator):
             else np.sort(groups.last)
         )
         rows = groups.rows[at]
-        shown = batch.value.take(pa.array(rows))
+        shown = batch.value.take(rows)
         return result(
             batch,
             groups,
@@ -78,7 +77,6 @@ class TableSpec(KeyedOperator):
         )
 
     def _visible(self, batch: EdgeBatch, tasks: Tasks) -> tuple[EdgeBatch, Tasks]:
-        """Without the deletions of what is not there, where they stand."""
         groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
         there = valid(batch.value)[groups.rows]
         order = np.argsort(groups.codes, kind="stable")
@@ -112,7 +110,6 @@ class VersionedTableSpec(KeyedOperator):
 
     @property
     def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
         return self.value_serde.type
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
@@ -123,23 +120,9 @@ class VersionedTableSpec(KeyedOperator):
         put = batch if len(rows) == len(batch) else batch.take(rows)
         keys = written_bytes(self.key_serde, put.key, self.store, put)
         values = written_bytes(self.value_serde, put.value, self.store, put)
-        order = np.argsort(put.partition, kind="stable")
-        changes = {}
-        for partition, part in task_slices(put.partition[order]):
-            mine = order[part]
-            index = pa.array(mine)
-            changes[partition] = [
-                StoreChanges(
-                    self.store,
-                    keys.take(index).to_pylist(),
-                    values.take(index).to_pylist(),
-                    put.timestamp[mine],
-                )
-            ]
+        changes = changes_by_task(self.store, put.partition, keys, values, put.timestamp)
         dropped = {"null-key": len(batch) - len(keyed), "late": len(keyed) - len(rows)}
-        return TasksResult(
-            put, changes, after, {reason: count for reason, count in dropped.items() if count}
-        )
+        return TasksResult(put, changes, after, dropped)
 
 
 @dataclass(frozen=True)
@@ -163,7 +146,6 @@ class LatestUpdates(TableOperator):
 
     @property
     def result(self) -> pa.DataType:
-        """Arrow type of the output's value: the table's."""
         return self.table.type
 
     @property
@@ -173,8 +155,7 @@ class LatestUpdates(TableOperator):
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
         rows = np.flatnonzero(latest_when_put(self.table, batch, inputs.stores))
-        dropped = {"out-of-order": len(batch) - len(rows)} if len(rows) < len(batch) else {}
-        return TasksResult(batch.take(rows) if dropped else batch, {}, {}, dropped)
+        return TasksResult(batch.take(rows), {}, {}, {"out-of-order": len(batch) - len(rows)})
 
 
 # --- changes of a table's entries, and what they were: for filters and groupings of tables --------
@@ -242,6 +223,6 @@ class TableChanges(Operator):
             right.value.take(pa.array(rows, mask=is_old)),
             left.value.take(pa.array(rows, mask=~(is_old | same[rows]))),
         ]
-        key = pa.concat_arrays([right.key, left.key]).take(pa.array(rows + is_old * count))
+        key = pa.concat_arrays([right.key, left.key]).take(rows + is_old * count)
         value = pa.StructArray.from_arrays(values, fields=list(changed_type(right.value.type)))
         return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})

@@ -16,17 +16,15 @@ import pyarrow as pa
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
 from everflow.operators.fold import valid
-from everflow.operators.grouping import stream_times
+from everflow.operators.grouping import AroundTable, stream_times
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
 from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreView
 from everflow.topology.batches import appended, concat
-from everflow.topology.graph import Inputs, TableOperator
+from everflow.topology.graph import Inputs
 
 ENDS = DueIndex(signed=True)
 """The index: the times at which entries are looked at, and their keys."""
@@ -34,53 +32,26 @@ Stores = Mapping[int, Mapping[str, StoreView]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeToLiveSpec(TableOperator):
-    """`inner`, whose entries end ``ttl_ms`` behind their time: the next record of such a key finds
+class TimeToLiveSpec(AroundTable):
+    """`layout`, whose entries end ``ttl_ms`` behind their time: the next record of such a key finds
     none, and the table gets a tombstone, with the time of the end.
 
     A record that is itself that old begins no entry (of a table: changes none) and is dropped as
     ``late``. All of it is as if records came one by one.
     """
 
-    inner: AggregateSpec | PythonAggregateSpec | TableSpec
+    layout: AggregateSpec | PythonAggregateSpec | TableSpec
     ttl_ms: int
     emit_every_update: bool = False
 
     @property
-    def store(self) -> str:
-        return self.inner.store
-
-    @property
     def index(self) -> str:
-        """The store of the times at which entries are looked at."""
-        return f"{self.inner.store}-ttl"
-
-    @property
-    def key_serde(self) -> Serde:
-        return self.inner.key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        return self.inner.value_serde
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-        return self.inner.result_key
-
-    @property
-    def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
-        return self.inner.result
-
-    @property
-    def results(self) -> ResultDecoder:
-        return self.inner.results
+        return f"{self.store}-ttl"
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`. Tasks in which nothing ends are run together."""
         (batch,) = inputs.sides
-        inner = replace(self.inner, emit_every_update=self.emit_every_update)
+        inner = replace(self.layout, emit_every_update=self.emit_every_update)
         counted = valid(batch.key)
         if not isinstance(inner, TableSpec):
             counted = counted & valid(batch.value)
@@ -110,7 +81,7 @@ class TimeToLiveSpec(TableOperator):
         parts = [
             _Task(
                 spec=self,
-                inner=self.inner,
+                inner=self.layout,
                 batch=ticks,
                 rows=np.array([row], np.int64),
                 counted=np.ones(1, bool),
@@ -179,7 +150,6 @@ class _Task:
         self.queue = DueQueue(index=ENDS, view=self.views[self.spec.index])
 
     def is_quiet(self) -> bool:
-        """True if no entry can end with these records."""
         times = self.batch.timestamp[self.rows][self.counted]
         if not len(times):
             return True
@@ -208,7 +178,7 @@ class _Task:
         running[self.counted] = found[0]
         after = found[1][self.partition]
         written = written_bytes(
-            self.spec.key_serde, batch.key.take(pa.array(rows)), self.spec.store, batch, rows
+            self.spec.key_serde, batch.key.take(rows), self.spec.store, batch, rows
         ).to_pylist()
         stored, due = self._load_due(after, {key for key in written if key is not None})
         columns = (
@@ -217,7 +187,7 @@ class _Task:
             written,
             batch.timestamp[rows].tolist(),
             running.tolist(),
-            valid(batch.value.take(pa.array(rows))).tolist(),
+            valid(batch.value.take(rows)).tolist(),
         )
         for row, counts, key, time, now, there in zip(*columns, strict=True):
             if counts:
@@ -244,7 +214,6 @@ class _Task:
                 self.times[key] = _time_of(entry)
 
     def _end(self, row: int, now: int) -> None:
-        """Take out what has ended before the record in ``row``."""
         while due := self.queue.pop(now):
             looked_at, key = due
             if key in self.seen:
@@ -287,7 +256,6 @@ class _Task:
             self.queue.put(time + self.spec.ttl_ms, key)
 
     def _flush(self) -> None:
-        """Give the records of the part to the operator."""
         if self.part:
             some = self.batch.take(np.array(self.part, np.int64))
             views = {self.partition: {self.spec.store: self.top}}
@@ -354,7 +322,6 @@ class _Task:
 
 
 def _one(parts: Sequence[TasksResult]) -> TasksResult:
-    """The results of different tasks as one."""
     if len(parts) == 1:
         return parts[0]
     changes: dict[int, list[StoreChanges]] = {}

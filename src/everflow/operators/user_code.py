@@ -60,7 +60,6 @@ def require_users(error: BaseException) -> None:
 def function_failure(
     store: str, batch: EdgeBatch, row: int, error: BaseException
 ) -> UserFunctionError:
-    """The error of a user's function at the record in ``row`` of the batch."""
     what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
     return UserFunctionError(
         f"the function of the aggregate in store {store!r} {what}: {error_text(error)}",
@@ -157,7 +156,6 @@ def written_alike(
 
 
 def _written(serde: Serde, column: pa.Array) -> pa.Array:
-    """Bytes of ``column``, null for what cannot be written."""
     try:
         return serde.encode_array(column).cast(pa.binary())
     except BaseException as error:

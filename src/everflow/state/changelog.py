@@ -63,7 +63,6 @@ def last_values(
 
 
 def fold(changes: StoreChanges) -> dict[bytes, bytes | None]:
-    """:func:`last_values` of one batch's changes."""
     return last_values(changes.keys, changes.values, changes.timestamps)
 
 
@@ -89,7 +88,6 @@ def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:
 
 
 def expiry_time(key: bytes, kind: str) -> int:
-    """`expiry_times` of one key."""
     suffix = SUFFIX_BYTES[kind]
     if len(key) < suffix:
         return int(expiry_times([key], kind)[0])

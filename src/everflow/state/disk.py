@@ -39,7 +39,6 @@ class MemoryFolder:
     stores: frozenset[str] = field(default_factory=frozenset)
 
     def place(self, state_folder: Path) -> Path:
-        """The folder of one state folder's stores."""
         digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
         return self.root / f"{_PREFIX}{os.getuid()}" / digest
 
@@ -74,7 +73,6 @@ NOTHING_IN_MEMORY = MemoryFolder(Path(MEMORY_DIR))
 
 
 def lies_in_memory(path: Path) -> bool:
-    """True if a store's folder is that of a store in memory."""
     return f"{_PREFIX}{os.getuid()}" in path.parts
 
 
@@ -105,7 +103,6 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
 def message(
     path: Path, doing: str, reason: str, *, free_bytes: Callable[[Path], int] | None = None
 ) -> str:
-    """Names the store (by its folder), the likely cause and the cure."""
     free = (free_bytes or _free_bytes)(path)
     if lies_in_memory(path):
         return (
@@ -136,7 +133,6 @@ def _of_the_disk(error: lmdb.Error) -> bool:
 
 
 def _free_bytes(path: Path) -> int:
-    """Free bytes of the file system of ``path``, for this user; -1 if unknown."""
     for place in (path, *path.parents):
         try:
             return shutil.disk_usage(place).free

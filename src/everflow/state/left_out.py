@@ -33,7 +33,6 @@ class KeptEntry(NamedTuple):
 
     @staticmethod
     def of(offset: int, stored: bytes | None, now_ms: int) -> KeptEntry:
-        """Makes it of a store's entry in its stored form."""
         if stored is None:
             return KeptEntry(offset, None, now_ms)
         time, value = unpack_value(stored)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,7 +103,6 @@ class StoreEnvironment:
             )
 
     def database(self, name: bytes) -> Any:
-        """The handle to pass as ``db``."""
         return self._databases[name]
 
     @property
@@ -118,11 +117,17 @@ class StoreEnvironment:
         there = file_identity(path)
         return there is not None and there == self._identity and self._pid == os.getpid()
 
-    def read(self) -> AbstractContextManager[lmdb.Transaction[bytes]]:
+    @contextmanager
+    def read(self) -> Iterator[lmdb.Transaction[bytes]]:
         """A read transaction on a stable snapshot; keep it short, it pins pages. StoreClosedError
         after `close`."""
         self._check_process()
-        return self._reading()
+        txn = self._begin_read()
+        try:
+            yield txn
+        finally:
+            txn.abort()
+            self._leave()
 
     @contextmanager
     def read_beside(self) -> Iterator[lmdb.Transaction[bytes]]:
@@ -146,10 +151,7 @@ class StoreEnvironment:
         """
         self._check_process()
         with self._writing:
-            if self._closed:
-                raise StoreClosedError(
-                    f"The store in {self.path} was closed by another thread: open it again."
-                )
+            self._require_open()
             while True:
                 try:
                     with disk_errors(self.path, "written"), self._env.begin(write=True) as txn:
@@ -160,7 +162,6 @@ class StoreEnvironment:
                     self._grow()
 
     def flush(self) -> None:
-        """Force everything committed so far to the disk."""
         with disk_errors(self.path, "flushed"):
             self._env.sync(True)
 
@@ -168,12 +169,10 @@ class StoreEnvironment:
         """Write what is committed at this moment into the empty ``folder``, as an environment of
         its own. It pins pages, and lets nobody of this process resize the map, for as long as the
         disk takes. StateDiskError, StoreClosedError."""
-        self._check_process()
-        with self._reading(), disk_errors(folder, "copied"):
+        with self.read(), disk_errors(folder, "copied"):
             self._env.copy(str(folder), compact=True)
 
     def reader_check(self) -> int:
-        """Free the slots of dead readers; returns how many there were."""
         return self._env.reader_check()
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
@@ -189,23 +188,11 @@ class StoreEnvironment:
             if self._gate.wait_for(lambda: self._readers == 0, wait_s):
                 self._env.close()
 
-    @contextmanager
-    def _reading(self) -> Iterator[lmdb.Transaction[bytes]]:
-        txn = self._begin_read()
-        try:
-            yield txn
-        finally:
-            txn.abort()
-            self._leave()
-
     def _begin_read(self) -> lmdb.Transaction[bytes]:
         while True:
             with self._gate:
                 self._gate.wait_for(lambda: not self._resizing)
-                if self._closed:
-                    raise StoreClosedError(
-                        f"The store in {self.path} was closed by another thread: open it again."
-                    )
+                self._require_open()
                 self._readers += 1
             try:
                 return self._env.begin()
@@ -225,7 +212,6 @@ class StoreEnvironment:
             self._gate.notify_all()
 
     def _grow(self) -> None:
-        """Free what dead readers pin and double the map."""
         self._env.reader_check()
         size = 2 * self._env.info()["map_size"]
         if size > MAP_BYTES_LIMIT:
@@ -250,6 +236,12 @@ class StoreEnvironment:
             finally:
                 self._resizing = False
                 self._gate.notify_all()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(
+                f"The store in {self.path} was closed by another thread: open it again."
+            )
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -291,7 +283,6 @@ def _allocate_lock_file(path: Path) -> None:
 
 
 def file_identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Device and inode of an environment's data file, None where there is none."""
     try:
         found = os.stat(os.path.join(path, DATA_FILE))
     except FileNotFoundError:

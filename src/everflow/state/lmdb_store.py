@@ -148,10 +148,6 @@ class LmdbStore:
         """True if the files behind this object were removed or replaced: open the store again."""
         return self._env.stale
 
-    def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """True if the files behind this object are those in the folder ``path``."""
-        return self._env.is_at(path)
-
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot]:
         """The committed content at this moment; short, and no write by this thread inside it."""
@@ -160,7 +156,6 @@ class LmdbStore:
             yield shown(txn, self._read_meta(txn), self._databases, self._ahead)
 
     def meta(self) -> StoreMeta:
-        """Position, owner and the rest, read in one transaction."""
         with self._env.read() as txn:
             return self._read_meta(txn)
 
@@ -265,7 +260,6 @@ class LmdbStore:
         self._change_meta(touched)
 
     def flush(self) -> None:
-        """Force everything applied so far to the disk."""
         self._env.flush()
 
     def copy_to(self, folder: Path) -> LmdbStore:
@@ -375,7 +369,6 @@ class LmdbStore:
         entries: SortedEntries,
         reached: Callable[[str], None],
     ) -> None:
-        """Write into one database; append if all lie behind what is there."""
         keys, values = entries
         if stored_keys.has_long(keys):
             short = np.array([len(key) <= stored_keys.SHORT_BYTES for key in keys])
@@ -461,7 +454,7 @@ class _OpenStores:
         asked = os.fspath(path)
         with self._lock:
             known = self._asked_for.get(asked)
-            if known is not None and known.is_at(asked):
+            if known is not None and known._env.is_at(asked):
                 return known
             real = Path(os.path.realpath(asked))
             store = self._stores.get(real)
@@ -491,7 +484,6 @@ class _OpenStores:
         return store
 
     def forget_inherited(self) -> None:
-        """In a forked child: the parent's environments would keep it from opening its own."""
         self._lock = threading.Lock()
         for store in self._stores.values():
             store._env.close()

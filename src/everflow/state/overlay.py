@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from everflow.records import StoreChanges
 from everflow.state.changelog import pack_value
-from everflow.state.store import OrderedEntries, StoreView
+from everflow.state.store import Bounds, Entry, OrderedEntries, StoreView
 
 T = TypeVar("T")
 
@@ -37,11 +37,9 @@ class Overlay(Generic[T]):
         return key in self._since
 
     def get(self, key: bytes) -> T | None:
-        """The new value of a key that has changed."""
         return self._live.get(key)
 
     def put(self, key: bytes, value: T | None) -> None:
-        """The value of a key from now on; None: there is none any more."""
         if key not in self._since:
             self._since[key] = len(self._since)
             self._uncounted.append(key)
@@ -55,11 +53,10 @@ class Overlay(Generic[T]):
     ) -> Iterator[tuple[bytes, T]]:
         """Entries ``start <= key < end`` in the order of the keys, as they are now."""
         passed = self._passed[reverse].get(end if reverse else start)
-        stored = (
-            self._below.reversed_range(start, end if passed is None else passed)
-            if reverse
-            else self._below.range(start if passed is None else passed, end)
-        )
+        low, high = start, end
+        if passed is not None:
+            low, high = (start, passed) if reverse else (passed, end)
+        stored = self._below.range(low, high, reverse=reverse)
         if not self._since:
             read = self._read
             return ((key, read(entry)) for key, entry in stored)
@@ -82,7 +79,6 @@ class Overlay(Generic[T]):
         moment: int,
         reverse: bool,
     ) -> Iterator[tuple[bytes, T]]:
-        """The entries that had not changed after so many keys had."""
         last: bytes | None = None
         first = True
         since, read = self._since, self._read
@@ -103,7 +99,7 @@ class Overlay(Generic[T]):
             self._passed[reverse][bound] = last if reverse else last + b"\x00"
 
 
-class OverlayView(Overlay[bytes]):
+class OverlayView(Overlay[bytes], StoreView):
     """A `StoreView` of a store with changes of the running batch on top, for operators that share a
     store in one step (D5)."""
 
@@ -112,7 +108,6 @@ class OverlayView(Overlay[bytes]):
         self.below = below
 
     def remember(self, changes: StoreChanges) -> None:
-        """Put changes on top, in order."""
         for key, value, time in zip(
             changes.keys, changes.values, changes.timestamps.tolist(), strict=True
         ):
@@ -129,17 +124,8 @@ class OverlayView(Overlay[bytes]):
         found = dict(zip(missing, self.below.get_many(missing), strict=True)) if missing else {}
         return [self.get(key) if key in self else found[key] for key in keys]
 
-    def reversed_range(
-        self, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        return self.range(start, end, reverse=True)
+    def range_many(self, bounds: Sequence[Bounds]) -> list[list[Entry]]:
+        return super().range_many(bounds) if self._since else self.below.range_many(bounds)
 
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        if not self._since:
-            return self.below.range_many(bounds)
-        return [list(self.range(start, end)) for start, end in bounds]
-
-    def last_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes] | None]:
-        if not self._since:
-            return self.below.last_many(bounds)
-        return [next(self.reversed_range(start, end), None) for start, end in bounds]
+    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
+        return super().last_many(bounds) if self._since else self.below.last_many(bounds)

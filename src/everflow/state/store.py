@@ -91,7 +91,6 @@ def records_of(
 
 
 def put(history: History, time: int, value: bytes | None) -> int:
-    """Puts a version into ``history``; returns its end."""
     at = bisect_left(history, time, key=itemgetter(0))
     if at < len(history) and history[at][0] == time:
         history[at] = (time, value)
@@ -188,7 +187,6 @@ class StoreSpec:
         return self.retention_ms if self.expires or self.versioned else None
 
     def changelog_topic(self, application_id: str) -> str:
-        """The whole name of its changelog topic."""
         return self.source_topic or f"{application_id}-{self.changelog}"
 
     def left_out_topic(self, application_id: str) -> str | None:
@@ -221,19 +219,19 @@ class StoreView(Protocol):
         """About how many there are: those that have expired may be counted as long as they take
         room. Reads none."""
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with ``start <= key < end`` in key order, read as they are taken."""
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
+        """Entries with ``start <= key < end`` in key order, or in the opposite one, read as they
+        are taken."""
 
-    def reversed_range(
-        self, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """`range` from the last to the first."""
-
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+    def range_many(self, bounds: Sequence[Bounds]) -> list[list[Entry]]:
         """The entries of `range` for each of many ranges (start, end)."""
+        return [list(self.range(start, end)) for start, end in bounds]
 
     def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
         """The last entry of each of many ranges (start, end); None where there is none."""
+        return [next(self.range(start, end, reverse=True), None) for start, end in bounds]
 
 
 @runtime_checkable
@@ -245,10 +243,6 @@ class WholeView(StoreView, Protocol):
         """Another number when it holds something else, from 0 on."""
 
 
-def last_of_each(view: StoreView, bounds: Sequence[Bounds]) -> list[Entry | None]:
-    return [next(view.reversed_range(start, end), None) for start, end in bounds]
-
-
 def last_of_length(
     view: StoreView, bounds: Sequence[Bounds], lengths: Sequence[int]
 ) -> list[Entry | None]:
@@ -258,7 +252,7 @@ def last_of_length(
     for at, ((start, _), length) in enumerate(zip(bounds, lengths, strict=True)):
         last = found[at]
         if last is not None and len(last[0]) != length:
-            before = view.reversed_range(start, last[0])
+            before = view.range(start, last[0], reverse=True)
             found[at] = next((entry for entry in before if len(entry[0]) == length), None)
     return found
 
@@ -294,7 +288,6 @@ class OrderedEntries(Generic[T]):
         return self._of.get(key)
 
     def put(self, key: bytes, value: T) -> None:
-        """The value of a key from now on."""
         self._leave_readers_theirs()
         if key not in self._of:
             if key in self._gone:
@@ -304,7 +297,6 @@ class OrderedEntries(Generic[T]):
         self._of[key] = value
 
     def remove(self, key: bytes) -> None:
-        """No value of the key from now on; nothing where there is none."""
         if key not in self._of:
             return
         self._leave_readers_theirs()
@@ -357,11 +349,10 @@ def _read(keys: list[bytes], of: dict[bytes, T], at: Sequence[int]) -> Iterator[
 
 
 def memory_store(spec: StoreSpec) -> InMemoryStore:
-    """The reference of the store's kind."""
     return InMemoryVersions(spec) if spec.versioned else InMemoryStore(spec)
 
 
-class InMemoryStore:
+class InMemoryStore(StoreView):
     """The reference of a store's behaviour: a `StoreView` that committed changes are applied to.
     Single-threaded. Changes cost what they are, however much it holds."""
 
@@ -388,20 +379,10 @@ class InMemoryStore:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._entries.get(key) for key in keys]
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """See `StoreView`; the entries of the moment of the call."""
-        return self._entries.range(start, end)
-
-    def reversed_range(
-        self, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        return self._entries.range(start, end, reverse=True)
-
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        return [list(self.range(start, end)) for start, end in bounds]
-
-    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
-        return last_of_each(self, bounds)
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
+        return self._entries.range(start, end, reverse=reverse)
 
     def apply(self, changes: StoreChanges) -> None:
         """Puts and deletes in order; then windows with ``start <= newest_ms - retention`` go,

@@ -56,7 +56,6 @@ class StoreMeta:
 
     @property
     def owner(self) -> Owner:
-        """The part that a conditional apply compares."""
         return Owner(self.incarnation or "", self.last_batch or "")
 
     def encode(self) -> bytes:

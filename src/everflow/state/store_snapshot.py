@@ -24,7 +24,7 @@ import numpy as np
 
 from everflow.records import Int64
 from everflow.state import changelog, stored_keys
-from everflow.state.store import VERSIONED, Bounds, Entry, last_of_each
+from everflow.state.store import VERSIONED, Bounds, Entry, StoreView
 from everflow.state.store_meta import StoreMeta
 
 KEYS_MIN = 500
@@ -83,7 +83,7 @@ SEGMENT_MS_MIN = 60_000
 _IN_ONE = (KEY_VALUE, VERSIONED)
 
 
-class StoreSnapshot:
+class StoreSnapshot(StoreView):
     """A `StoreView` of one moment; valid inside the ``with`` block of `LmdbStore.snapshot`, on one
     thread."""
 
@@ -103,12 +103,10 @@ class StoreSnapshot:
 
     @property
     def newest_ms(self) -> int:
-        """See `StoreView`."""
         return self.meta.stream_time
 
     @property
     def position(self) -> int:
-        """Its checkpointed changelog offset."""
         return self.meta.position or 0
 
     def get(self, key: bytes) -> bytes | None:
@@ -130,8 +128,6 @@ class StoreSnapshot:
         return stored_keys.read_bucket(found).get(key[stored_keys.SHORT_BYTES :])
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Stored values (8-byte big-endian timestamp + value bytes) in the order of ``keys``; None:
-        absent."""
         if not keys:
             return []
         if self._one:
@@ -173,14 +169,26 @@ class StoreSnapshot:
             for key, entry in zip(keys, found, strict=True)
         ]
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with ``start <= key < end`` in key order."""
-        return self._merged(self._scan, start, end, reverse=False)
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
+        if self._one:
+            return self._scan(self._databases[0], start, end, reverse=reverse)
+        expired_ms, length = _expired_ms(self.meta), self.meta.segment_ms or SEGMENT_MS_MIN
+        scans = []
+        for slot, segment in self.meta.segments.items():
+            entries = self._scan(self._databases[slot], start, end, reverse=reverse)
+            scans.append(
+                _visible(entries, self.meta.kind, expired_ms)
+                if segment * length <= expired_ms
+                else entries
+            )
+        return merge(*scans, key=itemgetter(0), reverse=reverse)
 
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+    def range_many(self, bounds: Sequence[Entry]) -> list[list[Entry]]:
         """`range` for each of many ranges (start, end), in one pass over what is stored. Those
         without an entry share one empty list."""
-        nothing: list[tuple[bytes, bytes]] = []
+        nothing: list[Entry] = []
         found = [nothing] * len(bounds)
         asked = _Bounds.of(bounds)
         for database in self._shown_databases():
@@ -202,7 +210,7 @@ class StoreSnapshot:
         found: list[Entry | None] = [None] * len(bounds)
         firsts, ends = [start for start, _ in bounds], [end for _, end in bounds]
         if stored_keys.has_long(firsts) or stored_keys.has_long(ends):
-            return last_of_each(self, bounds)
+            return super().last_many(bounds)
         starts, stored = stored_keys.encode_short(firsts), stored_keys.encode_short(ends)
         unsure: set[int] = set()
         expired_ms = -1 if self._one else _expired_ms(self.meta)
@@ -220,7 +228,7 @@ class StoreSnapshot:
                     elif (known := found[at]) is None or known[0] < key[1:]:
                         found[at] = key[1:], cursor.value()
         for at in unsure:  # among keys that it takes more than a look to tell apart
-            found[at] = next(self.reversed_range(*bounds[at]), None)
+            found[at] = next(self.range(*bounds[at], reverse=True), None)
         return found
 
     def _is_expired(self, key: bytes, expired_ms: int) -> bool:
@@ -232,8 +240,8 @@ class StoreSnapshot:
         return [self._databases[slot] for slot in self.meta.segments]
 
     def _ranges_of_long(
-        self, bounds: Sequence[tuple[bytes, bytes]], chosen: Iterable[int]
-    ) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
+        self, bounds: Sequence[Entry], chosen: Iterable[int]
+    ) -> Iterator[tuple[int, list[Entry]]]:
         """`range` for the ``chosen`` bounds; long keys with a common beginning are read once for
         all of them."""
         by_beginning: dict[bytes, list[int]] = {}
@@ -248,49 +256,20 @@ class StoreSnapshot:
                 start, end = bounds[at]
                 yield at, entries[bisect_left(keys, start) : bisect_left(keys, end)]
 
-    def reversed_range(
-        self, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with ``start <= key < end`` from the last to the first."""
-        return self._merged(self._scan_back, start, end, reverse=True)
-
-    def _merged(
-        self,
-        scan: Callable[..., Iterator[tuple[bytes, bytes]]],
-        start: bytes | None,
-        end: bytes | None,
-        *,
-        reverse: bool,
-    ) -> Iterator[tuple[bytes, bytes]]:
-        if self._one:
-            return scan(self._databases[0], start, end)
-        expired_ms, length = _expired_ms(self.meta), self.meta.segment_ms or SEGMENT_MS_MIN
-        scans = []
-        for slot, segment in self.meta.segments.items():
-            entries = scan(self._databases[slot], start, end)
-            scans.append(
-                _visible(entries, self.meta.kind, expired_ms)
-                if segment * length <= expired_ms
-                else entries
-            )
-        return merge(*scans, key=itemgetter(0), reverse=reverse)
-
     def _scan(
-        self, database: Any, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
+        self, database: Any, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
         with self._txn.cursor(database) as cursor:
-            if cursor.set_range(stored_keys.lower_bound(start)):
-                yield from stored_keys.in_range(cursor.iternext(), start, end)
-
-    def _scan_back(
-        self, database: Any, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        with self._txn.cursor(database) as cursor:
-            bound = stored_keys.upper_bound(end)
-            # From the first key behind the bound, which the filter leaves out, or from the very
-            # last one.
-            if (bound is not None and cursor.set_range(bound)) or cursor.last():
-                yield from stored_keys.in_range_reversed(cursor.iterprev(), start, end)
+            if not reverse:
+                there = cursor.set_range(stored_keys.lower_bound(start))
+            else:
+                bound = stored_keys.upper_bound(end)
+                # From the first key behind the bound, which the filter leaves out, or from the
+                # very last one.
+                there = (bound is not None and cursor.set_range(bound)) or cursor.last()
+            if there:
+                stored = cursor.iterprev() if reverse else cursor.iternext()
+                yield from stored_keys.in_range(stored, start, end, reverse=reverse)
 
     def entries(self) -> int:
         """The number of keys (long keys with colliding hashes count once); does not read them."""
@@ -307,7 +286,7 @@ class _Bounds:
     long: set[int]
 
     @staticmethod
-    def of(bounds: Sequence[tuple[bytes, bytes]]) -> _Bounds:
+    def of(bounds: Sequence[Entry]) -> _Bounds:
         firsts, lasts = [start for start, _ in bounds], [end for _, end in bounds]
         starts, ends = stored_keys.encode_short(firsts), stored_keys.encode_short(lasts)
         long = set[int]()
@@ -317,7 +296,7 @@ class _Bounds:
         order = sorted(range(len(bounds)), key=starts.__getitem__)
         return _Bounds(starts, ends, order, long)
 
-    def collect(self, cursor: lmdb.Cursor[bytes], found: list[list[tuple[bytes, bytes]]]) -> None:
+    def collect(self, cursor: lmdb.Cursor[bytes], found: list[list[Entry]]) -> None:
         """Adds a database's entries to ``found``.
 
         As starts rise, the first key behind one is the first behind all after it that do not lie
@@ -338,7 +317,7 @@ class _Bounds:
             found[at] = [*found[at], *self._from(cursor, at)]
             first = b""
 
-    def _from(self, cursor: lmdb.Cursor[bytes], at: int) -> Iterator[tuple[bytes, bytes]]:
+    def _from(self, cursor: lmdb.Cursor[bytes], at: int) -> Iterator[Entry]:
         """The entries from the cursor's on; those of a range that meets a long key are left to
         ``long``."""
         end, more = self.ends[at], True
@@ -360,9 +339,7 @@ def _expired_ms(meta: StoreMeta) -> int:
     return meta.stream_time - (meta.retention_ms or 0)
 
 
-def _visible(
-    entries: Iterator[tuple[bytes, bytes]], kind: str, expired_ms: int
-) -> Iterator[tuple[bytes, bytes]]:
+def _visible(entries: Iterator[Entry], kind: str, expired_ms: int) -> Iterator[Entry]:
     suffix = changelog.SUFFIX_BYTES[kind]
     return (
         entry

@@ -24,17 +24,14 @@ _LENGTHS = struct.Struct(">II")
 
 
 def has_long(keys: Sequence[bytes]) -> bool:
-    """True if any key has to be stored as a bucket."""
     return bool(keys) and max(map(len, keys)) > SHORT_BYTES
 
 
 def encode_short(keys: Iterable[bytes]) -> list[bytes]:
-    """Stored keys, where :func:`has_long` said no."""
     return [PREFIX + key for key in keys]
 
 
 def encode(key: bytes) -> bytes:
-    """The stored key of one key of any length."""
     if len(key) <= SHORT_BYTES:
         return PREFIX + key
     return PREFIX + key[:SHORT_BYTES] + _digest(key)
@@ -53,7 +50,6 @@ def upper_bound(key: bytes | None) -> bytes | None:
 
 
 def is_bucket(stored_key: bytes) -> bool:
-    """True if the value under this stored key is a bucket."""
     return len(stored_key) == STORED_BYTES_MAX
 
 
@@ -78,10 +74,14 @@ def write_bucket(entries: dict[bytes, bytes]) -> bytes:
 
 
 def in_range(
-    stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: bytes | None
+    stored: Iterable[tuple[bytes, bytes]],
+    start: bytes | None,
+    end: bytes | None,
+    *,
+    reverse: bool = False,
 ) -> Iterator[tuple[bytes, bytes]]:
     """Entries ``start <= key < end`` in key order, out of stored ones from ``lower_bound(start)``
-    on.
+    on; with ``reverse`` in falling order, out of falling ones from ``upper_bound(end)`` on.
 
     Stops reading as soon as nothing can follow. Holds one group of long keys with a common
     beginning in memory.
@@ -90,11 +90,15 @@ def in_range(
     group_prefix = b""
     for stored_key, value in stored:
         if group and not (is_bucket(stored_key) and stored_key.startswith(group_prefix)):
-            group.sort()
+            group.sort(reverse=reverse)
             yield from _within(group, start, end)
-            if end is not None and group[-1][0] >= end:
+            last, group = group[-1][0], []
+            if (
+                (start is not None and last < start)
+                if reverse
+                else (end is not None and last >= end)
+            ):
                 return
-            group = []
         if is_bucket(stored_key):
             group_prefix = stored_key[:GROUP_BYTES]
             group += [
@@ -103,39 +107,13 @@ def in_range(
             continue
         key = stored_key[1:]
         if end is not None and key >= end:
-            return
-        if start is None or key >= start:
-            yield key, value
-    group.sort()
-    yield from _within(group, start, end)
-
-
-def in_range_reversed(
-    stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: bytes | None
-) -> Iterator[tuple[bytes, bytes]]:
-    """:func:`in_range` from the last entry to the first; ``stored`` comes in falling order, from
-    ``upper_bound(end)`` on."""
-    group: list[tuple[bytes, bytes]] = []
-    group_prefix = b""
-    for stored_key, value in stored:
-        if group and not (is_bucket(stored_key) and stored_key.startswith(group_prefix)):
-            group.sort(reverse=True)
-            yield from _within(group, start, end)
-            if start is not None and group[-1][0] < start:
+            if not reverse:
                 return
-            group = []
-        if is_bucket(stored_key):
-            group_prefix = stored_key[:GROUP_BYTES]
-            group += [
-                (group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()
-            ]
-            continue
-        key = stored_key[1:]
-        if start is not None and key < start:
-            return
-        if end is None or key < end:
+        elif start is None or key >= start:
             yield key, value
-    group.sort(reverse=True)
+        elif reverse:
+            return
+    group.sort(reverse=reverse)
     yield from _within(group, start, end)
 
 

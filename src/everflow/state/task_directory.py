@@ -127,48 +127,29 @@ class StateDirectory:
         path = Path(os.path.realpath(state_dir)) / application_id
         try:
             with disk_errors(path, "opened"):
-                return StateDirectory._take_over(
-                    path, application_id, sync, boot_id, new_process_id, memory
-                )
+                _read_metadata(path, application_id)
+                path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+                with suppress(PermissionError):  # another user's folder that this one may write to
+                    path.chmod(_PRIVATE)  # also one that is there already
+                lock = _acquire(path)
+                try:
+                    found = _read_metadata(path, application_id)
+                    boot = system_boot_id() if boot_id is None else boot_id
+                    now = ProcessMetadata(
+                        application_id=application_id, process_id=new_process_id(), boot_id=boot
+                    )
+                    if found is not None:
+                        if boot != found.boot_id and not found.clean_close and sync == "none":
+                            _distrust_all(path)
+                        now = replace(found, boot_id=boot, clean_close=False)
+                    _write_metadata(path, now)
+                    memory.emptied(path)
+                    return StateDirectory(path, lock, found, now, memory)
+                except BaseException:
+                    _release(path, lock)
+                    raise
         except OSError as error:
             raise ConfigError(unusable(path, error)) from error
-
-    @staticmethod
-    def _take_over(
-        path: Path,
-        application_id: str,
-        sync: str,
-        boot_id: str | None,
-        new_process_id: Callable[[], str],
-        memory: MemoryFolder,
-    ) -> StateDirectory:
-        _read_metadata(path, application_id)
-        path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-        with suppress(PermissionError):  # another user's folder that this one may write to
-            path.chmod(_PRIVATE)  # also one that is there already
-        lock = _acquire(path)
-        try:
-            found = _read_metadata(path, application_id)
-            boot = system_boot_id() if boot_id is None else boot_id
-            if found is None:
-                now = ProcessMetadata(
-                    application_id=application_id,
-                    process_id=new_process_id(),
-                    transactional_ids=(),
-                    boot_id=boot,
-                )
-            else:
-                if boot != found.boot_id and not found.clean_close and sync == "none":
-                    _distrust_all(
-                        path, "the operating system stopped while the store was open, unflushed"
-                    )
-                now = replace(found, boot_id=boot, clean_close=False)
-            _write_metadata(path, now)
-            memory.emptied(path)
-            return StateDirectory(path, lock, found, now, memory)
-        except BaseException:
-            _release(path, lock)
-            raise
 
     @property
     def process_id(self) -> str:
@@ -212,12 +193,10 @@ class StateDirectory:
 
     @property
     def loaded_tables(self) -> Path:
-        """The folder of global tables that Spark loads."""
         return self.path / _LOADED
 
     def tasks(self) -> list[TaskId]:
-        """The tasks that have a folder here, sorted."""
-        places = [*self._task_folders(), *_task_folders(self._memory)]
+        places = [*_task_folders(self.path), *_task_folders(self._memory)]
         return sorted({task for task, _ in places})
 
     def stores(self, task: TaskId) -> list[str]:
@@ -313,7 +292,6 @@ class StateDirectory:
             )
 
     def _lost(self) -> str:
-        """The fate of the folder in a word; empty while it is ours."""
         if self._closed:
             return ""
         try:
@@ -346,15 +324,12 @@ class StateDirectory:
         try:
             if clean and ours:
                 with disk_errors(self.path, "closed in order"):
-                    for _, folder in self._task_folders():
+                    for _, folder in _task_folders(self.path):
                         for _, _, store in _generations(folder):
                             _flush_file(store / "data.mdb")
                     self._replace(clean_close=True)
         finally:
             _release(self.path, self._lock)
-
-    def _task_folders(self) -> Iterator[tuple[TaskId, Path]]:
-        return _task_folders(self.path)
 
     def _replace(self, **changes: Any) -> None:
         changed = replace(self._metadata, **changes)
@@ -397,7 +372,6 @@ def _task_folders(path: Path) -> Iterator[tuple[TaskId, Path]]:
 
 
 def _generations(task_folder: Path) -> Iterator[tuple[str, int, Path]]:
-    """(store, number, path) of every store folder."""
     if not task_folder.is_dir():
         return
     for path in task_folder.iterdir():
@@ -406,9 +380,10 @@ def _generations(task_folder: Path) -> Iterator[tuple[str, int, Path]]:
             yield store, int(number), path
 
 
-def _distrust_all(path: Path, reason: str) -> None:
+def _distrust_all(path: Path) -> None:
     for _, folder in _task_folders(path):
         for _, _, store in _generations(folder):
+            reason = "the operating system stopped while the store was open, unflushed"
             _write_durably(store / _DISTRUSTED, reason)
 
 
@@ -493,7 +468,6 @@ def distrust(store_path: Path, reason: str) -> None:
 
 
 def _write_durably(path: Path, text: str) -> None:
-    """Replace the file atomically: after a crash it is the old or the new one."""
     draft = path.with_name(path.name + ".new")
     with open(draft, "w") as out:
         out.write(text)

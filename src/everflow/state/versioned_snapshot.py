@@ -105,7 +105,6 @@ class VersionedSnapshot(StoreSnapshot):
                         yield entry[0][: -_TIMES.size], one
 
     def _earlier(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        """As `versions_many`, without the latest ones."""
         asked = [(key, max(first, self._expired), last) for key, first, last in asked]
         found: list[list[Version]] = [[] for _ in asked]
         for segment, slot in self._segments():
@@ -139,12 +138,10 @@ class VersionedSnapshot(StoreSnapshot):
         return self.meta.stream_time - (self.meta.retention_ms or 0)
 
     def _segments(self) -> list[tuple[int, int]]:
-        """Numbers and slots of the ring's segments, in order of time."""
         return sorted((segment, slot) for slot, segment in self.meta.segments.items())
 
 
 def _of_key(cursor: Any, key: bytes, first: int) -> Iterator[tuple[bytes, bytes]]:
-    """A key's entries that ended at ``first`` or later, in order."""
     start, end = key + _TIME.pack(first), key + _BEHIND
     length = len(key) + _TIMES.size
     if cursor.set_range(stored_keys.lower_bound(start)):
@@ -154,11 +151,12 @@ def _of_key(cursor: Any, key: bytes, first: int) -> Iterator[tuple[bytes, bytes]
 
 
 def _last_of_key(cursor: Any, key: bytes) -> bytes | None:
-    """The entry of a key that ended last."""
     bound = stored_keys.upper_bound(key + _BEHIND)
     length = len(key) + _TIMES.size
     if (bound is not None and cursor.set_range(bound)) or cursor.last():
-        for stored_key, _ in stored_keys.in_range_reversed(cursor.iterprev(), key, key + _BEHIND):
+        for stored_key, _ in stored_keys.in_range(
+            cursor.iterprev(), key, key + _BEHIND, reverse=True
+        ):
             if len(stored_key) == length and stored_key.startswith(key):
                 found: bytes = stored_key
                 return found
@@ -166,7 +164,6 @@ def _last_of_key(cursor: Any, key: bytes) -> bytes | None:
 
 
 def _valid(entries: Iterable[tuple[bytes, bytes]], first: int, last: int) -> Iterator[Version]:
-    """The versions among a key's entries that were valid from ``first`` to ``last``."""
     for stored_key, stored in entries:
         end, start = _TIMES.unpack_from(stored_key, len(stored_key) - _TIMES.size)
         if start > last:
@@ -251,7 +248,6 @@ class _Versions:
         self._begins_after = begins_after
 
     def put(self, time: int, value: bytes | None) -> None:
-        """One more; it splits the one in which it lies."""
         at = bisect_right(self.known, time, key=itemgetter(0))
         before = self.known[at - 1] if at else None
         if before is not None and time < before.end:

@@ -85,9 +85,11 @@ class MergedStore(InMemoryStore):
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._entry(key) for key in keys]
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        parts = (part.range(start, end) for part in self._parts)
-        return merge(*parts, key=lambda entry: entry[0])
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        parts = (part.range(start, end, reverse=reverse) for part in self._parts)
+        return merge(*parts, key=lambda entry: entry[0], reverse=reverse)
 
     def part_of(self, key: bytes) -> InMemoryStore:
         """The partition that has a key: its own, else the first of the others, as queries look for

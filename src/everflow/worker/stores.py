@@ -7,32 +7,54 @@ They cost a second decoding; batches that do not fail never see them.
 """
 
 from __future__ import annotations
-
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
+from everflow.errors import DamagedEntryError
+from everflow.handlers import chain
+from everflow.handlers import is_outage
+from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.processors.stores import VersionEntries
+from everflow.operators.processors.stores import entry_with
+from everflow.operators.processors.stores import shown_changes
+from everflow.protocol.messages import StorePlace
+from everflow.protocol.messages import TaskContext
+from everflow.records import EdgeBatch
+from everflow.records import StoreChanges
+from everflow.records import TaskId
+from everflow.records import TasksResult
+from everflow.serdes.base import ResultDecoder
+from everflow.serdes.base import SerdeError
+from everflow.state.changelog import SUFFIX_BYTES
+from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.changelog import expiry_times
+from everflow.state.overlay import OverlayView
+from everflow.state.store import Bounds
+from everflow.state.store import Entry
+from everflow.state.store import OPEN
+from everflow.state.store import StoreSpec
+from everflow.state.store import StoreView
+from everflow.state.store import Version
+from everflow.state.store import WholeView
+from everflow.topology.plan import StatefulOp
+from everflow.topology.plan import shown_by
+from everflow.user_program import error_text
+from everflow.user_program import shown
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
+from typing import Protocol
 from zlib import crc32
-
 import numpy as np
 import pyarrow as pa
-
-from everflow.errors import DamagedEntryError
-from everflow.handlers import chain, is_outage
-from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.processors.stores import VersionEntries, entry_with, shown_changes
-from everflow.protocol.messages import StorePlace, TaskContext
-from everflow.records import EdgeBatch, StoreChanges, TaskId, TasksResult
-from everflow.serdes.base import ResultDecoder, SerdeError
-from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES, expiry_times
-from everflow.state.overlay import OverlayView
-from everflow.state.store import OPEN, Bounds, Entry, StoreSpec, StoreView, Version, last_of_each
-from everflow.topology.plan import StatefulOp, shown_by
-from everflow.user_program import error_text, shown
+import struct
 
 # --- views ----------------------------------------------------------------------------------------
 
@@ -59,7 +81,7 @@ class StoreAccess(Protocol):
         """Have a store that has a changelog rebuilt from it before a batch reads it again."""
 
 
-class WholeTable:
+class WholeTable(WholeView):
     """A global table: the stores of all its partitions as one. A key is looked for in the partition
     that Kafka's partitioner gives it, then in the others: whoever wrote the topic may have used
     another."""
@@ -95,25 +117,15 @@ class WholeTable:
             fill(part, [row for row in missing if homes[row] != number])
         return found
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        return _first_of_each(
-            merge(*(part.range(start, end) for part in self._parts), key=itemgetter(0))
-        )
-
-    def reversed_range(
-        self, start: bytes | None, end: bytes | None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        parts = [part.reversed_range(start, end) for part in self._parts]
-        return _first_of_each(merge(*parts, key=itemgetter(0), reverse=True))
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
+        """See `StoreView`; of a key that lies in several partitions the entry of the first."""
+        parts = [part.range(start, end, reverse=reverse) for part in self._parts]
+        return _first_of_each(merge(*parts, key=itemgetter(0), reverse=reverse))
 
     def entries(self) -> int:
         return sum(part.entries() for part in self._parts)
-
-    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        return [list(self.range(start, end)) for start, end in bounds]
-
-    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
-        return last_of_each(self, bounds)
 
 
 def _first_of_each(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
@@ -389,11 +401,10 @@ class CheckedView:
         self._check([(key, one) for key, one in zip(keys, found, strict=True) if one is not None])
         return found
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
-        return self._in_parts(self._view.range(start, end))
-
-    def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[Entry]:
-        return self._in_parts(self._view.reversed_range(start, end))
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[Entry]:
+        return self._in_parts(self._view.range(start, end, reverse=reverse))
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[Entry]]:
         found: list[list[Entry]] = self._view.range_many(bounds)

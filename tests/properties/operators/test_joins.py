@@ -335,7 +335,7 @@ class StreamJoin:
         ]
         raw = serdes.bytes_()
         waiting = StoreSpec(name="w", kind="key_value", key_serde=raw, value_serde=raw)
-        self.operator = StreamStreamJoin.of(
+        self.operator = StreamStreamJoin(
             kind,
             windows,
             (window_stores[0], window_stores[1]),

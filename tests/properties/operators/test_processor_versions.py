@@ -54,7 +54,7 @@ def everything(view: Any) -> list[Any]:
         view.latest_many(KEYS),
         [view.begins_after(key, time) for key in KEYS for time in range(0, 65, 5)],
         list(view.range(None, None)),
-        list(view.reversed_range(None, None)),
+        list(view.range(None, None, reverse=True)),
         view.stream_time,
     ]
 

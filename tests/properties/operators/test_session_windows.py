@@ -21,7 +21,6 @@ from everflow.operators import (
     SessionAggregateSpec,
     agg,
 )
-from everflow.operators.aggregates.session_aggregate import ReducerMerger
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import session_key
 from everflow.state.store import InMemoryStore, StoreSpec
@@ -303,5 +302,5 @@ def test_a_reducer_reduces_sessions_too(
         value_serde=serdes.string(),
         aggregator=PythonReducer(reducer),
     )
-    spec = SessionAggregateSpec(layout, windows, ReducerMerger(reducer), emit_every_update=every)
+    spec = SessionAggregateSpec(layout, windows, emit_every_update=every)
     check(spec, Model(windows, step, reducer), split, pa.string(), spec.value_serde.decode)

@@ -39,8 +39,8 @@ def spec(wait_ms: int, by_window: bool, bounds: BufferBounds) -> SuppressSpec:
     return SuppressSpec(
         store="s",
         where="program.py:1",
-        table_key_serde=key,
-        table_value_serde=serdes.long(),
+        key_serde=key,
+        value_serde=serdes.long(),
         result_key=key.type,
         result=pa.int64(),
         wait_ms=wait_ms,
@@ -113,7 +113,7 @@ def test_it_gives_what_one_update_after_the_other_gives(
     times, seq = dict.fromkeys(TASKS, -1), 0
     for rows in split:
         keys = keys_of(rows, by_window)
-        written = operator.table_key_serde.encode_array(keys).to_pylist()
+        written = operator.key_serde.encode_array(keys).to_pylist()
         wanted = [
             found
             for at, (row, key, data) in enumerate(zip(rows, keys.to_pylist(), written, strict=True))
@@ -151,7 +151,7 @@ def test_it_gives_what_one_update_after_the_other_gives(
             continue
         last = (("z", None, 1_000, task),)
         keys = keys_of(list(last), by_window)
-        key_bytes = operator.table_key_serde.encode_array(keys)[0].as_py()
+        key_bytes = operator.key_serde.encode_array(keys)[0].as_py()
         wanted = model.feed(seq, keys[0].as_py(), key_bytes, None, 1_000)
         done = operator.run(
             Inputs(
@@ -202,8 +202,10 @@ class Counted(InMemoryStore):
         self._entries = held._entries
         self.read = 0
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        for entry in super().range(start, end):
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for entry in super().range(start, end, reverse=reverse):
             self.read += 1
             yield entry
 

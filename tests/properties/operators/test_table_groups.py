@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from everflow import TopologyError, agg, serdes
 from everflow.operators.aggregates.aggregate import (
     PythonAggregateSpec,
+    PythonAggregator,
     PythonTableAggregator,
     TableAggregateSpec,
 )
@@ -45,7 +46,7 @@ class Table:
         spec = StoreSpec(name="t", kind="key_value", key_serde=serdes.string(), value_serde=VALUE)
         self.joined = JoinedTable(spec, VALUE, ENTRY)
         self.stores = {name: InMemoryStore() for name in "tnf"}
-        self.built_in = TableAggregateSpec.of_table(
+        self.built_in = TableAggregateSpec.of(
             "n",
             serdes.string(),
             [agg.count(), agg.sum("a1"), agg.avg("a2"), agg.count("a1")],
@@ -58,8 +59,7 @@ class Table:
             key_serde=serdes.string(),
             value_serde=serdes.json("array<string>"),
             aggregator=PythonTableAggregator(
-                list,
-                lambda key, value, kept: [*kept, str(value["x"])],
+                PythonAggregator(list, lambda key, value, kept: [*kept, str(value["x"])]),
                 lambda key, value, kept: removed(kept, str(value["x"])),
             ),
             emit_every_update=every,
@@ -167,4 +167,4 @@ def test_a_change_within_a_group_is_one_result_and_a_move_two() -> None:
 @pytest.mark.parametrize("kind", ["min", "max", "first", "last"])
 def test_what_cannot_take_back_is_refused(kind: str) -> None:
     with pytest.raises(TopologyError, match=r"adder=\.\.\., subtractor="):
-        TableAggregateSpec.of_table("n", serdes.string(), [getattr(agg, kind)("a1")], ["n"], INPUTS)
+        TableAggregateSpec.of("n", serdes.string(), [getattr(agg, kind)("a1")], ["n"], INPUTS)

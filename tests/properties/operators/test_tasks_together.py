@@ -19,7 +19,7 @@ from everflow.operators.aggregates.aggregate import (
     PythonAggregateSpec,
     PythonReducer,
 )
-from everflow.operators.aggregates.session_aggregate import ReducerMerger, SessionAggregateSpec
+from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch, TasksResult
@@ -58,7 +58,7 @@ def _reduced(every: bool) -> Any:
         key_serde=serdes.string(),
         value_serde=serdes.long(),
         aggregator=PythonReducer(
-            lambda total, value: None if value in (3, None) else total + value
+            lambda total, value: None if total is None or value in (3, None) else total + value
         ),
         window=WINDOW,
         emit_every_update=every,
@@ -77,10 +77,7 @@ def _sessions(every: bool) -> Any:
 
 def _reduced_sessions(every: bool) -> Any:
     reduced = _reduced(every)
-    merger = ReducerMerger(
-        lambda one, two: one if two is None else two if one is None else one + two
-    )
-    return SessionAggregateSpec(reduced, SESSIONS, merger, emit_every_update=every)
+    return SessionAggregateSpec(reduced, SESSIONS, emit_every_update=every)
 
 
 def _deduplicated(every: bool) -> Any:

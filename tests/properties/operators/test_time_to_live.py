@@ -127,7 +127,7 @@ def test_a_count(split: Any, ttl: int, every: bool) -> None:
         [(key, None if value is None else True, time) for key, value, time in part]
         for part in split
     ]
-    spec = TimeToLiveSpec(inner=inner, ttl_ms=ttl, emit_every_update=every)
+    spec = TimeToLiveSpec(layout=inner, ttl_ms=ttl, emit_every_update=every)
 
     check(spec, Model(ttl, lambda n, _: (n or 0) + 1, latest=False), rows, pa.bool_())
 
@@ -146,7 +146,7 @@ def test_a_reducer_that_deletes(split: Any, ttl: int, every: bool) -> None:
         value_serde=serdes.long(),
         aggregator=PythonReducer(reduced),
     )
-    spec = TimeToLiveSpec(inner=inner, ttl_ms=ttl, emit_every_update=every)
+    spec = TimeToLiveSpec(layout=inner, ttl_ms=ttl, emit_every_update=every)
 
     check(spec, Model(ttl, reduced, latest=False), split, pa.int64())
 
@@ -155,7 +155,7 @@ def test_a_reducer_that_deletes(split: Any, ttl: int, every: bool) -> None:
 @given(split=batches, ttl=ttls, every=st.booleans())
 def test_a_table(split: Any, ttl: int, every: bool) -> None:
     spec = TimeToLiveSpec(
-        inner=TableSpec("s", serdes.string(), serdes.long()), ttl_ms=ttl, emit_every_update=every
+        layout=TableSpec("s", serdes.string(), serdes.long()), ttl_ms=ttl, emit_every_update=every
     )
 
     check(spec, Model(ttl, lambda _, value: value, latest=True), split, pa.int64())

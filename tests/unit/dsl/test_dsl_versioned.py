@@ -127,5 +127,6 @@ def test_an_interval_join_is_a_join_in_windows() -> None:
         for node in world.builder.build().nodes
         if isinstance(node, StatefulNode) and isinstance(node.operator, StreamStreamJoin)
     ]
-    windows_of = [(join.left.back_ms, join.left.ahead_ms, join.right.stays_ms) for join in joins]
+    sides = [join.sides for join in joins]
+    windows_of = [(one[True].back_ms, one[True].ahead_ms, one[False].stays_ms) for one in sides]
     assert windows_of == [(1_000, 5, 1_012)] * 2

@@ -91,7 +91,7 @@ class Peak(threading.Thread):
 
 def main(folder: Path, keys: int, size: int, held_bytes: int) -> None:
     windows = JoinWindows.of_time_difference("1 day").grace("0 ms")
-    join = StreamStreamJoin.of(
+    join = StreamStreamJoin(
         JoinKind.LEFT, windows, (SPECS[0], SPECS[1]), (VALUE.type, VALUE.type), SPECS[2]
     )
     ports = WorkerPorts(held_bytes=held_bytes)

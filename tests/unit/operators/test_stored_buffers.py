@@ -95,7 +95,7 @@ def lookup(timeout_ms: int | None) -> Run:
 
 def unmatched(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksResult:
     """The values above 2 are of the right side."""
-    join = StreamStreamJoin.of(
+    join = StreamStreamJoin(
         JoinKind.OUTER,
         JoinWindows.of_time_difference(5).grace(5),
         (spec("l", "window", 21), spec("r", "window", 21)),
@@ -113,8 +113,8 @@ def suppressed(by_window: bool, bounds: BufferBounds, early: EarlyResults | None
     operator = SuppressSpec(
         store="w",
         where=None,
-        table_key_serde=WINDOWED if windowed else KEY,
-        table_value_serde=VALUE,
+        key_serde=WINDOWED if windowed else KEY,
+        value_serde=VALUE,
         result_key=WINDOWED.type if windowed else KEY.type,
         result=pa.int64(),
         wait_ms=10,
@@ -138,7 +138,7 @@ def suppressed(by_window: bool, bounds: BufferBounds, early: EarlyResults | None
 
 
 def ending(rows: list[Row], views: Views, times: Mapping[int, int]) -> TasksResult:
-    operator = TimeToLiveSpec(inner=TableSpec("w", KEY, VALUE), ttl_ms=20)
+    operator = TimeToLiveSpec(layout=TableSpec("w", KEY, VALUE), ttl_ms=20)
     return operator.run(Inputs((batch_of(rows),), views, times))
 
 

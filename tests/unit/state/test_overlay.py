@@ -29,13 +29,10 @@ class Counted(InMemoryStore):
             self.read += 1
             yield entry
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        return self._counted(super().range(start, end))
-
-    def reversed_range(
-        self, start: bytes | None, end: bytes | None
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        return self._counted(super().reversed_range(start, end))
+        return self._counted(super().range(start, end, reverse=reverse))
 
 
 def filled(store: InMemoryStore, keys: Sequence[bytes]) -> InMemoryStore:

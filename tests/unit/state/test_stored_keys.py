@@ -44,7 +44,7 @@ def test_a_range_of_stored_keys_is_the_range_of_keys_in_key_order(
     assert list(stored_keys.in_range(stored, start, end)) == [(key, b"v" + key) for key in expected]
     bound = stored_keys.upper_bound(end)
     below = [item for item in stored_form(present) if bound is None or item[0] <= bound]
-    assert list(stored_keys.in_range_reversed(below[::-1], start, end)) == [
+    assert list(stored_keys.in_range(below[::-1], start, end, reverse=True)) == [
         (key, b"v" + key) for key in expected[::-1]
     ]
 

@@ -105,10 +105,12 @@ class Stored:
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         return [STORED.get(key) for key in keys]
 
-    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
         return (
             (k, v)
-            for k, v in sorted(STORED.items())
+            for k, v in sorted(STORED.items(), reverse=reverse)
             if (start is None or k >= start) and (end is None or k < end)
         )
 

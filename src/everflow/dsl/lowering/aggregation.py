@@ -51,11 +51,9 @@ from everflow.operators.aggregates.aggregate import (
     PythonCogroup,
     PythonReducer,
     PythonTableAggregator,
-    PythonTableReducer,
     TableAggregateSpec,
 )
 from everflow.operators.aggregates.session_aggregate import (
-    ReducerMerger,
     SessionAggregateSpec,
 )
 from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
@@ -241,9 +239,7 @@ class Aggregation:
         """Lower a Python reducer; the aggregate has the value's type."""
         check_parameters(reducer, ("aggregate", "value"), "reduce", self.where)
         key_serde, value_serde = self.group.edge.serdes("reduce", self.where)
-        return self._functions(
-            key_serde, value_serde, PythonReducer(reducer), ReducerMerger(reducer)
-        )
+        return self._functions(key_serde, value_serde, PythonReducer(reducer), None)
 
     def functions(self, options: dict[str, Any]) -> Stream:
         """Lower a Python initializer, aggregator and, for sessions, merger."""
@@ -565,7 +561,8 @@ class TableAggregation(Aggregation):
         for what, fn in (("adder", adder), ("subtractor", subtractor)):
             check_parameters(fn, ("aggregate", "value"), f"reduce: {what}", self.where)
         key_serde, value_serde = self.group.edge.serdes("reduce", self.where)
-        return self._called(key_serde, value_serde, PythonTableReducer(adder, subtractor))
+        called = PythonTableAggregator(PythonReducer(adder), PythonReducer(subtractor))
+        return self._called(key_serde, value_serde, called)
 
     def functions(self, options: dict[str, Any]) -> Stream:
         """Lower a Python initializer, adder and subtractor."""
@@ -575,14 +572,14 @@ class TableAggregation(Aggregation):
         subtractor = self._with_or_without_key(options["subtractor"], "subtractor", names)
         value_serde = self._value_serde(options["returns"], options["value"], options["adder"])
         key_serde = self.group.edge.written_key("aggregate", self.where)
-        called = PythonTableAggregator(options["initializer"], adder, subtractor)
+        called = PythonTableAggregator(PythonAggregator(options["initializer"], adder), subtractor)
         return self._called(key_serde, value_serde, called)
 
     def _called(
         self,
         key_serde: Serde,
         value_serde: Serde,
-        aggregator: PythonTableAggregator | PythonTableReducer,
+        aggregator: PythonTableAggregator,
     ) -> Stream:
         spec = PythonAggregateSpec(
             store=self.store,
@@ -599,7 +596,7 @@ class TableAggregation(Aggregation):
         names: list[str] | None,
         inputs: pa.DataType,
     ) -> AggregateSpec:
-        return TableAggregateSpec.of_table(self.store, key_serde, lowered, names, inputs)
+        return TableAggregateSpec.of(self.store, key_serde, lowered, names, inputs)
 
     def _node(self) -> tuple[str, Stream]:
         self.graph.burn(2)  # sink and source come first in the original

@@ -207,7 +207,7 @@ def joined_in_windows(
         edge.type,
         call.where,
         "JOIN",
-        StreamStreamJoin.of(
+        StreamStreamJoin(
             kind,
             windows,
             (stores.left, stores.right),

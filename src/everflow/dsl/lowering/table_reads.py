@@ -55,7 +55,7 @@ def with_ttl(
     called: str,
 ) -> tuple[TimeToLiveSpec, tuple[StoreSpec, ...]]:
     """The operator whose entries end, and its stores: the entries, and when they end."""
-    spec = TimeToLiveSpec(inner=operator, ttl_ms=ttl_ms)
+    spec = TimeToLiveSpec(layout=operator, ttl_ms=ttl_ms)
     index = StoreSpec(
         name=graph.claim_beside(spec.index, store.name, called, store.where),
         kind="key_value",

@@ -319,8 +319,8 @@ def suppress_node(
     spec = SuppressSpec(
         store=store,
         where=where,
-        table_key_serde=key_serde,
-        table_value_serde=value_serde,
+        key_serde=key_serde,
+        value_serde=value_serde,
         result_key=table.edge.type.key,
         result=table.edge.type.value,
         wait_ms=wait_ms,

@@ -162,7 +162,7 @@ class StoreReader:
     ) -> tuple[list[Entry], bool]:
         page: list[Entry] = []
         size = 0
-        for entry in view.reversed_range(start, end) if reverse else view.range(start, end):
+        for entry in view.range(start, end, reverse=reverse):
             if page and (len(page) >= self.page_entries or size >= self.page_bytes):
                 return page, True
             page.append(entry)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +25,16 @@ from everflow.operators.aggregates.folds import (
     unpack,
 )
 from everflow.operators.fold import Bounds, StateColumn, valid
-from everflow.operators.grouping import Groups, KeyedOperator, Stored, Tasks, group, read, result
+from everflow.operators.grouping import (
+    NEVER,
+    Groups,
+    KeyedOperator,
+    Stored,
+    Tasks,
+    group,
+    read,
+    result,
+)
 from everflow.operators.user_code import UserFunctionError, function_failure, require_users
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
@@ -32,6 +43,8 @@ from everflow.serdes.schema import storable
 from everflow.serdes.windowed import python_keys
 from everflow.topology.graph import Inputs
 from everflow.windows import TimeWindows
+
+_Spec = TypeVar("_Spec", bound="AggregateSpec")
 
 
 class Folded(NamedTuple):
@@ -59,14 +72,13 @@ class GroupAggregate(KeyedOperator):
         return self.folded(batch, groups, tasks)
 
     def folded(self, batch: EdgeBatch, groups: Groups, tasks: Tasks) -> TasksResult:
-        """Folds the records into the stored aggregates; the last result per group, or every one."""
         done = self._fold(batch, groups, read(groups, tasks.stores, self.value_serde))
         if self.emit_every_update:
             at, shown, times = np.arange(len(groups.rows)), done.shown, done.shown_times
         else:
             order = np.argsort(groups.last)
             at, times = groups.last[order], done.shown_times[order]
-            shown = done.shown.take(pa.array(order))
+            shown = done.shown.take(order)
         return result(
             batch,
             groups,
@@ -99,9 +111,12 @@ class AggregateSpec(GroupAggregate):
     result: pa.DataType
     window: TimeWindows | None = None
     emit_every_update: bool = False
+    retracts: ClassVar[bool] = False
+    """True if values can be taken back: a sum then has a count beside it."""
 
-    @staticmethod
+    @classmethod
     def of(
+        cls: type[_Spec],
         store: str,
         key_serde: Serde,
         aggregators: Sequence[Aggregator],
@@ -110,7 +125,7 @@ class AggregateSpec(GroupAggregate):
         *,
         window: TimeWindows | None = None,
         emit_every_update: bool = False,
-    ) -> AggregateSpec:
+    ) -> _Spec:
         """A spec with its state layout worked out.
 
         ``aggregators`` are lowered: their ``column`` is None or a field name of ``input_type``.
@@ -126,13 +141,15 @@ class AggregateSpec(GroupAggregate):
         results = [result_type(a, t, o) for a, t, o in zip(aggregators, types, orders, strict=True)]
         columns = tuple(
             column
-            for label, one, type_, order in zip(labels, aggregators, results, orders, strict=True)
-            for column in _state_columns(label, one, type_, order)
+            for place, one in enumerate(aggregators)
+            for column in cls._state_columns(
+                labels[place], one, results[place], orders[place], place
+            )
         )
         storable(pa.struct([(column.name, column.type) for column in columns]))  # lists, too
         state = pa.struct([(column.name, column.stored_type) for column in columns])
         bare_count = names is None and aggregators[0].kind == "count"
-        return AggregateSpec(
+        return cls(
             store=store,
             key_serde=key_serde,
             value_serde=serdes.long() if bare_count else serdes.packed(state),
@@ -154,19 +171,15 @@ class AggregateSpec(GroupAggregate):
             final, shown = fold_columns(
                 self.columns, states, stored.present, groups.codes, inputs, every=every
             )
-        records, times = batch.timestamp[groups.rows], stored.timestamps
-        running = _running_max(times, groups.codes, records) if every else times
-        np.maximum.at(times, groups.codes, records)
-        entries = self.value_serde.encode_array(self.state_of(final))
-        return Folded(entries, times, self.finish(shown if every else final), running)
+        times, shown_times = _times(batch, groups, stored, every)
+        shown_values = self.finish(shown if every else final)
+        return Folded(self.written(final), times, shown_values, shown_times)
 
     def value_reader(self) -> Callable[[bytes], Any] | None:
-        """See `everflow.serdes.base.value_reader`: where the state is the result."""
         return value_reader(self.value_serde) if self.value_serde.type == self.result else None
 
     @property
     def results(self) -> ResultDecoder:
-        """See `TableOperator`: what is made of the states."""
         return self
 
     def decode_array(self, data: pa.Array) -> pa.Array:
@@ -176,7 +189,6 @@ class AggregateSpec(GroupAggregate):
         )
 
     def state_columns_of(self, state: pa.Array) -> list[pa.Array]:
-        """The columns of decoded states, in the order of ``columns``."""
         if not pa.types.is_struct(self.value_serde.type):
             return [state]
         return [
@@ -218,74 +230,80 @@ class AggregateSpec(GroupAggregate):
                 offset=int(batch.offset[row]),
             ) from error
 
-    def state_of(self, columns: list[pa.Array]) -> pa.Array:
-        """Inverse of `state_columns_of`."""
-        if not pa.types.is_struct(self.value_serde.type):
-            return columns[0]
-        written = [pack(one) if pa.types.is_list(one.type) else one for one in columns]
-        return pa.StructArray.from_arrays(written, fields=list(self.value_serde.type))
+    def written(self, columns: list[pa.Array]) -> pa.Array:
+        """Stored bytes of state columns: the inverse of `state_columns_of`."""
+        state = columns[0]
+        if pa.types.is_struct(self.value_serde.type):
+            packed = [pack(one) if pa.types.is_list(one.type) else one for one in columns]
+            state = pa.StructArray.from_arrays(packed, fields=list(self.value_serde.type))
+        return self.value_serde.encode_array(state)
 
     def finish(self, state: list[pa.Array]) -> pa.Array:
-        """The result column of the state columns."""
-        columns, at = [], 0
+        columns, left = [], iter(state)
         for aggregator in self.aggregators:
+            first = next(left)
             if aggregator.kind == "avg":
-                counts = state[at + 1].cast(pa.float64())
-                columns.append(
-                    pc.divide(
-                        state[at],
-                        pc.if_else(pc.equal(counts, 0.0), pa.scalar(None, pa.float64()), counts),
-                    )
-                )
+                counts = next(left).cast(pa.float64())
+                some = pc.if_else(pc.equal(counts, 0.0), pa.scalar(None, pa.float64()), counts)
+                first = pc.divide(first, some)
+            elif aggregator.kind == "sum" and self.retracts:
+                some = pc.not_equal(next(left), 0).fill_null(False)
+                first = pc.if_else(some, first, pa.scalar(None, first.type))
             elif aggregator.kind == "approx_count_distinct":
-                columns.append(estimates(state[at], precision_of(aggregator.rsd)))
+                first = estimates(first, precision_of(aggregator.rsd))
             elif aggregator.limit is not None:
-                columns.append(state[at].fill_null(pa.scalar([], state[at].type)))
-            else:
-                columns.append(state[at])
-            at += 2 if aggregator.kind == "avg" or aggregator.by is not None else 1
+                first = first.fill_null(pa.scalar([], first.type))
+            if aggregator.by is not None:
+                next(left)
+            columns.append(first)
+        if self.names is None:
+            return columns[0]
+        return pa.StructArray.from_arrays(columns, fields=list(self.result))
+
+    @staticmethod
+    def _state_columns(
+        label: str, one: Aggregator, type_: pa.DataType, order: pa.DataType | None, place: int
+    ) -> tuple[StateColumn, ...]:
+        field: Any = one.column
+        kind, limit = one.kind, one.limit
+        if kind == "avg":
+            return (
+                StateColumn(f"{label}.sum", pa.float64(), "sum", field),
+                StateColumn(f"{label}.count", pa.int64(), "count", field),
+            )
+        if kind == "approx_count_distinct":
+            bounds: Bounds | None = Bounds(precision_of(one.rsd))
+            return (StateColumn(label, pa.binary(), "distinct", field, bounds),)
+        bounds = None if limit is None else Bounds(limit, one.when_full)
+        if kind in ("collect_list", "collect_set"):
+            return (StateColumn(label, type_, kind, field, bounds),)
+        if limit is not None:
+            kind = "largest" if one.largest else "smallest"
+        if one.by is None:
+            return (StateColumn(label, type_, kind, field, bounds),)
+        beside = order if limit is None else pa.list_(order)
         return (
-            columns[0]
-            if self.names is None
-            else pa.StructArray.from_arrays(columns, fields=list(self.result))
+            StateColumn(f"{label}.value", type_, kind, field, bounds),
+            StateColumn(f"{label}.by", beside, BESIDE, one.by, bounds),
         )
 
 
-def _state_columns(
-    label: str, aggregator: Aggregator, type_: pa.DataType, order: pa.DataType | None
-) -> tuple[StateColumn, ...]:
-    field: Any = aggregator.column
-    kind, limit = aggregator.kind, aggregator.limit
-    if kind == "avg":
-        return (
-            StateColumn(f"{label}.sum", pa.float64(), "sum", field),
-            StateColumn(f"{label}.count", pa.int64(), "count", field),
-        )
-    if kind == "approx_count_distinct":
-        bounds: Bounds | None = Bounds(precision_of(aggregator.rsd))
-        return (StateColumn(label, pa.binary(), "distinct", field, bounds),)
-    bounds = None if limit is None else Bounds(limit, aggregator.when_full)
-    if kind in ("collect_list", "collect_set"):
-        return (StateColumn(label, type_, kind, field, bounds),)
-    if limit is not None:
-        kind = "largest" if aggregator.largest else "smallest"
-    if aggregator.by is None:
-        return (StateColumn(label, type_, kind, field, bounds),)
-    beside = order if limit is None else pa.list_(order)
-    return (
-        StateColumn(f"{label}.value", type_, kind, field, bounds),
-        StateColumn(f"{label}.by", beside, BESIDE, aggregator.by, bounds),
-    )
-
-
-def _running_max(stored: Int64, codes: Int64, times: Int64) -> Int64:
-    state = stored.tolist()
-    found = np.empty(len(codes), np.int64)
-    for index, (code, time) in enumerate(zip(codes.tolist(), times.tolist(), strict=True)):
-        if time > state[code]:
-            state[code] = time
-        found[index] = state[code]
-    return found
+def _times(
+    batch: EdgeBatch, groups: Groups, stored: Stored, every: bool, ended: Collection[int] = ()
+) -> tuple[Int64, Int64]:
+    """The time of each group, the later of the stored one and its records', and those of what is
+    shown. Behind a contribution in ``ended`` a group begins anew."""
+    records, times = batch.timestamp[groups.rows], stored.timestamps
+    if not every and not ended:
+        np.maximum.at(times, groups.codes, records)
+        return times, times
+    state, running = times.tolist(), np.empty(len(records), np.int64)
+    for at, (code, time) in enumerate(zip(groups.codes.tolist(), records.tolist(), strict=True)):
+        running[at] = state[code] = max(time, state[code])
+        if at in ended:
+            state[code] = NEVER
+    times = running[groups.last]
+    return times, running if every else times
 
 
 # --- `aggregate` and `reduce` with functions of the user: one call per record, in processing
@@ -300,7 +318,6 @@ class PythonAggregator:
     aggregator: Callable[[Any, Any, Any], Any]
 
     def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
-        """The next aggregate; ``aggregate`` None = there is none yet."""
         return self.aggregator(key, value, self.initializer() if aggregate is None else aggregate)
 
 
@@ -312,7 +329,6 @@ class PythonReducer:
     reducer: Callable[[Any, Any], Any]
 
     def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
-        """The next aggregate; ``aggregate`` None = there is none yet."""
         return value if aggregate is None else self.reducer(aggregate, value)
 
 
@@ -325,7 +341,6 @@ class PythonCogroup:
     aggregators: tuple[Callable[[Any, Any, Any], Any], ...]
 
     def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
-        """The next aggregate; ``aggregate`` None = there is none yet."""
         which = value["which"]
         before = self.initializer() if aggregate is None else aggregate
         return self.aggregators[which](key, value[f"v{which}"], before)
@@ -349,59 +364,107 @@ class PythonAggregateSpec(GroupAggregate):
 
     @property
     def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
         return self.value_serde.type
 
     def _fold(self, batch: EdgeBatch, groups: Groups, stored: Stored) -> Folded:
-        """Calls the function for every record (and window)."""
-        states: list[Any] = stored.values.to_pylist()
-        state_times: list[int] = stored.timestamps.tolist()
-        keys = python_keys(batch.key.take(pa.array(groups.rows[groups.last])))
-        values = groups.take(batch.value).to_pylist()
-        times = batch.timestamp[groups.rows].tolist()
-        # an aggregate may be changed in place, so each result that is emitted is written down at
-        # once
-        encode = self.value_serde.encode if self.emit_every_update else None
-        every: list[bytes | None] = []
-        aggregator, index = self.aggregator, 0
-        try:
-            for index, code in enumerate(groups.codes.tolist()):
-                before = states[code]
-                states[code] = aggregator(keys[code], values[index], before)
-                if encode is not None:
-                    every.append(encode(states[code]))
-                if before is not None and state_times[code] > times[index]:
-                    times[index] = state_times[code]
-                else:
-                    state_times[code] = times[index]
-        except BaseException as error:
-            require_users(error)
-            raise function_failure(self.store, batch, int(groups.rows[index]), error) from error
-        last, after = groups.last, np.array(times, np.int64)
-        if encode is not None:
-            written = pa.array(every, pa.binary())
-            entries, shown_times = written.take(pa.array(last)), after
-        else:
-            at = np.sort(last)
-            written = self._written(batch, groups, states, at)
-            written = written.take(pa.array(np.searchsorted(at, last)))
-            entries, shown_times = written, after[last]
-        return Folded(entries, after[last], self.value_serde.decode_array(written), shown_times)
+        codes, ended = groups.codes.tolist(), set[int]()
+        of_groups = python_keys(batch.key.take(groups.rows[groups.last]))
+        fold = FunctionFold(
+            self,
+            batch,
+            groups.rows,
+            [of_groups[code] for code in codes],
+            groups.take(batch.value).to_pylist(),
+            stored.values.to_pylist(),
+        )
+        steps = zip(range(len(codes)), codes, repeat(()), repeat(True), repeat(True), strict=False)
+        fold.take(steps, remove=lambda at, _: ended.add(at), every=self.emit_every_update)
+        entries, shown = fold.results(range(len(groups)), groups.last.tolist())
+        times, shown_times = _times(batch, groups, stored, self.emit_every_update, ended)
+        return Folded(entries, times, shown, shown_times)
 
-    def _written(self, batch: EdgeBatch, groups: Groups, states: list[Any], at: Int64) -> pa.Array:
-        """The last aggregate of each group, in the order of its contribution ``at``."""
-        final = [states[code] for code in groups.codes[at].tolist()]
+
+Step: TypeAlias = tuple[int, int, tuple[int, ...], bool, bool]
+"""What a record does to a window, a plain tuple as there is one for each record and window: the
+number of the record; the window; the windows whose aggregates it begins with, if it is new; whether
+the record goes into it; and whether it is an update that is shown."""
+
+
+def _refuse(key: Any, aggregates: list[Any]) -> Any:
+    raise AssertionError("no window begins with the aggregates of others")
+
+
+class FunctionFold:
+    """A function of the user over a batch's windows (or keys), one call per record and window. A
+    window is a number. UserFunctionError naming the record."""
+
+    def __init__(
+        self,
+        layout: PythonAggregateSpec,
+        batch: EdgeBatch,
+        rows: Int64,
+        keys: Sequence[Any],
+        values: Sequence[Any],
+        known: Sequence[Any],
+    ) -> None:
+        """``rows``, ``keys``, ``values``: of the records, by their numbers; ``known``: the stored
+        aggregates, of the first windows."""
+        self._layout, self._batch, self._rows = layout, batch, rows
+        self._keys, self._values = keys, values
+        self._states: dict[int, Any] = dict(enumerate(known))
+        self._every: list[bytes | None] | None = None
+
+    def take(
+        self,
+        steps: Iterable[Step],
+        *,
+        begin: Callable[[Any, list[Any]], Any] = _refuse,
+        remove: Callable[[int, int], object],
+        every: bool,
+    ) -> None:
+        """``begin``: makes the aggregate of a new window from its key and the aggregates of its
+        parents; ``remove``: is called with record and window where an aggregate becomes None;
+        ``every``: each update is emitted."""
+        states, keys, values = self._states, self._keys, self._values
+        aggregator, encode = self._layout.aggregator, self._layout.value_serde.encode
+        shown: list[bytes | None] = []
+        record = 0
         try:
-            return encode_each(self.value_serde, final)
+            for record, window, parents, takes, shows in steps:
+                if parents:
+                    states[window] = begin(keys[record], [states[one] for one in parents])
+                if takes:
+                    after = aggregator(keys[record], values[record], states.get(window))
+                    states[window] = after
+                    if after is None:
+                        remove(record, window)
+                if every and shows:
+                    # An aggregate may be changed in place, so each result is written down at once.
+                    shown.append(encode(states[window]))
         except BaseException as error:
             require_users(error)
-            for index, state in zip(at.tolist(), final, strict=True):
+            raise self._failure(record, error) from error
+        self._every = shown if every else None
+
+    def results(self, windows: Sequence[int], records: Sequence[int]) -> tuple[pa.Array, pa.Array]:
+        """Stored bytes of these windows, and what is shown: their results, or where every update is
+        emitted that of each update. ``records``: the last one of each window."""
+        serde, final = self._layout.value_serde, [self._states[window] for window in windows]
+        try:
+            entries = encode_each(serde, final)
+        except BaseException as error:
+            require_users(error)
+            for record, state in sorted(zip(records, final, strict=True), key=itemgetter(0)):
                 try:
-                    self.value_serde.encode(state)
+                    serde.encode(state)
                 except BaseException as found:
-                    row = int(groups.rows[index])
-                    raise function_failure(self.store, batch, row, found) from found
+                    raise self._failure(record, found) from found
             raise
+        shown = entries if self._every is None else pa.array(self._every, pa.binary())
+        return entries, serde.decode_array(shown)
+
+    def _failure(self, record: int, error: BaseException) -> UserFunctionError:
+        return function_failure(self._layout.store, self._batch, int(self._rows[record]), error)
 
 
 # --- aggregates of a grouped table: what an entry was is taken back, what it is now is added ------
@@ -414,7 +477,7 @@ REVERSIBLE = ("count", "sum", "avg")
 
 @dataclass(frozen=True, kw_only=True)
 class TableAggregateSpec(AggregateSpec):
-    """Counts, sums and means of the entries of each group; make it with `of_table`.
+    """Counts, sums and means of the entries of each group; make it with `of`.
 
     A record is what a change adds, its ``old`` what it takes back; one without an entry is null. A
     group that has lost all its entries stays, with 0, null and null. Means and sums of floats keep
@@ -424,51 +487,31 @@ class TableAggregateSpec(AggregateSpec):
 
     old_sides: ClassVar[tuple[int, ...]] = (0,)
     old_input: ClassVar[bool] = True
+    retracts: ClassVar[bool] = True
     joins: ClassVar[bool] = True
 
     @staticmethod
-    def of_table(
-        store: str,
-        key_serde: Serde,
-        aggregators: Sequence[Aggregator],
-        names: Sequence[str] | None,
-        input_type: pa.DataType,
-    ) -> TableAggregateSpec:
-        """As `AggregateSpec.of`. TopologyError also for an aggregate that cannot take back."""
-        labels = ("value",) if names is None else tuple(names)
-        columns: list[StateColumn] = []
-        results: list[pa.DataType] = []
-        for place, (label, one) in enumerate(zip(labels, aggregators, strict=True)):
-            if one.kind not in REVERSIBLE:
-                raise TopologyError(
-                    f"agg.{one.kind} cannot take back what an entry was; a grouped table has "
-                    f"{', '.join(f'agg.{kind}' for kind in REVERSIBLE)}, or functions: "
-                    "aggregate(initializer=..., adder=..., subtractor=..., returns=...)"
-                )
-            given = None if one.column is None else input_type.field(one.column).type
-            results.append(result_type(one, given))
-            if one.kind != "count":
-                columns.append(StateColumn(f"{label}.sum", results[-1], "sum", f"s{place}"))
-            columns.append(StateColumn(f"{label}.count", pa.int64(), "sum", f"n{place}"))
-        state = pa.struct([(column.name, column.type) for column in columns])
-        bare = names is None
-        return TableAggregateSpec(
-            store=store,
-            key_serde=key_serde,
-            value_serde=serdes.long() if bare and len(columns) == 1 else serdes.packed(state),
-            aggregators=tuple(aggregators),
-            names=None if bare else labels,
-            columns=tuple(columns),
-            result=results[0] if bare else pa.struct(list(zip(labels, results, strict=True))),
-        )
+    def _state_columns(
+        label: str, one: Aggregator, type_: pa.DataType, order: pa.DataType | None, place: int
+    ) -> tuple[StateColumn, ...]:
+        """TopologyError for an aggregate that cannot take back."""
+        if one.kind not in REVERSIBLE:
+            raise TopologyError(
+                f"agg.{one.kind} cannot take back what an entry was; a grouped table has "
+                f"{', '.join(f'agg.{kind}' for kind in REVERSIBLE)}, or functions: "
+                "aggregate(initializer=..., adder=..., subtractor=..., returns=...)"
+            )
+        count = StateColumn(f"{label}.count", pa.int64(), "sum", f"n{place}")
+        if one.kind == "count":
+            return (count,)
+        return StateColumn(f"{label}.sum", type_, "sum", f"s{place}"), count
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`: the last result of each group, or that of each change."""
         (right,) = inputs.sides
         assert right.old is not None
         both = self._signed(right.old, right)
-        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
-        done = self._process(both, Tasks(both.partition, views, inputs.stream_times))
+        done = self._process(both, Tasks.of(both, self.store, inputs))
         done.dropped.pop("null-value", None)  # a side of a change that is none
         if self.emit_every_update and len(done.output):
             last = np.flatnonzero(np.diff(done.output.seq, append=-1) != 0)
@@ -492,34 +535,12 @@ class TableAggregateSpec(AggregateSpec):
                 minus, plus = (column.cast(type_, safe=False) for column in inputs)
                 mixed = pa.concat_arrays([pc.negate(minus), plus])
                 at = np.arange(2 * len(right)).reshape(2, -1).T.reshape(-1)
-                columns[f"s{place}"] = mixed.take(pa.array(at))
+                columns[f"s{place}"] = mixed.take(at)
         present = np.stack([valid(left.value), valid(right.value)], axis=1).reshape(-1)
         value = pa.StructArray.from_arrays(
             list(columns.values()), names=list(columns), mask=pa.array(~present)
         )
         return right.take(rows).with_columns(value=value)
-
-    def finish(self, state: list[pa.Array]) -> pa.Array:
-        """The result column of the state columns."""
-        columns, at = [], 0
-        for one, type_ in zip(self.aggregators, self._result_types(), strict=True):
-            if one.kind == "count":
-                columns.append(state[at])
-                at += 1
-                continue
-            total, count = state[at], state[at + 1]
-            at += 2
-            some = pc.if_else(pc.equal(count, 0), pa.scalar(None, pa.int64()), count)
-            if one.kind == "avg":
-                columns.append(pc.divide(total, some.cast(pa.float64())))
-            else:
-                columns.append(pc.if_else(some.is_valid(), total, pa.scalar(None, type_)))
-        if self.names is None:
-            return columns[0]
-        return pa.StructArray.from_arrays(columns, fields=list(self.result))
-
-    def _result_types(self) -> list[pa.DataType]:
-        return [self.result] if self.names is None else [field.type for field in self.result]
 
 
 def _field(side: EdgeBatch, name: str) -> pa.Array:
@@ -531,35 +552,12 @@ def _field(side: EdgeBatch, name: str) -> pa.Array:
 @dataclass(frozen=True)
 class PythonTableAggregator:
     """``subtractor(key, old, aggregate)``, then ``adder(key, new, aggregate)``, of a change ``{new,
-    old}``; the aggregate begins with ``initializer()``. None = the aggregate is deleted."""
+    old}``: each as `PythonAggregator` or `PythonReducer`. None = the aggregate is deleted."""
 
-    initializer: Callable[[], Any]
     adder: Callable[[Any, Any, Any], Any]
     subtractor: Callable[[Any, Any, Any], Any]
 
     def __call__(self, key: Any, change: Any, aggregate: Any) -> Any:
-        """The next aggregate; ``aggregate`` None = there is none yet."""
         if change["old"] is not None and aggregate is not None:
             aggregate = self.subtractor(key, change["old"], aggregate)
-        if change["new"] is None:
-            return aggregate
-        return self.adder(
-            key, change["new"], self.initializer() if aggregate is None else aggregate
-        )
-
-
-@dataclass(frozen=True)
-class PythonTableReducer:
-    """``subtractor(aggregate, old)``, then ``adder(aggregate, new)``; the first value is taken as
-    it is. None = deleted."""
-
-    adder: Callable[[Any, Any], Any]
-    subtractor: Callable[[Any, Any], Any]
-
-    def __call__(self, key: Any, change: Any, aggregate: Any) -> Any:
-        """The next aggregate; ``aggregate`` None = there is none yet."""
-        if change["old"] is not None and aggregate is not None:
-            aggregate = self.subtractor(aggregate, change["old"])
-        if change["new"] is None:
-            return aggregate
-        return change["new"] if aggregate is None else self.adder(aggregate, change["new"])
+        return aggregate if change["new"] is None else self.adder(key, change["new"], aggregate)

@@ -73,7 +73,6 @@ class Items:
         )
 
     def columns(self) -> list[pa.Array]:
-        """States, then values, of one type each."""
         return [
             pa.concat_arrays([state, value])
             for state, value in zip(self.states, self.values, strict=True)
@@ -126,7 +125,6 @@ def min_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
 
 
 def max_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """As `min_by`."""
     return _picked(items, 1)
 
 
@@ -202,12 +200,11 @@ class _Elements:
     count: int
 
     def take(self, at: Int64) -> _Elements:
-        columns = [column.take(pa.array(at)) for column in self.columns]
+        columns = [column.take(at) for column in self.columns]
         return _Elements(self.groups[at], self.order[at], self.values[at], columns, self.count)
 
 
 def _elements(items: Items) -> _Elements:
-    """The elements of the states and the values whose last column is not null."""
     lists = [state.fill_null(pa.scalar([], state.type)) for state in items.states]
     lengths = pc.list_value_length(lists[0]).to_numpy().astype(np.int64)
     there = np.flatnonzero(valid(items.values[-1]))
@@ -222,7 +219,7 @@ def _elements(items: Items) -> _Elements:
         order=order,
         values=np.concatenate([np.full(len(inside), -1), there]),
         columns=[
-            pa.concat_arrays([state.flatten(), value.take(pa.array(there))])
+            pa.concat_arrays([state.flatten(), value.take(there)])
             for state, value in zip(lists, items.values, strict=True)
         ],
         count=items.groups,
@@ -230,7 +227,6 @@ def _elements(items: Items) -> _Elements:
 
 
 def _numbers_in_groups(groups: Int64) -> Int64:
-    """The number of each element in its group; groups are sorted."""
     begins = np.flatnonzero(np.diff(groups, prepend=-1) != 0)
     lengths = np.diff(begins, append=len(groups))
     return np.arange(len(groups)) - np.repeat(begins, lengths)
@@ -273,7 +269,6 @@ def _top(columns: Sequence[StateColumn], items: Items, sign: int) -> list[pa.Arr
 
 
 def _lists(elements: _Elements) -> list[pa.Array]:
-    """Elements, group by group, as a list for each group."""
     sizes = np.bincount(elements.groups, minlength=elements.count)
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
     return [pa.ListArray.from_arrays(offsets, column) for column in elements.columns]
@@ -353,7 +348,6 @@ def _words(numbers: Int64) -> pa.Array:
 
 
 def _cut(raw: npt.NDArray[np.uint8], starts: Int64, lengths: Int64) -> pa.Array:
-    """The bytes from each start on."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     index = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(raw[index])]
@@ -361,7 +355,6 @@ def _cut(raw: npt.NDArray[np.uint8], starts: Int64, lengths: Int64) -> pa.Array:
 
 
 def _numbers(raw: npt.NDArray[np.uint8], at: Int64) -> Int64:
-    """The words that begin at these places."""
     rows = raw[at[:, None] + np.arange(_WORD)]
     return np.ascontiguousarray(rows).view(">i4").reshape(-1).astype(np.int64)
 
@@ -380,14 +373,13 @@ _Words = npt.NDArray[np.uint64]
 
 
 def distinct(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """Per group the sketch of its states and values."""
     precision = columns[0].limit
     width = words_of(precision)
     words = np.zeros((items.groups, width), np.uint64)
     there = np.flatnonzero(valid(items.states[0]))
     there = there[np.argsort(items.state_groups[there], kind="stable")]
     groups = items.state_groups[there]
-    rows = matrix_from_binary(items.states[0].take(pa.array(there)), 8 * width)
+    rows = matrix_from_binary(items.states[0].take(there), 8 * width)
     stored = np.ascontiguousarray(rows).view(">u8").astype(np.uint64).reshape(-1, width)
     begins = np.flatnonzero(np.diff(groups, prepend=-1) != 0)
     turns = np.arange(len(groups)) - np.repeat(begins, np.diff(begins, append=len(groups)))
@@ -395,13 +387,12 @@ def distinct(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
         now = turns == turn
         words[groups[now]] = _larger(words[groups[now]], stored[now])
     used = np.flatnonzero(valid(items.values[0]))
-    hashes = items.values[0].take(pa.array(used)).to_numpy().view(np.uint64)
+    hashes = items.values[0].take(used).to_numpy().view(np.uint64)
     _add(words.reshape(-1), width, items.value_groups[used], hashes, precision)
     return [binary_from_matrix(words.astype(">u8").view(np.uint8).reshape(-1, 8 * width))]
 
 
 def words_of(precision: int) -> int:
-    """The number of words in a sketch."""
     return (1 << precision) // _PER_WORD + 1
 
 
@@ -431,7 +422,6 @@ def estimates(sketches: pa.Array, precision: int) -> pa.Array:
 
 
 def _larger(one: _Words, other: _Words) -> _Words:
-    """The larger of each register."""
     found = np.zeros_like(one)
     for slot in range(_PER_WORD):
         shift = np.uint64(slot * _BITS)
@@ -517,7 +507,6 @@ BESIDE = "beside"
 
 
 def parts(columns: Sequence[StateColumn]) -> list[slice]:
-    """The state columns that are folded together."""
     begins = [at for at, column in enumerate(columns) if column.op != BESIDE]
     return [
         slice(begin, end) for begin, end in zip(begins, [*begins, len(columns)][1:], strict=True)

@@ -12,32 +12,29 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
+from everflow.operators.aggregates.aggregate import AggregateSpec, Step
 from everflow.operators.aggregates.folds import fold_columns
 from everflow.operators.aggregates.windowed_aggregate import (
-    FunctionFold,
-    Step,
+    Book,
+    Final,
     WindowedAggregate,
-    WindowFold,
+    WindowRun,
 )
-from everflow.operators.fold import StateColumn
-from everflow.operators.grouping import Tasks, Turns, turns_of
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.operators.grouping import Tasks, Turns
+from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes.windowed import (
     STORE_SUFFIX_BYTES,
     split_window_store_key,
     window_store_key,
     window_store_keys,
-    windowed_key_type,
 )
 from everflow.state.changelog import TIMESTAMP_BYTES, unpack_value
 from everflow.state.store import StoreView
-from everflow.topology.graph import Inputs
 from everflow.windows import SlidingWindows
 
 # --- folds values into sliding windows, which begin with what others held (pure; KIP-450) ---------
@@ -62,7 +59,6 @@ class Contributions:
 
     @staticmethod
     def of(book: SlidingBook, known: int) -> Contributions:
-        """``known``: how many windows have a state."""
         logged = np.array(book.windows, np.int64)
         order = np.argsort(logged, kind="stable")
         ordered = logged[order]
@@ -123,19 +119,19 @@ def updates_of(book: SlidingBook) -> tuple[Int64, Int64, Int64]:
     return columns[0], columns[1], columns[2]
 
 
-def steps_from(book: SlidingBook, logged: int, copied: int) -> list[Step]:
+def steps_from(book: SlidingBook, row: int, logged: int, copied: int) -> Iterator[Step]:
     """From the entry ``logged`` and the copy ``copied`` on: which windows begin with what another
     held, then the updates in order; no record goes into a copy."""
     copies = book.copies[copied:]
-    if not copies:
-        return [(window, (), True, True) for window in book.windows[logged:]]
-    found: list[Step] = [(copy.child, (copy.parent,), False, False) for copy in copies]
+    for copy in copies:
+        yield row, copy.child, (copy.parent,), False, False
     shown = [copy for copy in copies if copy.shown is not None]
     for at, window in enumerate(book.windows[logged:], logged):
         while shown and shown[0].at == at:
-            found.append((shown.pop(0).child, (), False, True))
-        found.append((window, (), True, True))
-    return found + [(copy.child, (), False, True) for copy in shown]
+            yield row, shown.pop(0).child, (), False, True
+        yield row, window, (), True, True
+    for copy in shown:
+        yield row, copy.child, (), False, True
 
 
 def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
@@ -150,43 +146,39 @@ def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
 
 
 class SlidingFold:
-    """The state columns of all windows of a batch: ``states``, by window."""
+    """Built-in aggregates of all windows of a batch: ``states``, the state columns, by window."""
 
-    def __init__(
-        self,
-        columns: Sequence[StateColumn],
-        states: Sequence[pa.Array],
-        values: Sequence[pa.Array | None],
-    ) -> None:
-        """``values``: for each column the input of each of the batch's records, None where records
-        are counted."""
-        self._columns, self.states, self._values = columns, list(states), values
+    def __init__(self, layout: AggregateSpec, batch: EdgeBatch, stored: Sequence[bytes]) -> None:
+        known = layout.value_serde.decode_array(pa.array(stored, pa.binary()))
+        self.states = layout.state_columns_of(known)
+        self.shown: list[pa.Array] = []
+        self._values = layout.inputs_of(batch.value, lambda column: column)
+        self._layout, self._batch = layout, batch
 
-    def take(self, log: Contributions, windows: int, *, every: bool) -> list[pa.Array]:
-        """Fold in the contributions; ``windows``: how many there are now. With ``every`` the
-        columns of what each update shows, else nothing. Raises `ListFullError`."""
+    def take(self, book: SlidingBook, *, every: bool) -> None:
+        """Fold in what is in the book's log. With ``every`` what each update shows goes to
+        ``shown``."""
+        layout, windows, known = self._layout, len(book.keys), len(self.states[0])
+        log = Contributions.of(book, known)
         roots = pa.array(log.roots, mask=log.roots < 0)
         stored = [state.take(roots) for state in self.states]
-        rows = pa.array(log.rows)
-        values = [None if one is None else one.take(rows) for one in self._values]
-        after, shown = fold_columns(
-            self._columns, stored, log.roots >= 0, log.codes, values, every=every
-        )
+        values = [None if one is None else one.take(log.rows) for one in self._values]
+        with layout.failing(self._batch, log.rows):
+            after, shown = fold_columns(
+                layout.columns, stored, log.roots >= 0, log.codes, values, every=every
+            )
         if every:
-            known = len(log.codes) - 1 - log.updates
-            at = pa.array(np.where(log.updates < 0, known, log.updates))
+            of_known = len(log.codes) - 1 - log.updates
+            at = np.where(log.updates < 0, of_known, log.updates)
             both = zip(shown, self.states, strict=True)
             shown = [pa.concat_arrays([*columns]).take(at) for columns in both]
-        count = len(self.states[0])
+            self.shown.append(layout.finish(shown))
         place = np.arange(windows, dtype=np.int64)
         place[log.windows] = windows + np.arange(len(log.windows))
         self.states = [
-            pa.concat_arrays([state, pa.nulls(windows - count, state.type), new]).take(
-                pa.array(place)
-            )
+            pa.concat_arrays([state, pa.nulls(windows - known, state.type), new]).take(place)
             for state, new in zip(self.states, after, strict=True)
         ]
-        return shown
 
 
 # --- which sliding windows a batch's records go into and make: intervals, no values (pure;
@@ -208,28 +200,17 @@ class Copy(NamedTuple):
     shown: int | None
 
 
-class SlidingBook:
-    """The windows of a batch's keys. A window is a number: first those that were stored, then the
-    new ones.
-
-    ``keys``, ``starts``: by window. The log has an entry for each time that a record went into a
-    window: ``windows``, ``rows`` and ``times``, the window's latest record time after it. Entries
-    and shown copies are the updates, in Kafka Streams' order. ``late``: how many records and
-    updates were dropped.
+class SlidingBook(Book):
+    """The sliding windows of a batch's keys. The log has an entry for each time that a record went
+    into a window: ``windows``, ``rows`` and ``times``, the window's latest record time after it.
+    Entries and shown copies are the updates, in Kafka Streams' order. ``late`` counts records and
+    updates.
     """
 
     def __init__(self, windows: SlidingWindows, retention_ms: int, keys: int) -> None:
-        """``keys``: how many keys there are. ``stream_time`` is that of the task whose records come
-        next, and ``newest_ms`` that of its store: set both before they do."""
-        self._difference, self._grace, self._retention = (
-            windows.difference_ms,
-            windows.grace_ms,
-            retention_ms,
-        )
-        self.stream_time = self.newest_ms = -1
-        self.keys: list[int] = []
-        self.starts: list[int] = []
-        self.late = 0
+        super().__init__()
+        self._difference, self._grace = windows.difference_ms, windows.grace_ms
+        self._retention = retention_ms
         # Of each key the windows that are there, in the order of their starts: starts, numbers, and
         # latest record times.
         self._starts: list[list[int]] = [[] for _ in range(keys)]
@@ -238,7 +219,6 @@ class SlidingBook:
         self.begin_log()
 
     def begin_log(self) -> None:
-        """Forget the log; the windows stay."""
         self.windows: list[int] = []
         self.rows: list[int] = []
         self.times: list[int] = []
@@ -259,17 +239,18 @@ class SlidingBook:
         if at < len(numbers) and numbers[at] == window:
             del self._starts[key][at], numbers[at], self._latest[key][at]
 
-    def add(self, key: int, time: int, row: int) -> None:
-        """Take a record; nothing is logged if it is late: the last window it can be in is
-        closed."""
+    def add(self, key: int, time: int, row: int) -> bool:
+        """See `Book`. A record is late if the last window it can be in is closed."""
         self.stream_time = max(self.stream_time, time)
         closed = self.stream_time - self._grace
         if time + self._difference < closed:
             self.late += 1
-        elif time < self._difference:
+            return False
+        if time < self._difference:
             self._add_early(key, time, row, closed)
         else:
             self._add(key, time, row, closed)
+        return True
 
     def _add(self, key: int, time: int, row: int, closed: int) -> None:
         """KStreamSlidingWindowAggregate.processReverse: from the latest window to the earliest."""
@@ -397,7 +378,6 @@ class SlidingBook:
         self.copies.append(Copy(before, parent, window, len(self.windows), row, latest))
 
     def _there(self, key: int, start: int, latest: int) -> int:
-        """A new window, among the key's where its store still shows it."""
         window = self._new(key, start)
         self.newest_ms = max(self.newest_ms, start)
         if start > self.newest_ms - self._retention:
@@ -447,7 +427,7 @@ the log of a whole batch of one key would take gigabytes."""
 
 
 @dataclass(frozen=True)
-class SlidingAggregateSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
+class SlidingAggregateSpec(WindowedAggregate):
     """Aggregates per key and sliding window. A function of the user is called once per record and
     window; None = the window is deleted."""
 
@@ -456,235 +436,108 @@ class SlidingAggregateSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec
     """Of the store: what it does not show any more is not extended, as in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
 
-    def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`: folds the records into the stored windows; the last result per window, or
-        every one."""
-        (batch,) = inputs.sides
-        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
-        run = _Run.begin(batch, self, Tasks(batch.partition, views, inputs.stream_times))
-        columns = _Columns(self.layout, run) if isinstance(self.layout, AggregateSpec) else None
-        fold = columns or self._functions(run)
-        for row in run.take_each_record():
-            fold.take(row)
-            if len(run.book.windows) >= _LOG_ENTRIES:
-                run.end_log(columns)
-        run.end_log(columns)
-        final = run.final()
-        values, shown = fold.results(final.tolist(), run.last_rows[final].tolist())
-        changes = run.changes(self.store, final, values)
-        if self.emit_every_update:
-            return run.every_result(changes, shown)
-        return run.last_results(changes, final, shown)
+    def _begin(self, batch: EdgeBatch, tasks: Tasks) -> WindowRun:
+        return _Run(self, batch, tasks)
 
-    def _functions(self, run: _Run) -> WindowFold:
-        layout, serde = self.layout, self.value_serde
-        assert isinstance(layout, PythonAggregateSpec)
-        return FunctionFold(
-            layout,
-            run.batch,
-            run.stored,
-            steps=run.steps,
-            # Aggregates may be changed in place, so a copy is read from bytes.
-            begin=lambda _, parents: serde.decode(serde.encode(parents[0])),
-            remove=run.book.remove,
-            every=self.emit_every_update,
-        )
+    def _copied(self, key: Any, parents: list[Any]) -> Any:
+        # Aggregates may be changed in place, so a copy is read from bytes.
+        return self.value_serde.decode(self.value_serde.encode(parents[0]))
 
 
-class _Columns:
-    """Built-in aggregates of sliding windows, folded as often as the book's log ends: a
-    `WindowFold`."""
-
-    def __init__(self, layout: AggregateSpec, run: _Run) -> None:
-        known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
-        inputs = layout.inputs_of(run.batch.value, lambda column: column)
-        self._fold = SlidingFold(layout.columns, layout.state_columns_of(known), inputs)
-        self._layout, self._run = layout, run
-        self._every: list[pa.Array] = []
-
-    def take(self, row: int) -> None:
-        """See `WindowFold`."""
-
-    def take_log(self) -> None:
-        """Fold the book's log into the states."""
-        run, layout = self._run, self._layout
-        log = Contributions.of(run.book, len(self._fold.states[0]))
-        with layout.failing(run.batch, log.rows):
-            shown = self._fold.take(log, len(run.book.keys), every=run.every)
-        if run.every:
-            self._every.append(layout.finish(shown))
-
-    def results(
-        self, windows: Sequence[int], rows: Sequence[int]
-    ) -> tuple[Sequence[bytes | None], pa.Array]:
-        layout, at = self._layout, pa.array(windows, pa.int64())
-        after = [state.take(at) for state in self._fold.states]
-        written = layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
-        return written, pa.concat_arrays(self._every) if self._every else layout.finish(after)
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """One batch: its keys, its book of windows, and how results are shaped. Tasks take turns.
-
-    ``stored``: stored value bytes, by window. ``last_rows``, ``last_times`` and ``last_turns``: of
-    the last update of each window, its record, the window's latest record time, and its number
-    among all updates, -1 = none. ``logged``, ``copied``: entries and copies of the book's log whose
-    steps were taken. ``shown``: windows, rows and times of all updates, kept where every one is
-    given.
+class _Run(WindowRun):
+    """``last``: row and time of the last update of each window, and its number among all updates,
+    -1 = none. ``updates``: windows, rows and times of all updates, kept where every one is given.
     """
 
-    batch: EdgeBatch
-    span_ms: int
-    every: bool
-    found: Turns
     book: SlidingBook
-    stored: list[bytes]
-    newest_ms: dict[int, int]
-    stream_times: dict[int, int]
-    last_rows: Int64
-    last_times: Int64
-    last_turns: Int64
-    updates: int = 0
-    logged: int = 0
-    copied: int = 0
-    shown: list[Int64] = field(default_factory=list)
 
-    @staticmethod
-    def begin(batch: EdgeBatch, spec: SlidingAggregateSpec, tasks: Tasks) -> _Run:
-        """Tell the keys apart and read what is stored of them."""
-        found = turns_of(batch, spec.key_serde, spec.store, tasks, skip_null_values=True)
-        book = SlidingBook(spec.windows, spec.retention_ms, len(found.keys))
-        stored: list[bytes] = []
-        for partition, part in found.parts:
-            stored += stored_windows(book, spec.windows, found, part, tasks.stores[partition])
-        none = np.empty(0, np.int64)
-        return _Run(
-            batch=batch,
-            span_ms=spec.windows.difference_ms,
-            every=spec.emit_every_update,
-            found=found,
-            book=book,
-            stored=stored,
-            newest_ms={partition: store.newest_ms for partition, store in tasks.stores.items()},
-            stream_times=dict(tasks.stream_times),
-            last_rows=none,
-            last_times=none,
-            last_turns=none,
+    def __init__(self, spec: SlidingAggregateSpec, batch: EdgeBatch, tasks: Tasks) -> None:
+        super().__init__(spec, batch, tasks, skip_null_values=True)
+        self.span_ms = spec.windows.difference_ms
+        self.book = SlidingBook(spec.windows, spec.retention_ms, len(self.found.keys))
+        for partition, part in self.found.parts:
+            self.stored += stored_windows(
+                self.book, spec.windows, self.found, part, tasks.stores[partition]
+            )
+        layout = spec.layout
+        self.fold = (
+            SlidingFold(layout, batch, self.stored) if isinstance(layout, AggregateSpec) else None
         )
+        self.last: Int64 = np.empty((3, 0), np.int64)
+        self.updates: list[Int64] = [np.empty((3, 0), np.int64)]
+        self.count = 0
+        """How many updates there were."""
+        self.logged = 0, 0
+        """Entries and copies of the log whose steps were taken."""
 
     def take_each_record(self) -> Iterator[int]:
-        """Put every record into its windows; yields the row of each once its updates are in the
-        book's log."""
+        for row in super().take_each_record():
+            yield row
+            if len(self.book.windows) >= _LOG_ENTRIES:
+                self._end_log()
+        self._end_log()
+
+    def steps(self) -> Iterator[Step]:
         book = self.book
-        for turn in self.found.turns:
-            book.stream_time = self.stream_times[turn.partition]
-            book.newest_ms = self.newest_ms[turn.partition]
-            times = self.batch.timestamp[turn.rows].tolist()
-            for row, code, time in zip(turn.rows.tolist(), turn.codes.tolist(), times, strict=True):
-                book.add(code, time, row)
-                yield row
-            self.stream_times[turn.partition] = book.stream_time
+        for row in self.take_each_record():
+            yield from steps_from(book, row, *self.logged)
+            self.logged = len(book.windows), len(book.copies)
 
-    def steps(self) -> list[Step]:
-        """Of the record that was taken last."""
-        book, logged, copied = self.book, self.logged, self.copied
-        self.logged, self.copied = len(book.windows), len(book.copies)
-        return steps_from(book, logged, copied)
+    def remove(self, row: int, window: int) -> None:
+        self.book.remove(window)
 
-    def end_log(self, columns: _Columns | None) -> None:
+    def _end_log(self) -> None:
         """Begin another log, when the updates in this one are noted and folded."""
-        self._note_updates()
-        if columns is not None:
-            columns.take_log()
-        self.book.begin_log()
-        self.logged = self.copied = 0
-
-    def _note_updates(self) -> None:
-        """Remember the updates in the book's log: the last one of each window, or all."""
-        windows, rows, times = updates = updates_of(self.book)
-        more = len(self.book.keys) - len(self.last_rows)
-        for name, last in zip(
-            ("last_rows", "last_times", "last_turns"),
-            (rows, times, self.updates + np.arange(len(rows))),
-            strict=True,
-        ):
-            known = np.concatenate([getattr(self, name), np.full(more, -1)])
-            known[windows] = last  # the last assignment wins
-            setattr(self, name, known)
-        self.updates += len(rows)
+        windows, rows, times = updates = np.stack(updates_of(self.book))
+        more = len(self.book.keys) - self.last.shape[1]
+        self.last = np.concatenate([self.last, np.full((3, more), -1)], axis=1)
+        numbers = self.count + np.arange(len(rows))
+        for column, last in zip(self.last, (rows, times, numbers), strict=True):
+            column[windows] = last  # the last assignment wins
+        self.count += len(rows)
         if self.every:
-            self.shown.append(np.stack(updates))
+            self.updates.append(updates)
+        if self.fold is not None:
+            self.fold.take(self.book, every=self.every)
+        self.book.begin_log()
+        self.logged = 0, 0
 
-    def final(self) -> Int64:
-        """The windows with an update, in the order of their last ones. Two may be the same: one
-        that the store showed no more, and one that began anew; the newer one counts."""
-        changed = np.flatnonzero(self.last_turns >= 0)
-        keys, starts = self._bounds(changed)
+    def final(self) -> Final:
+        """See `WindowRun`; in the order of the last updates."""
+        rows, _, numbers = self.last
+        changed = np.flatnonzero(numbers >= 0)
+        keys, starts = self._places(changed)
         order = np.lexsort((changed, starts, keys))
         newest = np.ones(len(order), bool)
         newest[:-1] = (np.diff(keys[order]) != 0) | (np.diff(starts[order]) != 0)
         found = changed[order[newest]]
-        return found[np.lexsort((self.last_turns[found], self.last_rows[found]))]
+        found = found[np.lexsort((numbers[found], rows[found]))]
+        return Final(found, numbers[found], rows[found])
 
-    def changes(
-        self, store: str, final: Int64, values: Sequence[bytes | None]
-    ) -> dict[int, list[StoreChanges]]:
-        """Each task's ``values`` of its windows."""
-        keys, starts = self._bounds(final)
-        own = pa.array(self.found.keys, pa.binary()).take(pa.array(keys))
-        stored_keys = window_store_keys(own, starts).to_pylist()
-        owners = np.array(self.found.owners, np.int64)[keys]
-        changes: dict[int, list[StoreChanges]] = {}
-        for partition in np.unique(owners).tolist():
-            mine = np.flatnonzero(owners == partition)
-            places = mine.tolist()
-            changes[partition] = [
-                StoreChanges(
-                    store,
-                    [stored_keys[at] for at in places],
-                    [values[at] for at in places],
-                    self.last_times[final[mine]],
-                )
-            ]
-        return changes
+    def folded(self, layout: AggregateSpec, windows: Int64) -> tuple[pa.Array, pa.Array]:
+        assert self.fold is not None
+        after = [state.take(windows) for state in self.fold.states]
+        every = pa.concat_arrays(self.fold.shown) if self.every else layout.finish(after)
+        return layout.written(after), every
 
-    def last_results(
-        self, changes: dict[int, list[StoreChanges]], final: Int64, values: pa.Array
-    ) -> TasksResult:
-        """``values``, the results of the windows ``final``."""
-        return self._result(changes, final, self.last_rows[final], self.last_times[final], values)
+    def result(self, final: Final, entries: pa.Array, shown: pa.Array) -> TasksResult:
+        windows, rows, times = final.windows, final.rows, self.last[1, final.windows]
+        keys, starts = self._places(windows)
+        own = pa.array(self.found.keys, pa.binary()).take(keys)
+        changes = self.changes(keys, window_store_keys(own, starts), entries, times)
+        if self.every:
+            windows, rows, times = np.concatenate(self.updates, axis=1)
+            order = np.argsort(rows, kind="stable")
+            windows, rows, times, shown = (
+                windows[order],
+                rows[order],
+                times[order],
+                shown.take(order),
+            )
+            _, starts = self._places(windows)
+        return self.shaped(changes, rows, (starts, starts + self.span_ms), times, shown)
 
-    def every_result(self, changes: dict[int, list[StoreChanges]], values: pa.Array) -> TasksResult:
-        """``values``, what each update shows."""
-        shown = [np.empty((3, 0), np.int64), *self.shown]
-        windows, rows, times = np.concatenate(shown, axis=1)
-        order = np.argsort(rows, kind="stable")
-        values = values.take(pa.array(order))
-        return self._result(changes, windows[order], rows[order], times[order], values)
-
-    def _result(
-        self,
-        changes: dict[int, list[StoreChanges]],
-        windows: Int64,
-        rows: Int64,
-        times: Int64,
-        values: pa.Array,
-    ) -> TasksResult:
-        _, starts = self._bounds(windows)
-        batch = self.batch.take(rows)
-        columns = [batch.key, pa.array(starts), pa.array(starts + self.span_ms)]
-        key = pa.StructArray.from_arrays(
-            columns, fields=list(windowed_key_type(self.batch.key.type))
-        )
-        output = batch.with_columns(key, values)
-        output.timestamp = np.ascontiguousarray(times)
-        dropped = dict(self.found.dropped)
-        if self.book.late:
-            dropped["late"] = self.book.late
-        return TasksResult(output, changes, self.stream_times, dropped)
-
-    def _bounds(self, windows: Int64) -> tuple[Int64, Int64]:
+    def _places(self, windows: Int64) -> tuple[Int64, Int64]:
         """Codes of the keys, and the starts, of windows."""
         keys, starts = (np.array(column, np.int64) for column in (self.book.keys, self.book.starts))
         return keys[windows], starts[windows]

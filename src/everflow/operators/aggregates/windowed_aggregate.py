@@ -1,165 +1,185 @@
 """Aggregates over windows that depend on the records before: sessions, sliding and count windows.
 
-An assigner says which windows each record goes into. What they hold is folded over that: in columns
-for built-in aggregates, record by record with functions of the user (`FunctionFold`).
+An assigner, the book, says which windows each record goes into. The values are folded over that: in
+columns for built-in aggregates, record by record with functions of the user.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from everflow import serdes
-from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
+from everflow.operators.aggregates.aggregate import (
+    AggregateSpec,
+    FunctionFold,
+    PythonAggregateSpec,
+    Step,
+)
 from everflow.operators.fold import valid
 from everflow.operators.grouping import (
+    AroundTable,
     Groups,
     KeyedRows,
     Tasks,
+    changes_by_task,
     grouped,
     read,
     stream_times,
+    turns_of,
+    windowed_keys,
 )
-from everflow.operators.user_code import function_failure, require_users, written_bytes
+from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
-from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES, python_keys, windowed_key_type
-from everflow.state.store import StoreView
-from everflow.topology.graph import Inputs, TableOperator
+from everflow.topology.graph import Inputs
 
-Layout = TypeVar("Layout", bound=AggregateSpec | PythonAggregateSpec)
+Layout = AggregateSpec | PythonAggregateSpec
 
 
 @dataclass(frozen=True)
-class WindowedAggregate(TableOperator, Generic[Layout]):
-    """``layout``: the aggregate as it is without these windows; it has the types and the store."""
+class WindowedAggregate(AroundTable):
+    """``layout``: the aggregate as it is without these windows. The last result per window, or
+    every one."""
 
     layout: Layout
-
-    @property
-    def store(self) -> str:
-        return self.layout.store
-
-    @property
-    def key_serde(self) -> Serde:
-        """The serde of the keys without their windows."""
-        return self.layout.key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        return self.layout.value_serde
-
-    @property
-    def result(self) -> pa.DataType:
-        """Arrow type of the output's value."""
-        return self.layout.result
+    emit_every_update: bool
 
     @property
     def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
         return windowed_key_type(self.key_serde.type)
 
-    @property
-    def results(self) -> ResultDecoder:
-        return self.layout.results
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
+        layout = self.layout
+        run = self._begin(batch, Tasks.of(batch, self.store, inputs))
+        if isinstance(layout, AggregateSpec):
+            for _ in run.take_each_record():
+                pass
+            final = run.final()
+            return run.result(final, *run.folded(layout, final.windows))
+        known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist()
+        rows = np.arange(len(batch), dtype=np.int64)
+        keys, values = python_keys(batch.key), batch.value.to_pylist()
+        fold = FunctionFold(layout, batch, rows, keys, values, known)
+        fold.take(run.steps(), begin=self._copied, remove=run.remove, every=self.emit_every_update)
+        final = run.final()
+        return run.result(final, *fold.results(final.windows.tolist(), final.rows.tolist()))
+
+    def _begin(self, batch: EdgeBatch, tasks: Tasks) -> WindowRun:
+        raise NotImplementedError
+
+    def _copied(self, key: Any, parents: list[Any]) -> Any:
+        """The aggregate of a new window that begins with those of its parents."""
+        raise NotImplementedError
 
 
-class WindowFold(Protocol):
-    """The contents of a batch's windows. A window is a number, as its assigner gives it."""
+class Book(ABC):
+    """The windows of a batch's keys: intervals, no values. A window is a number: first those that
+    were stored, then the new ones.
 
-    def take(self, row: int) -> None:
-        """A record of the batch, which the assigner has just put into its windows."""
+    ``keys``, ``starts``: by window. ``stream_time`` and ``newest_ms`` (ms) are those of the task
+    whose records come next, and of its store. ``late``: how much was dropped.
+    """
 
-    def results(
-        self, windows: Sequence[int], rows: Sequence[int]
-    ) -> tuple[Sequence[bytes | None], pa.Array]:
-        """Stored bytes of these windows, and what is shown: their results, or where every update is
-        emitted that of each update. ``rows``: of the last record of each window."""
+    def __init__(self) -> None:
+        self.stream_time = self.newest_ms = -1
+        self.late = 0
+        self.keys: list[int] = []
+        self.starts: list[int] = []
+
+    @abstractmethod
+    def add(self, key: int, time: int, row: int) -> bool:
+        """Take a record; False if it is late."""
 
 
-Step: TypeAlias = tuple[int, tuple[int, ...], bool, bool]
-"""What a record does to a window, a plain tuple as there is one for each record: the window; the
-windows whose aggregates it begins with, if it is new; whether the record goes into it; and whether
-it is an update that is shown."""
+class Final(NamedTuple):
+    """The windows with a record of the batch that are there after it, each one's last update among
+    all of them, and its row."""
+
+    windows: Int64
+    at: Int64
+    rows: Int64
 
 
-class FunctionFold:
-    """Functions of the user over a batch's windows, one call per record and window: a `WindowFold`.
-    UserFunctionError naming the record."""
+class WindowRun(ABC):
+    """One batch: its keys, its book, and how results are shaped. Tasks take turns."""
+
+    book: Book
 
     def __init__(
-        self,
-        layout: PythonAggregateSpec,
-        batch: EdgeBatch,
-        stored: Sequence[bytes],
-        *,
-        steps: Callable[[], Iterable[Step]],
-        begin: Callable[[Any, list[Any]], Any],
-        remove: Callable[[int], None],
-        every: bool,
-        write_each: bool = False,
+        self, spec: WindowedAggregate, batch: EdgeBatch, tasks: Tasks, *, skip_null_values: bool
     ) -> None:
-        """``steps``: those of the record that was taken last; ``begin``: makes the aggregate of a
-        new window from its key and the aggregates of its parents; ``remove``: is told of windows
-        whose aggregate has become None; ``every``: each update is emitted; ``write_each``: an
-        aggregate that cannot be written fails at the record that made it so, not at its last."""
-        known = layout.value_serde.decode_array(pa.array(stored, pa.binary())).to_pylist()
-        self._layout, self._batch, self._aggregator = layout, batch, layout.aggregator
-        self._encode = layout.value_serde.encode
-        self._states: dict[int, Any] = dict(enumerate(known))
-        self._keys, self._values = python_keys(batch.key), batch.value.to_pylist()
-        self._steps, self._begin, self._remove = steps, begin, remove
-        self._every: list[bytes | None] | None = [] if every else None
-        self._written: dict[int, bytes | None] | None = {} if write_each else None
+        self.batch, self.store, self.every = batch, spec.store, spec.emit_every_update
+        self.found = turns_of(
+            batch, spec.key_serde, spec.store, tasks, skip_null_values=skip_null_values
+        )
+        self.stored: list[bytes] = []
+        """Stored value bytes, by window."""
+        self.stream_times = dict(tasks.stream_times)
+        self._newest_ms = {partition: view.newest_ms for partition, view in tasks.stores.items()}
 
-    def take(self, row: int) -> None:
-        states, every, written = self._states, self._every, self._written
-        key, value, aggregator = self._keys[row], self._values[row], self._aggregator
-        try:
-            for window, parents, takes, shown in self._steps():
-                if parents:
-                    states[window] = self._begin(key, [states[one] for one in parents])
-                if takes:
-                    states[window] = after = aggregator(key, value, states.get(window))
-                    if after is None:
-                        self._remove(window)
-                # An aggregate may be changed in place, so each result is written down at once.
-                if written is not None:
-                    written[window] = data = self._encode(states[window])
-                    if every is not None:
-                        every.append(data)
-                elif every is not None and shown:
-                    every.append(self._encode(states[window]))
-        except BaseException as error:
-            require_users(error)
-            raise function_failure(self._layout.store, self._batch, row, error) from error
+    def take_each_record(self) -> Iterator[int]:
+        """Puts every record into its windows; yields the row of each that is not late."""
+        book = self.book
+        for turn in self.found.turns:
+            book.stream_time = self.stream_times[turn.partition]
+            book.newest_ms = self._newest_ms[turn.partition]
+            times = self.batch.timestamp[turn.rows].tolist()
+            for row, code, time in zip(turn.rows.tolist(), turn.codes.tolist(), times, strict=True):
+                if book.add(code, time, row):
+                    yield row
+            self.stream_times[turn.partition] = book.stream_time
 
-    def results(
-        self, windows: Sequence[int], rows: Sequence[int]
-    ) -> tuple[Sequence[bytes | None], pa.Array]:
-        if self._written is not None:
-            found = [self._written[window] for window in windows]
-        else:
-            found = self._encoded(windows, rows)
-        shown = pa.array(found if self._every is None else self._every, pa.binary())
-        return found, self._layout.value_serde.decode_array(shown)
+    @abstractmethod
+    def steps(self) -> Iterator[Step]:
+        """What each record does to windows, as `take_each_record` takes it."""
 
-    def _encoded(self, windows: Sequence[int], rows: Sequence[int]) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        try:
-            for window in windows:
-                found.append(self._encode(self._states[window]))
-        except BaseException as error:
-            require_users(error)
-            row = rows[len(found)]
-            raise function_failure(self._layout.store, self._batch, row, error) from error
-        return found
+    @abstractmethod
+    def remove(self, row: int, window: int) -> None:
+        """A window whose aggregate has become None with the record that was taken last."""
+
+    @abstractmethod
+    def final(self) -> Final:
+        """What the batch has come to. Two windows may be the same: one that the store showed no
+        more, and one that began anew; the newer one counts."""
+
+    @abstractmethod
+    def folded(self, layout: AggregateSpec, windows: Int64) -> tuple[pa.Array, pa.Array]:
+        """Stored bytes of these windows, and what is shown: their results, or where every update is
+        emitted that of each update."""
+
+    @abstractmethod
+    def result(self, final: Final, entries: pa.Array, shown: pa.Array) -> TasksResult:
+        """Of what `folded` has given."""
+
+    def changes(
+        self, keys: Int64, stored_keys: pa.Array, entries: pa.Array, times: Int64
+    ) -> dict[int, list[StoreChanges]]:
+        """Each task's changes; ``keys``: the codes of the keys."""
+        return changes_by_task(
+            self.store, self.found.owners[keys], stored_keys, entries, np.ascontiguousarray(times)
+        )
+
+    def shaped(
+        self,
+        changes: dict[int, list[StoreChanges]],
+        rows: Int64,
+        bounds: tuple[Int64, Int64],
+        times: Int64,
+        values: pa.Array,
+    ) -> TasksResult:
+        batch = self.batch.take(rows)
+        output = batch.with_columns(windowed_keys(batch.key, *bounds), values)
+        output.timestamp = np.ascontiguousarray(times)
+        dropped = {**self.found.dropped, "late": self.book.late}
+        return TasksResult(output, changes, self.stream_times, dropped)
 
 
 # --- aggregates of windows over the records of a key: built-in ones and those with functions ------
@@ -176,7 +196,7 @@ EACH_UPDATE = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountWindowSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
+class CountWindowSpec(AroundTable):
     """``layout``: the aggregate, whose windows are over record numbers; ``numbers``: the store of
     how many records of each key there were.
 
@@ -186,14 +206,10 @@ class CountWindowSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
     window's records.
     """
 
+    layout: Layout
     numbers: str
     early: int = EACH_UPDATE
     emit_every_update: bool = False
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-        return self.layout.result_key
 
     def run(self, inputs: Inputs) -> TasksResult:
         """See `Operator`; a result has the headers of the record that made it."""
@@ -201,22 +217,21 @@ class CountWindowSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
         windows = self.layout.window
         assert windows is not None
         rows = np.flatnonzero(valid(batch.key))
-        dropped = {"null-key": batch.key.null_count} if batch.key.null_count else {}
+        dropped = {"null-key": batch.key.null_count}
         owners = batch.partition[rows]
         _, after = stream_times(batch.timestamp[rows], owners, inputs.stream_times)
-        keys = written_bytes(self.key_serde, batch.key, self.store, batch).take(pa.array(rows))
+        keys = written_bytes(self.key_serde, batch.key, self.store, batch).take(rows)
         by_key = grouped(KeyedRows(rows, keys, owners, None), None, after, dropped)
-        numbers, counted = self._numbered(batch, by_key, inputs.stores)
+        numbers, counted = self._numbered(batch, by_key, Tasks.of(batch, self.numbers, inputs))
         at, starts = windows.expand(numbers)
-        given = KeyedRows(rows[at], keys.take(pa.array(at)), owners[at], starts)
+        given = KeyedRows(rows[at], keys.take(at), owners[at], starts)
         groups = grouped(given, windows, after, dropped)
         # The keys of a key-value store: without a window store's sequence number.
         groups.keys = [key[:-_SEQUENCE_BYTES] for key in groups.keys]
         positions = numbers[at] - starts + 1
         every = self.emit_every_update or self.early > EACH_UPDATE
-        views = {partition: views[self.store] for partition, views in inputs.stores.items()}
         done = replace(self.layout, emit_every_update=every).folded(
-            batch, groups, Tasks(batch.partition, views, inputs.stream_times)
+            batch, groups, Tasks.of(batch, self.store, inputs)
         )
         last = positions if every else positions[np.sort(groups.last)]
         shown = done.output.take(np.flatnonzero(self._shown(last, windows.size_ms)))
@@ -228,14 +243,10 @@ class CountWindowSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
         return TasksResult(shown, changes, after, dropped)
 
     def _numbered(
-        self,
-        batch: EdgeBatch,
-        groups: Groups,
-        stores: Mapping[int, Mapping[str, StoreView]],
+        self, batch: EdgeBatch, groups: Groups, tasks: Tasks
     ) -> tuple[Int64, dict[int, list[StoreChanges]]]:
         """The number of each record among its key's, and the changes of the numbers' store."""
-        views = {partition: views[self.numbers] for partition, views in stores.items()}
-        stored = read(groups, views, _COUNT)
+        stored = read(groups, tasks.stores, _COUNT)
         counts: Int64 = stored.values.fill_null(0).to_numpy().astype(np.int64)
         order = np.argsort(groups.codes, kind="stable")
         many = np.bincount(groups.codes, minlength=len(groups))
@@ -249,7 +260,6 @@ class CountWindowSpec(WindowedAggregate[AggregateSpec | PythonAggregateSpec]):
         return numbers, groups.changes(self.numbers, written, times)
 
     def _shown(self, positions: Int64, size: int) -> npt.NDArray[np.bool_]:
-        """True for updates that are results; ``positions``: the window's record counts."""
         shown: npt.NDArray[np.bool_] = positions == size
         return shown | (positions % self.early == 0) if self.early else shown
 

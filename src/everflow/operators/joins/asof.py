@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.grouping import stored, task_slices
+from everflow.operators.grouping import NEVER, changes_by_task, rows_by_task, stored
 from everflow.operators.grouping import stream_times as running_times
-from everflow.operators.joins.join_side import JoinKeys, read_as_of
+from everflow.operators.joins.join_side import JoinKeys, Kept, read_as_of
 from everflow.operators.joins.joined_table import (
-    NEVER,
     NONE,
     STORED,
     JoinKind,
@@ -30,7 +29,7 @@ from everflow.operators.joins.joined_table import (
 )
 from everflow.operators.joins.stream_table import HeldBack, Released, TimeMakers, come_out
 from everflow.operators.user_code import written_bytes
-from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.topology.batches import appended
@@ -74,62 +73,52 @@ class AsOfJoin(Operator):
         open_ = rights.timestamp >= events.running[events.of_right] - self.kept_ms
         came, puts = events.of_right[open_], rights.take(np.flatnonzero(open_))
         keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
-        changes = self._puts(puts, keys)
-        released = self._released(left.take(events.rows[events.asking]), events, inputs.stores)
-        for partition, listed in released.changes.items():
+        changes = changes_by_task(
+            self.right.name,
+            puts.partition,
+            window_store_keys(keys, puts.timestamp),
+            written_bytes(self.right.value_serde, puts.value, self.right.name, puts),
+            puts.timestamp,
+        )
+        asking = left.take(events.rows[events.asking])
+        output, places, waited = self._met(asking, events, puts, keys, came, inputs.stores)
+        for partition, listed in waited.items():
             changes.setdefault(partition, []).extend(listed)
-        found = self._found(released, events, puts, keys, came, inputs.stores)
+        alone = left.take(events.rows[events.keyless])
+        alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
+        order = np.argsort(np.concatenate([places, events.keyless]), kind="stable")
+        dropped = {**events.dropped, "late": len(rights) - len(puts)}
+        return TasksResult(appended([output, alone]).take(order), changes, events.after, dropped)
+
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
+        if self.held is None:
+            return None
+        none = np.empty(0, np.int64)
+        puts = inputs.sides[1].take(none)
+        keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
+        events = _Events.of_ticks(ticks, inputs.stream_times)
+        output, _, changes = self._met(ticks.take(none), events, puts, keys, none, inputs.stores)
+        return TasksResult(output, changes, {}, {})
+
+    def _met(
+        self,
+        asking: EdgeBatch,
+        events: _Events,
+        puts: EdgeBatch,
+        keys: pa.Array,
+        came: Int64,
+        stores: Stores,
+    ) -> tuple[EdgeBatch, Int64, dict[int, list[StoreChanges]]]:
+        """The results of left records that look for their match now, the places of the records that
+        bring them, and the changes of the store in which left records wait."""
+        released = self._released(asking, events, stores)
+        found = self._found(released, events, puts, keys, came, stores)
         shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
         by = events.both.take(released.at)
         output = come_out(by, released, joined(released.value, found)).take(shown)
-        alone = left.take(events.rows[events.keyless])
-        alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
-        places = np.concatenate([released.at[shown], events.keyless])
-        output = appended([output, alone]).take(np.argsort(places, kind="stable"))
-        dropped = {**events.dropped, "late": len(rights) - len(puts)}
-        return TasksResult(
-            output,
-            changes,
-            events.after,
-            {reason: count for reason, count in dropped.items() if count},
-        )
-
-    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`: left records are not held back any more."""
-        none = np.empty(0, np.int64)
-        asking, puts = ticks.take(none), inputs.sides[1].take(none)
-        events = _Events.of_ticks(ticks, inputs.stream_times)
-        if self.held is None:
-            return TasksResult(
-                asking.with_columns(value=joined(asking.value, pa.nulls(0, self.type))), {}, {}, {}
-            )
-        released = self._released(asking, events, inputs.stores)
-        keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
-        found = self._found(released, events, puts, keys, none, inputs.stores)
-        shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
-        output = come_out(ticks.take(released.at), released, joined(released.value, found))
-        return TasksResult(output.take(shown), released.changes, {}, {})
-
-    def _puts(self, puts: EdgeBatch, keys: pa.Array) -> dict[int, list[StoreChanges]]:
-        """The right records, under key and time."""
-        values = written_bytes(self.right.value_serde, puts.value, self.right.name, puts)
-        places = window_store_keys(keys, puts.timestamp)
-        order = np.argsort(puts.partition, kind="stable")
-        changes = {}
-        for partition, part in task_slices(puts.partition[order]):
-            index = pa.array(order[part])
-            changes[partition] = [
-                StoreChanges(
-                    self.right.name,
-                    ByteColumn(places.take(index)),
-                    ByteColumn(values.take(index)),
-                    puts.timestamp[order[part]],
-                )
-            ]
-        return changes
+        return output, released.at[shown], released.changes
 
     def _released(self, asking: EdgeBatch, events: _Events, stores: Stores) -> Released:
-        """The left records that look for their match in this batch."""
         if self.held is not None:
             makers = TimeMakers(events.both.partition, events.running)
             return self.held.release(asking, events.asking, makers, events.before, stores)
@@ -153,7 +142,6 @@ class AsOfJoin(Operator):
         came: Int64,
         stores: Stores,
     ) -> pa.Array:
-        """The right values that the left records meet, null for none."""
         count, owners = len(released.keys), events.both.partition[released.at]
         # One that is late meets what is kept, and nothing that is not: that must not depend on
         # what a batch still holds.
@@ -177,7 +165,7 @@ class AsOfJoin(Operator):
         met = found != NONE
         met[met] = times[found[met]] >= low[met]
         used = np.unique(found[met & (found < len(kept.times))])
-        values = stored(kept.entries.take(pa.array(used)).to_pylist(), self.right.value_serde)
+        values = stored(kept.entries.take(used).to_pylist(), self.right.value_serde)
         here = found >= len(kept.times)
         index = np.where(here, found - len(kept.times), len(puts) + np.searchsorted(used, found))
         column = pa.concat_arrays([puts.value.cast(self.type), values.values.cast(self.type)])
@@ -185,7 +173,7 @@ class AsOfJoin(Operator):
 
     def _stored(
         self, released: Released, codes: Int64, owners: Int32, low: Int64, stores: Stores
-    ) -> _Kept:
+    ) -> Kept:
         """The stored right records that the left ones may meet; each key is read once: from the one
         that holds for the earliest of them."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
@@ -194,17 +182,9 @@ class AsOfJoin(Operator):
         np.minimum.at(least, group, low)
         np.minimum.at(earliest, group, released.times)
         np.maximum.at(most, group, released.times)
-        groups = JoinKeys(owners[first], released.keys.take(pa.array(first)))
+        groups = JoinKeys(owners[first], released.keys.take(first))
         found = read_as_of(self.right.name, groups, least, earliest, most, stores)
-        return _Kept(ones[found.codes], found.times, found.entries)
-
-
-class _Kept(NamedTuple):
-    """Stored right records: the number of task and key, time (ms), and entry."""
-
-    codes: Int64
-    times: Int64
-    entries: pa.Array
+        return found._replace(codes=ones[found.codes])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +209,6 @@ class _Events:
 
     @staticmethod
     def of_ticks(ticks: EdgeBatch, before: Mapping[int, int]) -> _Events:
-        """No records, but times that the tasks' stream times reach."""
         none = np.empty(0, np.int64)
         return _Events(
             both=ticks.with_columns(value=pa.nulls(len(ticks))),
@@ -291,9 +270,7 @@ class _Events:
 
 
 def _until(running: Int64, partitions: Int32, before: Mapping[int, int]) -> Int64:
-    """The task's stream time before each record."""
     found = np.empty(len(running), np.int64)
-    for partition in np.unique(partitions).tolist():
-        mine = np.flatnonzero(partitions == partition)
+    for partition, mine in rows_by_task(partitions):
         found[mine] = np.concatenate([[before[partition]], running[mine[:-1]]])
     return found

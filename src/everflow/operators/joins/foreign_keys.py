@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
+from everflow.operators.grouping import NEVER
 from everflow.operators.joins.join_side import Flags
 from everflow.operators.joins.joined_table import (
-    NEVER,
     Held,
     JoinKind,
     TableLookup,
@@ -34,6 +34,7 @@ from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, 
 from everflow.serdes import Serde
 from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
+from everflow.state.key_ranges import after_prefix
 from everflow.state.store import StoreView
 from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs, Operator
@@ -69,13 +70,11 @@ def answer_type(value: pa.DataType) -> pa.DataType:
 
 
 def subscriptions(entries: pa.Array, hashes_: pa.Array, orders: Int64) -> pa.StructArray:
-    """The subscriptions of entries, as `SUBSCRIPTION`."""
     columns = [entries, hashes_, pa.array(orders, pa.int32())]
     return pa.StructArray.from_arrays(columns, fields=list(SUBSCRIPTION))
 
 
 def hashes(values: pa.Array) -> pa.Array:
-    """A hash of each value's bytes; null stays null."""
     found = [
         None if data is None else blake2b(data, digest_size=HASH_BYTES).digest()
         for data in values.to_pylist()
@@ -110,7 +109,7 @@ class ForeignKeys(Operator):
         if not self.emit_every_update:
             first, last = first_and_last(task_codes(entries, right.partition))
             left, right = left.take(first), right.take(last)
-            entries = entries.take(pa.array(last))
+            entries = entries.take(last)
         old, new = (side.value.flatten()[0] for side in (left, right))
         was, there = valid(left.value), valid(right.value)
         same = written_alike(self.foreign_serde, old, new)
@@ -128,7 +127,7 @@ class ForeignKeys(Operator):
         is_new = np.arange(len(rows)) >= np.count_nonzero(tell_old)
         turn = np.lexsort((is_new, rows))
         rows, is_new = rows[turn], is_new[turn]
-        key = pa.concat_arrays([old, new]).take(pa.array(rows + is_new * len(right)))
+        key = pa.concat_arrays([old, new]).take(rows + is_new * len(right))
         written = written_bytes(self.value_serde, right.value.flatten()[1], "subscriptions", right)
         at = pa.array(rows)
         orders = np.where(is_new, order[rows], forget[rows])
@@ -137,7 +136,7 @@ class ForeignKeys(Operator):
             right.take(rows).with_columns(key, value),
             {},
             {},
-            {"null-foreign-key": dropped} if dropped else {},
+            {"null-foreign-key": dropped},
         )
 
 
@@ -146,7 +145,6 @@ def _without_foreign_key(side: EdgeBatch) -> int:
 
 
 def hashes_equal(one: pa.Array, other: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """True where both are equal, or both null."""
     both = pc.and_(pc.is_null(one), pc.is_null(other))
     equal = pc.or_(both, pc.equal(one, other).fill_null(False))
     found: np.ndarray[Any, np.dtype[np.bool_]] = equal.to_numpy(zero_copy_only=False)
@@ -160,7 +158,6 @@ def hashes_equal(one: pa.Array, other: pa.Array) -> np.ndarray[Any, np.dtype[np.
 
 
 _LENGTH = struct.Struct(">I")
-_LAST = b"\xff"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +221,6 @@ class Subscriptions(TableLookup):
     def _told(
         self, partition: int, view: StoreView, asks: _Asks, updates: list[_Update]
     ) -> list[_Told]:
-        """Whom a task's updates are told to: those who asked before, in this batch or earlier."""
         mine = [one for one in updates if one.partition == partition]
         if not mine:
             return []
@@ -290,8 +286,6 @@ def _latest(side: EdgeBatch, partition: int) -> int:
 
 
 class _Ask(NamedTuple):
-    """A subscription under a key that changes in the batch."""
-
     seq: int
     key: bytes
     entry: bytes
@@ -301,8 +295,6 @@ class _Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class _Asks:
-    """The subscriptions of a batch: their records, foreign keys as bytes, and what is asked."""
-
     batch: EdgeBatch
     keys: pa.Array
     entries: pa.Array
@@ -317,7 +309,6 @@ class _Asks:
         return np.flatnonzero(told)
 
     def of_keys(self, partition: int, keys: Collection[bytes]) -> list[_Ask]:
-        """A task's with one of these foreign keys."""
         wanted = pc.is_in(self.keys, pa.array(list(keys), pa.binary()))
         chosen = wanted.to_numpy(zero_copy_only=False) & (self.batch.partition == partition)
         rows = np.flatnonzero(chosen)
@@ -337,11 +328,11 @@ class _Asks:
         _, last = first_and_last(stored.dictionary_encode().indices.to_numpy())
         rows = rows[last]
         forgets = np.isin(self.orders[rows], (Order.FORGET, Order.FORGET_AND_TELL))
-        values = self.hashes.take(pa.array(rows)).fill_null(b"")
+        values = self.hashes.take(rows).fill_null(b"")
         kept = values.take(pa.array(np.arange(len(rows)), mask=forgets))
         return StoreChanges(
             store,
-            ByteColumn(stored.take(pa.array(last))),
+            ByteColumn(stored.take(last)),
             ByteColumn(kept),
             self.batch.timestamp[rows],
         )
@@ -376,7 +367,7 @@ class _Known:
     @staticmethod
     def of(view: StoreView, keys: set[bytes]) -> _Known:
         listed = sorted(keys)
-        bounds = [(_prefix(key), _behind(_prefix(key))) for key in listed]
+        bounds = [(_prefix(key), after_prefix(_prefix(key)) or b"") for key in listed]
         found = {}
         for key, entries in zip(listed, view.range_many(bounds), strict=True):
             begin = len(_prefix(key))
@@ -391,7 +382,6 @@ class _Known:
             known[ask.entry] = ask.hash or b""
 
     def entries(self, key: bytes) -> list[tuple[bytes, bytes | None]]:
-        """Entries and hashes of a foreign key, in the order of their keys."""
         return [(entry, hash_ or None) for entry, hash_ in sorted(self.of_key[key].items())]
 
 
@@ -407,12 +397,6 @@ def _prefixes(keys: pa.Array) -> pa.Array:
 
 def _joined(parts: list[pa.Array]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, pa.scalar(b""))
-
-
-def _behind(prefix: bytes) -> bytes:
-    """Sorts behind all keys that begin with ``prefix``."""
-    rest = prefix.rstrip(_LAST)
-    return rest[:-1] + bytes((rest[-1] + 1,))
 
 
 # --- the answers of foreign keys, back in the task of the entry that asked (KIP-213; note 022) ----
@@ -502,13 +486,12 @@ class AskAgain(_ReadsAnswers):
         now = written_bytes(self.value_serde, values.take(index), "subscriptions", both, last)
         orders = np.where(keyed, Order.TELL_IF_GONE, Order.FORGET_AND_TELL)
         value = subscriptions(entries.take(index), hashes(now), orders)
-        key = keys.take(pa.array(np.where(keyed, last, first)))
+        key = keys.take(np.where(keyed, last, first))
         times = np.maximum(both.timestamp[first], both.timestamp[last])
         output = replace(both.take(first).with_columns(key, value), timestamp=times)
         return TasksResult(output, {}, {}, {})
 
     def _stale(self, inputs: Inputs) -> EdgeBatch:
-        """The current entries of stale answers, of those that have a foreign key."""
         answers = inputs.sides[-1]
         answers = answers.take(np.flatnonzero(~valid(answers.value.flatten()[1])))
         held = self.table.held(answers, inputs)
@@ -522,6 +505,5 @@ class AskAgain(_ReadsAnswers):
 
 
 def _holds(answers: EdgeBatch, held: pa.Array, serde: Serde, table: TableRead) -> Flags:
-    """True for answers whose hash is that of the entry as it is now."""
     now = hashes(written_bytes(serde, held, table.stored[0].spec.name, answers))
     return hashes_equal(answers.value.flatten()[0], now)

@@ -37,6 +37,7 @@ class JoinSide:
     one that nothing has met gives a result without a match.
     """
 
+    left: bool
     store: StoreSpec
     type: pa.DataType
     back_ms: int
@@ -56,15 +57,12 @@ class JoinSide:
         return self.back_ms + self.ahead_ms + self.grace_ms
 
     def keys_of(self, batch: EdgeBatch) -> pa.Array:
-        """Key bytes; UserFunctionError for a key that cannot be written."""
         return written_bytes(self.store.key_serde, batch.key, self.store.name, batch)
 
     def values_of(self, batch: EdgeBatch) -> pa.Array:
-        """Value bytes; UserFunctionError for a value that cannot be written."""
         return written_bytes(self.store.value_serde, batch.value, self.store.name, batch)
 
     def decoded(self, entries: pa.Array) -> pa.Array:
-        """The values of stored entries, in the side's type."""
         values = self.store.value_serde.decode_array(rest(entries, TIMESTAMP_BYTES))
         return values.cast(self.type)
 
@@ -73,13 +71,11 @@ class JoinSide:
 
 
 class JoinKeys(NamedTuple):
-    """Keys of tasks: the task and the key bytes of each."""
-
     partitions: Int32
     keys: pa.Array
 
     def take(self, codes: Int64) -> JoinKeys:
-        return JoinKeys(self.partitions[codes], self.keys.take(pa.array(codes)))
+        return JoinKeys(self.partitions[codes], self.keys.take(codes))
 
     def by_task(self) -> tuple[Int64, list[tuple[int, slice]]]:
         """The groups by task, then key, and where each task's are."""
@@ -112,7 +108,7 @@ def read_entries(store: str, groups: JoinKeys, low: Int64, high: Int64, stores: 
     included)."""
     found = _Found([], [], [])
     order, parts = groups.by_task()
-    column = groups.keys.take(pa.array(order))
+    column = groups.keys.take(order)
     starts, ends = _places(column, low[order]), _places(column, _after(high[order]))
     plain, numbers = column.to_pylist(), order.tolist()
     for partition, part in parts:
@@ -130,7 +126,7 @@ def read_as_of(
     entry from ``low`` to ``first``, and those behind it up to ``last``."""
     found = _Found([], [], [])
     order, parts = groups.by_task()
-    column = groups.keys.take(pa.array(order))
+    column = groups.keys.take(order)
     starts, ends = _places(column, low[order]), _places(column, _after(first[order]))
     plain, numbers = column.to_pylist(), order.tolist()
     for partition, part in parts:
@@ -150,8 +146,6 @@ def read_as_of(
 
 
 class _Found(NamedTuple):
-    """Entries with the group of each."""
-
     codes: list[int]
     keys: list[bytes]
     entries: list[bytes]
@@ -195,7 +189,6 @@ class BatchRecords:
     key and value, and no time before it was later.
     """
 
-    left: JoinSide
     of_left: Flags
     rows: Int64
     times: Int64
@@ -222,49 +215,38 @@ class BatchRecords:
         return self.groups.keys
 
     def live_of(self, left: bool) -> Int64:
-        """Places of the live records of a side."""
         return np.flatnonzero(self.live & (self.of_left == left))
 
     def stored_of(self, left: bool) -> Int64:
-        """Places of the records of a side that its store takes."""
         return np.flatnonzero(self.stored & (self.of_left == left))
 
     def values_at(self, left: bool, places: Int64) -> pa.Array:
-        """Value bytes of the live records of a side at these places."""
         return self.values[left].take(pa.array(np.searchsorted(self.live_of(left), places)))
 
     @staticmethod
     def of_ticks(
-        left: JoinSide,
-        right: JoinSide,
-        ticks: EdgeBatch,
-        nothing: EdgeBatch,
-        before: Mapping[int, int],
+        sides: Mapping[bool, JoinSide], both: Sequence[EdgeBatch], before: Mapping[int, int]
     ) -> BatchRecords:
-        """No records, but times that the tasks' stream times reach; ``nothing``: of the right
-        side."""
-        none = dict.fromkeys(before, -1)
-        newest = {True: none, False: none}
-        found = BatchRecords.of(
-            left, right, ticks, nothing, before=before, newest=newest, left_first=True
-        )
-        return replace(found, advancing=found.times == found.stream_times, dropped={})
+        """No records, but times that the tasks' stream times reach, on the left side."""
+        newest = dict.fromkeys((True, False), dict.fromkeys(before, -1))
+        found = BatchRecords.of(sides, both, before=before, newest=newest, left_first=True)
+        return replace(found, advancing=found.times == found.stream_times)
 
     @staticmethod
     def of(
-        left: JoinSide,
-        right: JoinSide,
-        lefts: EdgeBatch,
-        rights: EdgeBatch,
+        sides: Mapping[bool, JoinSide],
+        both: Sequence[EdgeBatch],
         *,
         before: Mapping[int, int],
         newest: Mapping[bool, Mapping[int, int]],
         left_first: bool,
     ) -> BatchRecords:
-        """Judges each record by the times at its place. ``newest``: the own times of the stores
-        before the batch, by side and task. ``left_first``: where one input record is on both sides.
-        UserFunctionError for a key or value that cannot be written."""
-        both = (lefts, rights)
+        """Judges each record by the times at its place. ``both``: the left records and the right
+        ones; ``newest``: the own times of the stores before the batch, by side and task.
+        ``left_first``: where one input record is on both sides. UserFunctionError for a key or
+        value that cannot be written."""
+        left, right = sides[True], sides[False]
+        lefts, rights = both
         turn = np.repeat([0, 1] if left_first else [1, 0], [len(lefts), len(rights)])
         order = np.lexsort((turn, np.concatenate([b.seq for b in both])))
         of_left = order < len(lefts)
@@ -278,10 +260,11 @@ class BatchRecords:
         live = keyed & valued
         late = live & (times + np.where(of_left, left.closes_ms, right.closes_ms) < running)
         side_times, stored = {}, np.zeros(len(times), bool)
-        for side, mine in ((left, of_left), (right, ~of_left)):
+        for is_left, side in sides.items():
+            mine = of_left == is_left
             put = np.where(live & mine, times, -1)
-            own, _ = stream_times(put, partitions, newest[side is left])
-            side_times[side is left] = own
+            own, _ = stream_times(put, partitions, newest[is_left])
+            side_times[is_left] = own
             stored |= live & mine & (times + side.stays_ms >= own)
         dropped = {
             "null-value": int(np.count_nonzero(~valued)),
@@ -291,7 +274,6 @@ class BatchRecords:
             True: lefts.take(rows[live & of_left]),
             False: rights.take(rows[live & ~of_left]),
         }
-        sides = {True: left, False: right}
         keys = pa.concat_arrays([sides[one].keys_of(taken[one]) for one in (True, False)])
         places = np.concatenate([np.flatnonzero(live & of_left), np.flatnonzero(live & ~of_left)])
         found = task_codes(keys, partitions[places])
@@ -299,7 +281,6 @@ class BatchRecords:
         codes[places] = found
         _, first = np.unique(found, return_index=True)
         return BatchRecords(
-            left=left,
             of_left=of_left,
             rows=rows,
             times=times,
@@ -312,11 +293,11 @@ class BatchRecords:
             late=late,
             stored=stored,
             codes=codes,
-            groups=JoinKeys(partitions[places[first]], keys.take(pa.array(first))),
+            groups=JoinKeys(partitions[places[first]], keys.take(first)),
             values={one: sides[one].values_of(taken[one]) for one in (True, False)},
             keyless=np.flatnonzero(valued & ~keyed & kept),
             advancing=keyed & valued & (times == running),
-            dropped={reason: count for reason, count in dropped.items() if count},
+            dropped=dropped,
         )
 
 
@@ -348,7 +329,6 @@ class JoinedResults:
         return begin
 
     def extend_keys(self, keys: pa.Array) -> int:
-        """Adds keys; returns the reference of the first."""
         begin = sum(map(len, self._keys))
         self._keys.append(keys.cast(self._keys[0].type))
         return begin
@@ -361,7 +341,6 @@ class JoinedResults:
         self._add(places, 1, places, left, right, times)
 
     def without_match(self, places: Int64) -> None:
-        """Results of the records themselves, where they are."""
         left, right = self._own(places)
         self._add(places, 1, places, left, right, self._records.times[places])
 
@@ -371,7 +350,6 @@ class JoinedResults:
         self._add(places, 0, keys, left, right, times)
 
     def _own(self, places: Int64) -> tuple[Int64, Int64]:
-        """References of the records' own values, `MISSING` on the other side."""
         rows, of_left = self._records.rows[places], self._records.of_left[places]
         return np.where(of_left, rows, MISSING), np.where(of_left, MISSING, rows)
 
@@ -381,13 +359,12 @@ class JoinedResults:
         self._found.append((places, np.full(len(places), rank), keys, left, right, times))
 
     def in_order(self) -> EdgeBatch:
-        """All results, by the place of the record that made them."""
         places, ranks, keys, left, right, times = map(
             np.concatenate, zip(*self._found, strict=True)
         )
         order = np.lexsort((ranks, places))
         made = self._both.take(places[order]).with_columns(
-            key=pa.concat_arrays(self._keys).take(pa.array(keys[order])),
+            key=pa.concat_arrays(self._keys).take(keys[order]),
             value=joined(self._taken(True, left[order]), self._taken(False, right[order])),
         )
         return replace(made, timestamp=times[order])
@@ -440,15 +417,13 @@ class Met:
 
     @staticmethod
     def nothing(count: int) -> Met:
-        """None of so many records have met anything."""
         return Met(np.full(count, NEVER), {})
 
     def add(
         self, records: BatchRecords, kept: Kept, rows: Int64, places: Int64, left: bool
     ) -> None:
-        """Stored records of a side, and the places at which they were met."""
         codes = kept.codes[rows]
-        keys = records.groups.keys.take(pa.array(codes)).to_pylist()
+        keys = records.groups.keys.take(codes).to_pylist()
         owners = records.groups.partitions[codes].tolist()
         side = LEFT if left else RIGHT
         for partition, key, time, place in zip(
@@ -510,7 +485,6 @@ class WaitingRecords:
         results: JoinedResults,
         changes: dict[int, list[StoreChanges]],
     ) -> None:
-        """Adds the results of what has closed and the changes of the store."""
         closed: list[_Closed] = []
         for partition, before in records.before.items():
             mine = records.partitions == partition
@@ -569,8 +543,6 @@ class WaitingRecords:
     def _of_batch(
         self, task: _Task, records: BatchRecords, places: Int64, met: Int64
     ) -> Iterator[_Closed]:
-        """Records of the batch that nothing has met before they close; those that stay open are
-        stored."""
         for left, side in self.sides.items():
             mine = places[records.of_left[places] == left] if side.kept else places[:0]
             closing = task.closing(records.times[mine] + side.closes_ms)
@@ -579,7 +551,7 @@ class WaitingRecords:
             if not len(mine):
                 continue
             times = records.times[mine]
-            keys = records.keys.take(pa.array(records.codes[mine])).to_pylist()
+            keys = records.keys.take(records.codes[mine]).to_pylist()
             rank = LEFT if left else RIGHT
             for at, (place, close) in enumerate(zip(mine.tolist(), closing.tolist(), strict=True)):
                 if close >= 0:
@@ -594,7 +566,6 @@ class WaitingRecords:
             self._store(task, rank, fresh)
 
     def _store(self, task: _Task, rank: int, fresh: Mapping[bytes, list[bytes]]) -> None:
-        """Behind the values that wait under the same keys already."""
         # A time beyond what the task had seen is nobody else's.
         seen = [key for key in fresh if WaitingKey.of(key).time <= task.before]
         known = {
@@ -639,7 +610,6 @@ class WaitingRecords:
 
 
 def list_bytes(side: int, values: Sequence[bytes]) -> bytes:
-    """Values of one key, time and side."""
     parts = [_HEAD.pack(_VARIABLE, len(values))]
     for value in values:
         parts += [_SIZE.pack(len(value) + 1), bytes((side,)), value]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.grouping import Stored, by_task, stored
+from everflow.operators.grouping import NEVER, Stored, by_task, rows_by_task, stored
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64
 from everflow.serdes.base import ResultDecoder
@@ -42,12 +42,10 @@ class JoinKind(enum.Enum):
 
     @property
     def keeps_left(self) -> bool:
-        """True if the left side's do."""
         return self is not JoinKind.INNER
 
     @property
     def keeps_right(self) -> bool:
-        """True if the right side's do."""
         return self is JoinKind.OUTER
 
 
@@ -57,7 +55,6 @@ def joined_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
 
 
 def joined(left: pa.Array, right: pa.Array) -> pa.Array:
-    """The values of both sides, row by row, as one column."""
     return pa.StructArray.from_arrays(
         [left, right], fields=list(joined_type(left.type, right.type))
     )
@@ -83,8 +80,6 @@ def first_and_last(codes: Int64) -> tuple[Int64, Int64]:
 # --- the operator ---------------------------------------------------------------------------------
 
 
-NEVER = int(np.iinfo(np.int64).min)
-"""The time of an entry that is not there."""
 STORED = -1
 """The place of what was there before the batch."""
 NONE = -1
@@ -99,7 +94,6 @@ class Held(NamedTuple):
     times: Int64
 
     def in_rows(self, rows: Int64, count: int) -> Held:
-        """The same in ``rows`` of ``count``, nothing in the others."""
         times = np.full(count, NEVER)
         times[rows] = self.times
         return Held(spread(self.values, rows, count), times)
@@ -116,27 +110,20 @@ class _Places(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableStore:
-    """A table's store, how its values are read, and the type of the table's values."""
+class JoinedTable:
+    """A table with a store. ``results`` read its values; ``side``: the side of the operator on
+    which its updates come; ``first``: an input record that is an update and asks changes the table
+    first; ``as_of``: one with a history is asked as of the record's time."""
 
     spec: StoreSpec
     results: ResultDecoder
     type: pa.DataType
-
-
-@dataclass(frozen=True)
-class JoinedTable(TableStore):
-    """A table with a store. ``side``: the side of the operator on which its updates come;
-    ``first``: an input record that is an update and asks changes the table first; ``as_of``: one
-    with a history is asked as of the record's time."""
-
     side: int = 1
     first: bool = True
     as_of: bool = False
 
     @property
     def stored(self) -> tuple[JoinedTable, ...]:
-        """The tables in stores of which it is made."""
         return (self,)
 
     @property
@@ -146,9 +133,13 @@ class JoinedTable(TableStore):
     def held(self, asking: EdgeBatch, inputs: Inputs) -> Held:
         """The table's entry for each record of ``asking`` when it came."""
         updates = inputs.sides[self.side]
-        if self.as_of and self.spec.versioned:
-            return held_at(self, asking, updates, inputs.stores, first=self.first)
-        return self.when(asking, updates, inputs.stores, first=self.first)
+        if not self.as_of or not self.spec.versioned:
+            return self.when(asking, updates, inputs.stores, first=self.first)
+        keyed = np.flatnonzero(valid(asking.key))
+        some = asking if len(keyed) == len(asking) else asking.take(keyed)
+        asks = Asks(some.partition, self.keys_of(some), some.timestamp, some.seq)
+        held = held_as_of(self, asks, updates, inputs.stores, first=self.first)
+        return held if some is asking else held.in_rows(keyed, len(asking))
 
     def keys_of(self, batch: EdgeBatch) -> pa.Array:
         """The store's keys of the batch's, none of which is null. UserFunctionError for a key that
@@ -220,7 +211,7 @@ class JoinedTable(TableStore):
         index = np.where(here, rows, len(updates) + place)
         values = pa.concat_arrays([updates.value.cast(self.type), kept.values.cast(self.type)])
         times = np.concatenate([updates.timestamp, kept.timestamps])[index]
-        column = values.take(pa.array(index))
+        column = values.take(index)
         if column.null_count:
             times = np.where(valid(column), times, NEVER)
         return Held(column, times)
@@ -232,9 +223,8 @@ class JoinedTable(TableStore):
         ones = rows[first]
         owners = asked.partitions[ones]
         entries: list[bytes | None] = [None] * len(ones)
-        for partition in np.unique(owners).tolist():
-            mine = np.flatnonzero(owners == partition)
-            keys = asked.keys.take(pa.array(ones[mine])).to_pylist()
+        for partition, mine in rows_by_task(owners):
+            keys = asked.keys.take(ones[mine]).to_pylist()
             found = stores[partition][self.spec.name].get_many(keys)
             for at, entry in zip(mine.tolist(), found, strict=True):
                 entries[at] = entry
@@ -275,8 +265,6 @@ class MappedTable:
 
 @dataclass(frozen=True)
 class TableOfBoth:
-    """The entries of a join of two tables."""
-
     left: TableRead
     right: TableRead
     kind: JoinKind
@@ -387,10 +375,9 @@ def latest_when_put(
     codes = task_codes(keys, updates.partition)
     _, first = np.unique(codes, return_index=True)
     known = np.full(len(first), NEVER)
-    for partition in np.unique(updates.partition[first]).tolist():
-        mine = np.flatnonzero(updates.partition[first] == partition)
+    for partition, mine in rows_by_task(updates.partition[first]):
         view = versioned(stores, partition, table.spec.name)
-        found = view.latest_many(keys.take(pa.array(first[mine])).to_pylist())
+        found = view.latest_many(keys.take(first[mine]).to_pylist())
         known[mine] = [NEVER if one is None else one[0] for one in found]
     place_of = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     place_of[codes[first]] = np.arange(len(first))
@@ -408,19 +395,6 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
     view = stores[partition][name]
     assert hasattr(view, "versions_many"), f"{name} is no versioned store"
     return view  # type: ignore[return-value]  # every store of a versioned kind is one
-
-
-def held_at(
-    table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores, *, first: bool
-) -> Held:
-    """As `JoinedTable.when`; of a versioned table what it held at each record's time."""
-    if not table.spec.versioned:
-        return table.when(asking, updates, stores, first=first)
-    keyed = np.flatnonzero(valid(asking.key))
-    some = asking if len(keyed) == len(asking) else asking.take(keyed)
-    asks = Asks(some.partition, table.keys_of(some), some.timestamp, some.seq)
-    held = held_as_of(table, asks, updates, stores, first=first)
-    return held if some is asking else held.in_rows(keyed, len(asking))
 
 
 def held_as_of(
@@ -467,8 +441,7 @@ def _values(
 def _history_begins(table: JoinedTable, asking: Asks, updates: EdgeBatch, stores: Stores) -> Int64:
     """The begin of the table's history (ms) where each who asks comes."""
     found = np.empty(len(asking.keys), np.int64)
-    for partition in np.unique(asking.partitions).tolist():
-        asks = np.flatnonzero(asking.partitions == partition)
+    for partition, asks in rows_by_task(asking.partitions):
         puts = np.flatnonzero(updates.partition == partition)
         view = versioned(stores, partition, table.spec.name)
         observed = np.concatenate([[view.stream_time], updates.timestamp[puts]])
@@ -493,9 +466,8 @@ def _stored_versions(
     found: list[tuple[int, int]] = []
     entries: list[bytes | None] = []
     owners = asking.partitions[first]
-    for partition in np.unique(owners).tolist():
-        mine = np.flatnonzero(owners == partition)
-        keys = asking.keys.take(pa.array(first[mine])).to_pylist()
+    for partition, mine in rows_by_task(owners):
+        keys = asking.keys.take(first[mine]).to_pylist()
         asked = list(zip(keys, low[mine].tolist(), high[mine].tolist(), strict=True))
         listed = versioned(stores, partition, table.spec.name).versions_many(asked)
         for code, versions in zip(ones[mine].tolist(), listed, strict=True):

@@ -115,10 +115,6 @@ class WaitingRoom:
     most: int | None
     timeout_ms: int | None = None
 
-    def settle(self, events: TaskEvents, view: StoreView) -> TaskWaits:
-        """The records that wait no longer, in order, and those that do."""
-        return TaskWaits.of(self, events, view)
-
     def keys(self, view: StoreView) -> list[bytes]:
         if view.get_many([_NEXT]) == [None]:
             return []  # nobody has ever waited here
@@ -128,7 +124,6 @@ class WaitingRoom:
         return list(found)
 
     def places(self, waiter: Waiter) -> list[bytes]:
-        """The keys of a waiter in the store."""
         number = _NUMBER.pack(waiter.number)
         found = [_prefix(waiter.key) + number, _BY_TIME.key(waiter.since, number)]
         if self.timeout_ms is not None:
@@ -145,8 +140,7 @@ class TaskWaits:
 
     room: WaitingRoom
     events: TaskEvents
-    by_time: DueQueue
-    by_clock: DueQueue
+    view: StoreView
     told: list[Told] = field(default_factory=list)
     waiters: dict[int, Waiter] = field(default_factory=dict)
     waiting: dict[bytes, dict[int, None]] = field(default_factory=dict)
@@ -155,21 +149,14 @@ class TaskWaits:
     next_number: int = 0
     first_number: int = 0
 
-    @staticmethod
-    def of(room: WaitingRoom, events: TaskEvents, view: StoreView) -> TaskWaits:
-        found = TaskWaits(
-            room=room,
-            events=events,
-            by_time=DueQueue(index=_BY_TIME, view=view),
-            by_clock=DueQueue(index=_BY_CLOCK, view=view),
-        )
-        found._load(view)
-        found._take_events()
-        return found
+    def __post_init__(self) -> None:
+        self.by_time = DueQueue(index=_BY_TIME, view=self.view)
+        self.by_clock = DueQueue(index=_BY_CLOCK, view=self.view)
+        self._load(self.view)
+        self._take_events()
 
     @property
     def stays(self) -> list[Waiter]:
-        """Records of the batch that wait now."""
         return [one for one in self.waiters.values() if one.row >= 0]
 
     def written(self, stored: Sequence[bytes]) -> list[StoreChanges]:
@@ -212,7 +199,6 @@ class TaskWaits:
         self._load_due(view)
 
     def _load_due(self, view: StoreView) -> None:
-        """The records that are due with a record of the batch, or by the clock."""
         room, events, listed = self.room, self.events, list[Entry]()
         if room.grace_ms is not None and len(events.stream_times):
             listed += self.by_time.load(int(events.stream_times[-1]) - room.grace_ms - 1)
@@ -326,12 +312,16 @@ def _key_of(stored: bytes) -> bytes:
 @dataclass(kw_only=True)
 class ToldRecords:
     """Collects them task by task. ``asking``: the batch's records; ``places``: of each, whose
-    halves are ``seq``; ``found``: what is waited for, by row; ``by``: the records that bring it,
-    row by row."""
+    halves are ``seq``; ``keyed``: the rows of those that have a key, ``keys``; ``held``: what each
+    row finds; ``found``: what is waited for, by row; ``by``: the records that bring it, row by
+    row."""
 
     room: WaitingRoom
     asking: EdgeBatch
     places: Int64
+    keyed: Int64
+    keys: pa.Array
+    held: pa.Array
     found: pa.Array
     by: EdgeBatch
     told: list[tuple[int, Told]] = field(default_factory=list)
@@ -340,20 +330,22 @@ class ToldRecords:
     retimed: dict[int, list[Waiter]] = field(default_factory=dict)
     """Of each task, who waits from now on (`TaskWaits.retimed`)."""
 
-    def add(self, partition: int, settled: TaskWaits) -> None:
-        """Take over what became of a task's waiters."""
+    def settle(self, partition: int, events: TaskEvents, stores: Stores) -> None:
+        view = stores[partition][self.room.store.name]
+        settled = TaskWaits(room=self.room, events=events, view=view)
         self.told += [(partition, one) for one in settled.told]
         if settled.retimed:
             self.retimed[partition] = list(settled.retimed.values())
         if made := settled.written(self._stored([one.row for one in settled.stays])):
             self.changes[partition] = made
 
-    def output(self, at_once: Int64, values: pa.Array, *, kept: bool) -> EdgeBatch:
-        """All results in order. ``at_once``: rows of ``asking`` that do not wait, with their
-        ``values`` of the other side; ``kept``: those whose time is over have a null one."""
+    def output(self, at_once: Int64, *, kept: bool) -> EdgeBatch:
+        """All results in order. ``at_once``: rows of ``asking`` that do not wait; ``kept``: those
+        whose time is over have a null other side."""
         told = [one for one in self.told if kept or one[1].found != NO_ROW]
         own = self.asking.take(at_once)
-        done = own.with_columns(value=joined(own.value, values.cast(self.found.type)))
+        held = self.held.take(at_once).cast(self.found.type)
+        done = own.with_columns(value=joined(own.value, held))
         if not told:
             return done
         late = self._of(told)
@@ -363,7 +355,6 @@ class ToldRecords:
         return appended([late, done]).take(np.argsort(places, kind="stable"))
 
     def dropped(self, *, kept: bool) -> int:
-        """The number of records that are dropped because their time was over."""
         return 0 if kept else sum(one.found == NO_ROW for _, one in self.told)
 
     def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
@@ -388,7 +379,6 @@ class ToldRecords:
     def _ended_by(
         self, told: Sequence[tuple[int, Told]]
     ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], Int64]:
-        """Source and offset of the record at each place."""
         ends = np.unique(np.array([one.place // 2 for _, one in told], np.int64))
         known: dict[tuple[int, int], tuple[int, int]] = {}
         for side in (self.by, self.asking):
@@ -435,7 +425,6 @@ class ToldRecords:
 
 
 def _told_key(headers: Sequence[dict[str, object]]) -> bytes | None:
-    """The record's key, which stands in its first header."""
     value = headers[0]["value"]
     return value if isinstance(value, bytes) else None
 
@@ -449,18 +438,6 @@ SEEN = "seen"
 """Under which a task keeps what of the global table its records have been looked up in."""
 _Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
 """Place, row and key of each new entry, by task."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """Records that look entries up: ``keys`` of those that have one (rows of the others are not in
-    ``keyed``), what is ``held`` for each row."""
-
-    records: EdgeBatch
-    places: Int64
-    keyed: Int64
-    keys: pa.Array
-    held: pa.Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,14 +456,17 @@ class _Waiting(Operator):
         return self.kind.keeps_left
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`: who waits by stream time waits no longer."""
         none = np.empty(0, np.int64)
         asking = self._asking(inputs.sides[0]).take(none)
+        nothing = pa.nulls(0, self.table.type)
         told = ToldRecords(
             room=self.room,
             asking=asking,
             places=none,
-            found=pa.nulls(0, self.table.type),
+            keyed=none,
+            keys=nothing,
+            held=nothing,
+            found=nothing,
             by=asking,
         )
         for row, partition in enumerate(ticks.partition.tolist()):
@@ -500,39 +480,31 @@ class _Waiting(Operator):
                 updates=(),
                 stream_time=int(at[0]),
             )
-            told.add(
-                partition, self.room.settle(events, inputs.stores[partition][self.room.store.name])
-            )
-        output = told.output(none, pa.nulls(0, self.table.type), kept=self.kind.keeps_left)
+            told.settle(partition, events, inputs.stores)
+        output = told.output(none, kept=self.kind.keeps_left)
         missing = told.dropped(kept=self.kind.keeps_left)
-        return TasksResult(output, told.changes, {}, {"not-found": missing} if missing else {})
+        return TasksResult(output, told.changes, {}, {"not-found": missing})
 
     def _asking(self, side: EdgeBatch) -> EdgeBatch:
-        """The stream's records, of what comes in."""
         return side
 
     def _settled(
-        self,
-        asked: _Asked,
-        updates: _Updates,
-        told: ToldRecords,
-        inputs: Inputs,
+        self, told: ToldRecords, updates: _Updates, inputs: Inputs, without_value: int
     ) -> TasksResult:
         """``told``: empty, to take who waits no longer."""
-        asking, held = asked.records, asked.held
-        stores, now_ms = inputs.stores, inputs.now_ms
+        asking, stores, now_ms = told.asking, inputs.stores, inputs.now_ms
         running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
-        there = valid(held)
-        missing = np.flatnonzero(~there[asked.keyed])
-        missing_keys = asked.keys.take(pa.array(missing)).to_pylist()
-        missing = asked.keyed[missing]
+        there = valid(told.held)
+        missing = np.flatnonzero(~there[told.keyed])
+        missing_keys = told.keys.take(missing).to_pylist()
+        missing = told.keyed[missing]
         for partition in sorted(stores):
             rows = np.flatnonzero(asking.partition == partition)
             mine = np.flatnonzero(asking.partition[missing] == partition)
             numbers = np.searchsorted(rows, missing[mine]).tolist()
             events = TaskEvents(
                 rows=rows,
-                places=asked.places[rows],
+                places=told.places[rows],
                 times=asking.timestamp[rows],
                 stream_times=running[rows],
                 misses=[*zip(numbers, [missing_keys[at] for at in mine], strict=True)],
@@ -540,15 +512,15 @@ class _Waiting(Operator):
                 stream_time=after[partition],
                 now_ms=now_ms,
             )
-            view = stores[partition][self.room.store.name]
-            told.add(partition, self.room.settle(events, view))
+            told.settle(partition, events, stores)
         keyless = np.ones(len(asking), bool)
-        keyless[asked.keyed] = False
-        at_once = np.flatnonzero(there | (keyless & self.kind.keeps_left))
-        output = told.output(at_once, held.take(at_once), kept=self.kind.keeps_left)
+        keyless[told.keyed] = False
+        keeps = self.kind.keeps_left
+        output = told.output(np.flatnonzero(there | (keyless & keeps)), kept=keeps)
         dropped = {
-            "null-key": 0 if self.kind.keeps_left else int(np.count_nonzero(keyless)),
-            "not-found": told.dropped(kept=self.kind.keeps_left),
+            "null-value": without_value,
+            "null-key": 0 if keeps else int(np.count_nonzero(keyless)),
+            "not-found": told.dropped(kept=keeps),
         }
         done = TasksResult(output, told.changes, after, dropped)
         done.remarks += [
@@ -591,21 +563,17 @@ class LookupJoin(TableLookup, _Waiting):
             strict=True,
         ):
             updates.setdefault(partition, []).append((place, row, key))
-        asked = _Asked(
-            records=asking,
+        told = ToldRecords(
+            room=self.room,
+            asking=asking,
             places=asking.seq * 2 + self.table_first,
             keyed=keyed,
             keys=stored.keys_of(asking.take(keyed)),
             held=held,
-        )
-        told = ToldRecords(
-            room=self.room,
-            asking=asking,
-            places=asked.places,
             found=right.value.cast(self.table.type),
             by=right,
         )
-        return _counted(self._settled(asked, updates, told, inputs), without)
+        return self._settled(told, updates, inputs, without)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -626,7 +594,6 @@ class GlobalLookupJoin(_Waiting):
         return _interval_of(self.room) or LOOK_MS
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`; the side is the stream."""
         (side,), spec = inputs.sides, self.table.spec
         if not inputs.stores:
             raise AssertionError("a lookup join is asked for its tasks")
@@ -653,18 +620,20 @@ class GlobalLookupJoin(_Waiting):
             index = np.full(len(asking), -1, np.int64)
             index[keyed] = np.arange(len(keyed)) + len(every)
             held = found.take(pa.array(index, mask=index < 0))
-        asked = _Asked(records=asking, places=asking.seq * 2, keyed=keyed, keys=written, held=held)
         told = ToldRecords(
             room=self.room,
             asking=asking,
-            places=asked.places,
+            places=asking.seq * 2,
+            keyed=keyed,
+            keys=written,
+            held=held,
             found=brought,
             by=asking.take(np.empty(0, np.int64)),
         )
-        done = self._settled(asked, updates, told, inputs)
+        done = self._settled(told, updates, inputs, without)
         seen = {*waited, *done.changes}
         done.clocks.update({partition: {SEEN: whole.mark} for partition in seen})
-        return _counted(done, without)
+        return done
 
     def _asking(self, side: EdgeBatch) -> EdgeBatch:
         return side.with_columns(value=side.value.flatten()[1])
@@ -683,21 +652,12 @@ class GlobalLookupJoin(_Waiting):
 
 
 def _interval_of(room: WaitingRoom) -> int | None:
-    """Often enough for its time-out."""
     if room.timeout_ms is None:
         return None
     return min(LOOK_MS, max(room.timeout_ms // 10, 100))
 
 
 def _valued(batch: EdgeBatch, values: pa.Array) -> tuple[EdgeBatch, int]:
-    """The records that have a value, and how many have none."""
     there = valid(values)
     rows = np.flatnonzero(there)
     return (batch if there.all() else batch.take(rows)), len(batch) - len(rows)
-
-
-def _counted(done: TasksResult, without_value: int) -> TasksResult:
-    counts = {"null-value": without_value, **done.dropped}
-    done.dropped.clear()
-    done.dropped.update({reason: count for reason, count in counts.items() if count})
-    return done

@@ -11,13 +11,15 @@ meets it later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from everflow.operators.grouping import changes_by_task
 from everflow.operators.joins.join_side import (
     NEVER,
     BatchRecords,
@@ -28,7 +30,7 @@ from everflow.operators.joins.join_side import (
     WaitingRecords,
 )
 from everflow.operators.joins.joined_table import JoinKind, Stores
-from everflow.records import LATE_UNMATCHED, ByteColumn, EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.records import LATE_UNMATCHED, EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Inputs, Operator
@@ -81,7 +83,6 @@ def matches(asking: Asking, candidates: Candidates) -> tuple[Int64, Int64]:
 
 
 def _portions(counts: Int64) -> Iterator[Int64]:
-    """Rows with pairs, some millions of pairs at a time (or one row)."""
     rows = np.flatnonzero(counts)
     number = np.cumsum(counts[rows]) // MOST_AT_ONCE
     for one in np.unique(number):
@@ -111,83 +112,70 @@ def _met(
 
 @dataclass(frozen=True)
 class StreamStreamJoin(Operator):
-    """Inner, left or outer join in windows; make it with `of`.
+    """Inner, left or outer join in windows.
 
     A record without a value is dropped. One without a key is dropped, or gives its result without a
     match at once where its side is kept. Results of a match have the later time of both; those
     without the record's own. Both have the headers of the record that made them.
     """
 
-    left: JoinSide
-    right: JoinSide
+    kind: JoinKind
+    windows: JoinWindows
+    stores: tuple[StoreSpec, StoreSpec]
+    """Of the left and of the right side, as ``types``."""
+    types: tuple[pa.DataType, pa.DataType]
     waiting: StoreSpec | None
     """Records of kept sides that nothing has met yet; None where no side is."""
     left_first: bool = True
     """The side that takes an input record first that is on both."""
     joins: ClassVar[bool] = True
 
-    @staticmethod
-    def of(
-        kind: JoinKind,
-        windows: JoinWindows,
-        stores: tuple[StoreSpec, StoreSpec],
-        types: tuple[pa.DataType, pa.DataType],
-        waiting: StoreSpec | None,
-        *,
-        left_first: bool = True,
-    ) -> StreamStreamJoin:
-        """``stores``, ``types``: of the left and of the right side."""
-        before, after, grace = windows.before_ms, windows.after_ms, windows.grace_ms
-
-        def side(number: int, back: int, ahead: int, kept: bool) -> JoinSide:
-            return JoinSide(
-                store=stores[number],
-                type=types[number],
-                back_ms=back,
-                ahead_ms=ahead,
-                grace_ms=grace,
-                kept=kept,
+    @cached_property
+    def sides(self) -> Mapping[bool, JoinSide]:
+        """By whether they are the left."""
+        before, after = self.windows.before_ms, self.windows.after_ms
+        return {
+            left: JoinSide(
+                left=left,
+                store=self.stores[not left],
+                type=self.types[not left],
+                back_ms=before if left else after,
+                ahead_ms=after if left else before,
+                grace_ms=self.windows.grace_ms,
+                kept=self.kind.keeps_left if left else self.kind.keeps_right,
             )
-
-        return StreamStreamJoin(
-            side(0, before, after, kind.keeps_left),
-            side(1, after, before, kind.keeps_right),
-            waiting,
-            left_first,
-        )
+            for left in (True, False)
+        }
 
     @property
     def takes_null_keys(self) -> bool:
-        return self.left.kept or self.right.kept
+        return self.kind.keeps_left
 
     def run(self, inputs: Inputs) -> TasksResult:
-        left, right = inputs.sides
         newest = {
-            side is self.left: {
+            left: {
                 partition: inputs.stores[partition][side.store.name].newest_ms
                 for partition in inputs.stream_times
             }
-            for side in (self.left, self.right)
+            for left, side in self.sides.items()
         }
         records = BatchRecords.of(
-            self.left,
-            self.right,
-            left,
-            right,
+            self.sides,
+            inputs.sides,
             before=inputs.stream_times,
             newest=newest,
             left_first=self.left_first,
         )
-        results = JoinedResults(records, left, right)
+        results = JoinedResults(records, *inputs.sides)
         results.without_match(records.keyless)
         met = Met.nothing(len(records))
-        for mine, theirs in ((self.left, self.right), (self.right, self.left)):
-            self._meet(records, mine, theirs, inputs.stores, results, met)
+        for left, mine in self.sides.items():
+            self._meet(records, mine, self.sides[not left], inputs.stores, results, met)
         changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
-        for side in (self.left, self.right):
+        for side in self.sides.values():
             _keep(records, side, inputs.stores, changes)
         if self.waiting is not None:
-            waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
+            waiting = WaitingRecords(self.waiting, self.sides)
             waiting.settle(records, met, inputs.stores, results, changes)
         dropped = records.dropped | self._late(records, met, results)
         return TasksResult(results.in_order(), changes, records.after, dropped)
@@ -196,23 +184,22 @@ class StreamStreamJoin(Operator):
         """Gives the results of late records that have met nothing, where their side is kept; says
         how many these are, and how many have no effect at all."""
         alone = records.live & (met.here != np.arange(len(records)))
-        kept = np.where(records.of_left, self.left.kept, self.right.kept)
+        kept = np.where(records.of_left, self.sides[True].kept, self.sides[False].kept)
         at_once = np.flatnonzero(alone & records.late & kept)
         results.without_match(at_once)
         lost = int(np.count_nonzero(alone & ~kept & ~records.stored))
-        counts = {LATE_UNMATCHED: len(at_once), "late": lost}
-        return {reason: count for reason, count in counts.items() if count}
+        return {LATE_UNMATCHED: len(at_once), "late": lost}
 
-    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        """See `Operator`: windows of records close that nothing has met."""
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
+        if self.waiting is None:
+            return None
         nothing = inputs.sides[1].take(np.empty(0, np.int64))
-        records = BatchRecords.of_ticks(self.left, self.right, ticks, nothing, inputs.stream_times)
+        records = BatchRecords.of_ticks(self.sides, (ticks, nothing), inputs.stream_times)
         results = JoinedResults(records, ticks, nothing)
         results.without_match(records.keyless)
         changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
-        if self.waiting is not None:
-            waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
-            waiting.settle(records, Met.nothing(len(records)), inputs.stores, results, changes)
+        waiting = WaitingRecords(self.waiting, self.sides)
+        waiting.settle(records, Met.nothing(len(records)), inputs.stores, results, changes)
         return TasksResult(results.in_order(), changes, {}, {})
 
     def _meet(
@@ -224,9 +211,8 @@ class StreamStreamJoin(Operator):
         results: JoinedResults,
         met: Met,
     ) -> None:
-        """The matches of one side's records with what the other's store has before each."""
-        asks = records.live_of(mine is self.left)
-        others = records.stored_of(theirs is self.left)
+        asks = records.live_of(mine.left)
+        others = records.stored_of(theirs.left)
         if not len(asks):
             return
         times, codes = records.times[asks], records.codes[asks]
@@ -238,7 +224,7 @@ class StreamStreamJoin(Operator):
             np.concatenate([np.full(len(kept.times), -1), others]),
             np.concatenate([kept.times, records.times[others]]) + theirs.stays_ms,
         )
-        there = records.side_times[theirs is self.left][asks]
+        there = records.side_times[theirs.left][asks]
         one, two = matches(Asking(codes, first, last, asks, there), candidates)
         places, stored = asks[one], two < len(kept.times)
         np.minimum.at(met.here, places, places)
@@ -247,8 +233,8 @@ class StreamStreamJoin(Operator):
         if theirs.kept:
             by = np.full(len(used), NEVER)
             np.minimum.at(by, at, places[stored])
-            met.add(records, kept, used, by, theirs is self.left)
-        begin = results.extend(theirs is self.left, theirs.decoded(kept.entries.take(used)))
+            met.add(records, kept, used, by, theirs.left)
+        begin = results.extend(theirs.left, theirs.decoded(kept.entries.take(used)))
         refs = np.empty(len(two), np.int64)
         refs[stored] = begin + at
         refs[~stored] = records.rows[others[two[~stored] - len(kept.times)]]
@@ -257,7 +243,7 @@ class StreamStreamJoin(Operator):
             records.rows[places],
             refs,
             np.maximum(records.times[places], candidates.times[two]),
-            mine_left=mine is self.left,
+            mine_left=mine.left,
         )
 
 
@@ -284,8 +270,7 @@ def _keep(
     stores: Stores,
     changes: dict[int, list[StoreChanges]],
 ) -> None:
-    """Puts a side's records into its window store."""
-    places = records.stored_of(side is records.left)
+    places = records.stored_of(side.left)
     times, codes = records.times[places], records.codes[places]
     numbers = _numbers(codes, times)
     owners = records.partitions[places]
@@ -293,19 +278,10 @@ def _keep(
     again = np.flatnonzero(times <= before)
     if len(again):  # only these can meet records of their own key and time in the store
         numbers[again] += _next_numbers(records, side, codes[again], times[again], stores)
-    keys = window_store_keys(records.keys.take(pa.array(codes)), times, numbers)
-    values = records.values_at(side is records.left, places)
-    for partition in np.unique(owners).tolist():
-        mine = np.flatnonzero(owners == partition)
-        index = pa.array(mine)
-        changes[partition].append(
-            StoreChanges(
-                side.store.name,
-                ByteColumn(keys.take(index)),
-                ByteColumn(values.take(index)),
-                times[mine],
-            )
-        )
+    keys = window_store_keys(records.keys.take(codes), times, numbers)
+    values = records.values_at(side.left, places)
+    for partition, made in changes_by_task(side.store.name, owners, keys, values, times).items():
+        changes[partition] += made
 
 
 def _numbers(codes: Int64, times: Int64) -> Int64:

@@ -67,11 +67,11 @@ class StreamTableJoin(TableLookup):
         output = asking.with_columns(value=joined(asking.value, held))
         if held.null_count and not self.kind.keeps_left:
             output = output.take(np.flatnonzero(valid(held)))
-        counts = {
+        dropped = {
             "null-value": int(np.count_nonzero(~valued)),
             "null-key": int(np.count_nonzero(valued & ~taken)),
         }
-        return TasksResult(output, {}, {}, {why: count for why, count in counts.items() if count})
+        return TasksResult(output, {}, {}, dropped)
 
 
 # --- a stream enriched by a global table: the entry under a key that is made of each record -------
@@ -132,15 +132,12 @@ class StreamGlobalJoin(Operator):
         at = pa.array(rows)
         value = self._value(values.take(at), found, keys.take(at))
         output = batch.take(rows).with_columns(value=value)
-        return TasksResult(
-            output, {}, {}, {reason: count for reason, count in dropped.items() if count}
-        )
+        return TasksResult(output, {}, {}, dropped)
 
     def _entries(self, batch: EdgeBatch, keys: pa.Array, rows: Int64, whole: StoreView) -> pa.Array:
-        """The table's entries under the mapped keys of ``rows``."""
         keyed = rows[valid(keys)[rows]]
         spec = self.table.spec
-        written = written_bytes(spec.key_serde, keys.take(pa.array(keyed)), spec.name, batch, keyed)
+        written = written_bytes(spec.key_serde, keys.take(keyed), spec.name, batch, keyed)
         found = looked_up(self.table, written, whole)
         if len(keyed) == len(rows):
             return found
@@ -245,7 +242,6 @@ class HeldBack:
         rows: Int64,
         before: int,
     ) -> None:
-        """Puts the rows that stay into the store."""
         if not len(rows):
             return
         index = pa.array(rows)
@@ -289,7 +285,7 @@ class HeldBack:
         at = np.concatenate([stored_due, due[rows]])
         stored_times = np.array([time for time, _ in parts], np.int64)
         times = np.concatenate([stored_times, batch.timestamp[rows]])
-        taken = keys.take(pa.array(rows)).cast(pa.binary())
+        taken = keys.take(rows).cast(pa.binary())
         both = pa.concat_arrays([pa.array(stored_keys, pa.binary()), taken])
         ranks = pc.rank(both, tiebreaker="dense").to_numpy() if len(both) else np.empty(0)
         order = np.lexsort((ranks, times, at))  # stable: the stored ones are first
@@ -304,7 +300,7 @@ class HeldBack:
         )
         return Released(
             at[order],
-            both.take(pa.array(order)),
+            both.take(order),
             columns.key,
             columns.value,
             times[order],
@@ -321,7 +317,6 @@ def come_out(by: EdgeBatch, released: Released, values: pa.Array) -> EdgeBatch:
 
 
 def _numbers(place: bytes) -> tuple[bytes, bytes]:
-    """Bounds of the keys of one time and key."""
     return place + _NUMBER.pack(0), place + _NUMBER.pack(0x7FFFFFFF)
 
 
@@ -363,8 +358,7 @@ class GraceWait(Operator):
             output = _with_keyless(output, rows[released.at], stream.take(keyless), keyless)
         else:
             dropped["null-key"] = len(keyless)
-        counted = {reason: count for reason, count in dropped.items() if count}
-        return TasksResult(output, released.changes, after, counted)
+        return TasksResult(output, released.changes, after, dropped)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         none = np.empty(0, np.int64)
@@ -380,7 +374,6 @@ def _out(by: EdgeBatch, released: Released) -> EdgeBatch:
 
 
 def _with_keyless(output: EdgeBatch, places: Int64, keyless: EdgeBatch, rows: Int64) -> EdgeBatch:
-    """The released records, and those without a key, in the order of the stream's records."""
     if not len(keyless):
         return output
     both = appended([output, keyless]) if len(output) else keyless

@@ -51,7 +51,6 @@ class TableTableJoin(Operator):
 
     @property
     def old_sides(self) -> tuple[int, ...]:
-        """See `Operator`: those that are kept without a match."""
         keeps = self.kind.keeps_left, self.kind.keeps_right
         return tuple(side for side in (0, 1) if keeps[side])
 
@@ -72,7 +71,7 @@ class TableTableJoin(Operator):
             first, last = first_and_last(task_codes(table.keys_of(both), both.partition))
             found = both.take(last)
             if both.old is not None:
-                found.old = found.with_columns(value=both.old.value.take(pa.array(first)))
+                found.old = found.with_columns(value=both.old.value.take(first))
             both = found
         return TasksResult(both, {}, {}, {})
 

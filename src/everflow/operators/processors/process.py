@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.clock import believed_ms, instant
-from everflow.operators.grouping import task_slices
+from everflow.operators.grouping import rows_by_task
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.processors.processor import (
     NO_ROW,
-    Asked,
+    AskedTransformer,
     BatchProcessor,
     Forwarded,
     Place,
@@ -40,12 +40,10 @@ from everflow.operators.processors.stores import (
     EndingEntries,
     Entries,
     StoreClock,
-    TableEntries,
     Updates,
     VersionEntries,
     global_entries,
     index_of,
-    table_entries,
 )
 from everflow.operators.user_code import UserFunctionError, require_users
 from everflow.records import (
@@ -58,12 +56,12 @@ from everflow.records import (
     StoreChanges,
     TaskId,
     TasksResult,
-    joined_headers,
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreSpec, StoreView
+from everflow.topology.batches import appended
 from everflow.topology.graph import EdgeType, ProcessorOperator, SharingProcessor, Surroundings
 from everflow.user_program import error_text
 from everflow.user_program import shown as shown_text
@@ -76,106 +74,6 @@ def tagged(value: pa.DataType, children: Sequence[str]) -> pa.DataType:
     if not children:
         return value
     return pa.struct([("child", pa.int32()), ("value", value)])
-
-
-@dataclass
-class Results:
-    """Of all tasks of a batch. ``out``: the types that the user's values have; ``children``:
-    whether results are tagged; ``batch``: the input."""
-
-    out: EdgeType
-    children: Sequence[str]
-    keeps_key: bool
-    batch: EdgeBatch
-    _parts: list[EdgeBatch] = field(default_factory=list)
-
-    def fitted(self, one: Forwarded) -> Record:
-        """A record as those get it who read it as a result. UserFunctionError as `add`."""
-        row, record = np.array([one.row], np.int64), one.record
-        key = record.key
-        if not self.keeps_key:
-            key = python_keys(self._column("key", [key], self.out.key, row))[0]
-        value = self._column("value", [record.value], self.out.value, row)[0].as_py()
-        return record._replace(key=key, value=value)
-
-    def add(self, partition: int, forwarded: Sequence[Forwarded]) -> None:
-        """The results of a task's records. UserFunctionError for a key or value that is not of
-        its type, of the record it came from."""
-        if not forwarded:
-            return
-        rows = np.array([one.row for one in forwarded], np.int64)
-        records = [one.record for one in forwarded]
-        value = self._column("value", [one.value for one in records], self.out.value, rows)
-        key = (
-            self.batch.key.take(pa.array(rows))
-            if self.keeps_key
-            else self._column("key", [one.key for one in records], self.out.key, rows)
-        )
-        times = self._column("timestamp", [one.timestamp for one in records], pa.int64(), rows)
-        headers = None
-        if any(one.headers for one in records):
-            listed = [[{"key": k, "value": v} for k, v in one.headers] for one in records]
-            headers = self._column("headers", listed, HEADERS, rows)
-        children = pa.array([one.child for one in forwarded], pa.int32())
-        self._parts.append(
-            placed(
-                self.batch,
-                rows,
-                key=key,
-                value=self._tagged(value, children),
-                times=times.to_numpy(),
-                headers=headers,
-                partition=partition,
-            )
-        )
-
-    def add_batch(self, made: EdgeBatch) -> None:
-        """What `results_of_batch` has given."""
-        none = pa.nulls(len(made), pa.int32())
-        self._parts.append(made.with_columns(value=self._tagged(made.value, none)))
-
-    def taken(self, others: Sequence[Results] = ()) -> EdgeBatch:
-        """All of them, in the order of the records; with those of ``others``, of the same
-        processor."""
-        parts = [part for one in (self, *others) for part in one._parts if len(part)]
-        if not parts:
-            nothing = pa.nulls(0, tagged(self.out.value, self.children))
-            empty = self.batch.take(np.empty(0, np.int64))
-            return empty.with_columns(pa.nulls(0, self.out.key), nothing)
-        headers = joined_headers([(part.headers, len(part)) for part in parts])
-        whole = EdgeBatch(
-            key=pa.concat_arrays([part.key for part in parts]),
-            value=pa.concat_arrays([part.value for part in parts]),
-            timestamp=np.concatenate([part.timestamp for part in parts]),
-            seq=np.concatenate([part.seq for part in parts]),
-            source=np.concatenate([part.source for part in parts]),
-            partition=np.concatenate([part.partition for part in parts]),
-            offset=np.concatenate([part.offset for part in parts]),
-            headers=headers,
-        )
-        return whole.take(np.argsort(whole.seq, kind="stable"))
-
-    def _tagged(self, value: pa.Array, children: pa.Array) -> pa.Array:
-        if not self.children:
-            return value
-        kind = tagged(self.out.value, self.children)
-        return pa.StructArray.from_arrays([children, value], fields=list(kind))
-
-    def _column(self, what: str, items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
-        try:
-            return column_of(items, kind)
-        except UnfitError as error:
-            row = int(rows[error.index])
-            told = TypeError(
-                f"forward found the {what} {shown_text(items[error.index])}, which is not of the "
-                f"declared type: {error}"
-            )
-            raise UserFunctionError(
-                str(told),
-                source=NO_ROW if row == NO_ROW else int(self.batch.source[row]),
-                partition=0 if row == NO_ROW else int(self.batch.partition[row]),
-                offset=-1 if row == NO_ROW else int(self.batch.offset[row]),
-            ) from told
 
 
 def placed(
@@ -241,16 +139,10 @@ def results_of_batch(
         times = column("timestamp", pa.int64()).to_numpy()
         if (times < 0).any():
             raise ValueError("process_batch: a time is in ms since 1970, found a negative one")
-    results = EdgeBatch(
-        key=own.key if keeps_key else column("key", out.key),
-        value=column("value", out.value),
-        timestamp=times,
-        seq=own.seq,
-        source=own.source,
-        partition=own.partition,
-        offset=own.offset,
-        headers=column("headers", HEADERS) if "headers" in table.column_names else own.headers,
-    )
+    key = own.key if keeps_key else column("key", out.key)
+    results = replace(own.with_columns(key, column("value", out.value)), timestamp=times, put=None)
+    if "headers" in table.column_names:
+        results.headers = column("headers", HEADERS)
     return results, at
 
 
@@ -294,7 +186,7 @@ class ProcessSpec(ProcessorOperator):
         no store and no clock (note 035)."""
         if not self.transforms or self.specs or self.tables or self.punctuations:
             return None
-        return replace(self, supplier=Asked(self.supplier))
+        return replace(self, supplier=partial(AskedTransformer, self.supplier))
 
     def run_together(
         self, members: Sequence[SharingProcessor], surroundings: Surroundings
@@ -306,27 +198,113 @@ Onward = Callable[["Running", Record, int | None], None]
 
 
 @dataclass
-class Origins:
-    """Of one processor: what it has forwarded of the records of each of those that run together,
-    by their numbers."""
+class Results:
+    """What one processor, the member ``own`` of those that run together, has forwarded in all tasks
+    of a batch; of the records of each member, its origin."""
 
     spec: ProcessSpec
     members: Sequence[SharingProcessor]
     own: int
-    found: dict[int, Results] = field(default_factory=dict)
+    _parts: list[tuple[int, EdgeBatch]] = field(default_factory=list)
 
-    def of(self, origin: int) -> Results:
-        """The results of the records that came to the processor ``origin`` from outside."""
-        if origin not in self.found:
-            keeps_key = self.spec.keeps_key and origin == self.own
-            batch = self.members[origin].batch
-            self.found[origin] = Results(self.spec.out, self.spec.children, keeps_key, batch)
-        return self.found[origin]
+    def fitted(self, one: Forwarded) -> Record:
+        """A record as those get it who read it as a result. UserFunctionError as `add`."""
+        key = one.record.key
+        if not self._keeps_key(one.origin):
+            key = python_keys(self._column("key", [key], self.spec.out.key, [one]))[0]
+        value = self._column("value", [one.record.value], self.spec.out.value, [one])[0].as_py()
+        return one.record._replace(key=key, value=value)
+
+    def made(self, partition: int, forwarded: Sequence[Forwarded]) -> EdgeBatch:
+        """The results of a task's records, of one origin. UserFunctionError for a key or value that
+        is not of its type, of the record it came from."""
+        origin = forwarded[0].origin
+        batch, out = self.members[origin].batch, self.spec.out
+        rows = np.array([one.row for one in forwarded], np.int64)
+        records = [one.record for one in forwarded]
+        value = self._column("value", [one.value for one in records], out.value, forwarded)
+        key = (
+            batch.key.take(rows)
+            if self._keeps_key(origin)
+            else self._column("key", [one.key for one in records], out.key, forwarded)
+        )
+        times = [one.timestamp for one in records]
+        headers = None
+        if any(one.headers for one in records):
+            listed = [[{"key": k, "value": v} for k, v in one.headers] for one in records]
+            headers = self._column("headers", listed, HEADERS, forwarded)
+        children = pa.array([one.child for one in forwarded], pa.int32())
+        return placed(
+            batch,
+            rows,
+            key=key,
+            value=self._tagged(value, children),
+            times=self._column("timestamp", times, pa.int64(), forwarded).to_numpy(),
+            headers=headers,
+            partition=partition,
+        )
+
+    def add(self, partition: int, forwarded: Sequence[Forwarded]) -> None:
+        self._parts.append((forwarded[0].origin, self.made(partition, forwarded)))
+
+    def add_batch(self, origin: int, made: EdgeBatch) -> None:
+        none = pa.nulls(len(made), pa.int32())
+        self._parts.append((origin, made.with_columns(value=self._tagged(made.value, none))))
 
     def taken(self) -> EdgeBatch:
-        """All of them, in the order of the records."""
-        others = [results for origin, results in sorted(self.found.items()) if origin != self.own]
-        return self.of(self.own).taken(others)
+        """All of them, in the order of the records; those of its own records first."""
+        ordered = sorted(self._parts, key=lambda one: (one[0] != self.own, one[0]))
+        parts = [part for _, part in ordered if len(part)]
+        if not parts:
+            nothing = pa.nulls(0, tagged(self.spec.out.value, self.spec.children))
+            empty = self.members[self.own].batch.take(np.empty(0, np.int64))
+            return empty.with_columns(pa.nulls(0, self.spec.out.key), nothing)
+        whole = appended(parts)
+        return whole.take(np.argsort(whole.seq, kind="stable"))
+
+    def _keeps_key(self, origin: int) -> bool:
+        return self.spec.keeps_key and origin == self.own
+
+    def _tagged(self, value: pa.Array, children: pa.Array) -> pa.Array:
+        if not self.spec.children:
+            return value
+        kind = tagged(self.spec.out.value, self.spec.children)
+        return pa.StructArray.from_arrays([children, value], fields=list(kind))
+
+    def _column(
+        self, what: str, items: list[Any], kind: pa.DataType, of: Sequence[Forwarded]
+    ) -> pa.Array:
+        try:
+            return column_of(items, kind)
+        except UnfitError as error:
+            text = (
+                f"forward found the {what} {shown_text(items[error.index])}, which is not of the "
+                f"declared type: {error}"
+            )
+            one = of[error.index]
+            batch = self.members[one.origin].batch
+            raise failure_at(text, batch, one.row) from TypeError(text)
+
+
+def failure_at(
+    text: str,
+    batch: EdgeBatch,
+    row: int,
+    partition: int | None = None,
+    node: str | None = None,
+) -> UserFunctionError:
+    """The failure at a row, `NO_ROW` for a clock's call; ``partition``: of the task, None: the
+    record's."""
+    of_record = row != NO_ROW
+    if partition is None:
+        partition = int(batch.partition[row]) if of_record else 0
+    return UserFunctionError(
+        text,
+        source=int(batch.source[row]) if of_record else NO_ROW,
+        partition=partition,
+        offset=int(batch.offset[row]) if of_record else -1,
+        node=node,
+    )
 
 
 class Running:
@@ -334,8 +312,7 @@ class Running:
 
     def __init__(
         self,
-        members: Sequence[SharingProcessor],
-        origins: Origins,
+        results: Results,
         place: Place,
         turn: Turn,
         stores: tuple[Mapping[str, Entries | VersionEntries], Mapping[str, Shown]],
@@ -343,10 +320,9 @@ class Running:
     ) -> None:
         """``stores``: their entries and what is shown of them. ``onward``: to those that it hands
         records to."""
-        self.member = members[origins.own]
+        self.member = results.members[results.own]
         self.turn = turn
-        self._members, self._origins, self._place = members, origins, place
-        self._spec = origins.spec
+        self._results, self._place, self._spec = results, place, results.spec
         self._entries = stores[0]
         self._context = ProcessorContext(
             place,
@@ -366,26 +342,23 @@ class Running:
     # --- its life ------------------------------------------------------------------------------
 
     def begin(self, rows: Int64) -> None:
-        """Make the processor; ``rows``: those of its batch that it will be given."""
-        self.turn.origin = self._origins.own
+        self.turn.origin = self._results.own
         self.turn.row = int(rows[0]) if len(rows) else NO_ROW
         self._load(rows)
         self._processor = self._users(self._made)
         self._process_one = self._processor.process
         if isinstance(self._processor, ValueTransformer):
             transform, forwarded = self._processor.transform, self._context.forwarded
-            self._process_one = lambda record: forwarded.append(
-                Forwarded(
-                    self.turn.origin,
-                    self.turn.row,
-                    record.with_value(transform(record.key, record.value)),
-                    None,
-                )
-            )
+            turn = self.turn
+
+            def transformed(record: Record) -> None:
+                made = record.with_value(transform(record.key, record.value))
+                forwarded.append(Forwarded(turn.origin, turn.row, made, None))
+
+            self._process_one = transformed
 
     def take(self, rows: Int64) -> None:
-        """Its own records of these rows, one behind the other."""
-        self.turn.origin = self._origins.own
+        self.turn.origin = self._results.own
         if isinstance(self._processor, BatchProcessor):
             batch = self.member.batch.take(rows)
             self._whole(self._processor, batch, rows, self.turn.origin)
@@ -395,7 +368,6 @@ class Running:
             self._process(record)
 
     def handed(self, record: Record, giver: Turn) -> None:
-        """A record that another processor has just forwarded. UserFunctionError."""
         turn = self.turn
         turn.origin, turn.row, turn.metadata = giver.origin, giver.row, giver.metadata
         if isinstance(self._processor, BatchProcessor):
@@ -409,21 +381,20 @@ class Running:
         turn, before = self.turn, self.turn.stream_time
         if not 0 <= before < stream_time:
             return
-        turn.origin, turn.row, turn.stream_time = self._origins.own, NO_ROW, stream_time
+        turn.origin, turn.row, turn.stream_time = self._results.own, NO_ROW, stream_time
         self._punctuate(before)
 
     def call(self, methods: Sequence[str]) -> None:
-        """The methods that the wall clock calls, behind all records."""
-        turn, now_ms = self.turn, self._place.wall_clock_ms
+        turn, now_ms = self.turn, self._place.around.wall_clock_ms
         for name in methods:
-            turn.origin, turn.row = self._origins.own, NO_ROW
+            turn.origin, turn.row = self._results.own, NO_ROW
             self._called(name, now_ms)
 
     def end(self) -> None:
         """Close it; what it has forwarded becomes results."""
         turn = self.turn
-        turn.origin, turn.row = self._origins.own, NO_ROW
-        turn.metadata, turn.time = None, self._place.wall_clock_ms
+        turn.origin, turn.row = self._results.own, NO_ROW
+        turn.metadata, turn.time = None, self._place.around.wall_clock_ms
         self._users(self._processor.close)
         self._hand_on()
 
@@ -450,7 +421,6 @@ class Running:
             self._punctuate(before)
 
     def _punctuate(self, before: int) -> None:
-        """The methods whose next multiple of stream time was reached."""
         turn = self.turn
         for one in self._by_stream_time:
             if turn.stream_time // one.every_ms == before // one.every_ms:
@@ -460,7 +430,7 @@ class Running:
     def _called(self, name: str, time_ms: int) -> None:
         """A clock calls a method. UserFunctionError, which names the call and no record."""
         call = ClockCall(self.member.name, self._place.task.partition, name, time_ms)
-        if call in self._place.skipped:
+        if call in self._place.around.skipped:
             return
         self.turn.metadata, self.turn.time = None, time_ms
         method, forwarded = getattr(self._processor, name), self._context.forwarded
@@ -478,15 +448,8 @@ class Running:
 
     def _require_fit(self, forwarded: Sequence[Forwarded]) -> None:
         """A forwarded value that does not fit fails in the clock's call, not later."""
-        if self._onward is not None or not forwarded:
-            return  # what is handed on was looked at then
-        scratch = Results(
-            self._spec.out,
-            self._spec.children,
-            self._spec.keeps_key,
-            self._origins.of(forwarded[0].origin).batch,
-        )
-        scratch.add(self._place.task.partition, forwarded)
+        if forwarded and self._onward is None:  # what is handed on was looked at then
+            self._results.made(self._place.task.partition, forwarded)
 
     def _whole(self, processor: BatchProcessor, batch: EdgeBatch, rows: Int64, origin: int) -> None:
         """Records in columns: ``rows`` of the batch of the processor ``origin``."""
@@ -509,7 +472,7 @@ class Running:
             raise
         if made is not None:
             self._hand_on()
-            self._origins.of(origin).add_batch(found)
+            self._results.add_batch(origin, found)
             if self._onward is not None:
                 for row, record in zip(rows[at].tolist(), _python_records(found), strict=True):
                     turn.row = row
@@ -526,7 +489,7 @@ class Running:
         def hand(record: Record, child: int | None) -> None:
             one = Forwarded(self.turn.origin, self.turn.row, record, child)
             try:
-                onward(self, self._origins.of(one.origin).fitted(one), child)
+                onward(self, self._results.fitted(one), child)
             except UserFunctionError as error:
                 self._handed_failure = self._handed_failure or error
                 raise
@@ -534,12 +497,11 @@ class Running:
         return hand
 
     def _hand_on(self) -> None:
-        """What was forwarded becomes results."""
         partition, forwarded = self._place.task.partition, self._context.forwarded
         for origin in dict.fromkeys(one.origin for one in forwarded):
             mine = [one for one in forwarded if one.origin == origin]
             try:
-                self._origins.of(origin).add(partition, mine)
+                self._results.add(partition, mine)
             except UserFunctionError as error:
                 error.node = self.member.name
                 raise
@@ -559,7 +521,7 @@ class Running:
         ]
         if not same or serde is None or not len(rows):
             return
-        keys = self.member.batch.key.take(pa.array(rows)).drop_null()
+        keys = self.member.batch.key.take(rows).drop_null()
         try:
             written = serde.encode_array(keys).unique().to_pylist()  # keys themselves may be nested
         except Exception:
@@ -569,22 +531,19 @@ class Running:
 
     def _records(self, rows: Int64) -> Iterator[tuple[int, Record, RecordMetadata]]:
         taken = self.member.batch.take(rows)
-        partition, topics = self._place.task.partition, self._place.topics
+        partition, topics = self._place.task.partition, self._place.around.topics
         places = (rows.tolist(), taken.source.tolist(), taken.offset.tolist())
         for record, row, source, offset in zip(_python_records(taken), *places, strict=True):
             yield row, record, RecordMetadata(topics.get(source, ""), partition, offset)
 
     def _as_batch(self, record: Record, rows: Int64) -> EdgeBatch:
         """A record that was handed over, in columns; it has fitted the types of its giver."""
-        giver = next(
-            one
-            for one in self._members
-            if one.name in {link.processor for link in self.member.links}
-        )
+        givers = {link.processor for link in self.member.links}
+        giver = next(one for one in self._results.members if one.name in givers)
         out = giver.operator.out  # type: ignore[attr-defined]
         listed = [[{"key": k, "value": v} for k, v in record.headers]]
         return placed(
-            self._members[self.turn.origin].batch,
+            self._results.members[self.turn.origin].batch,
             rows,
             key=column_of([record.key], out.key),
             value=column_of([record.value], out.value),
@@ -607,13 +566,12 @@ class Running:
         if self._handed_failure is not None:
             raise self._handed_failure
         require_users(error)
-        batch, row = self._members[self.turn.origin].batch, self.turn.row
-        return UserFunctionError(
+        return failure_at(
             f"the processor failed: {error_text(error)}",
-            source=NO_ROW if row == NO_ROW else int(batch.source[row]),
-            partition=self._place.task.partition,
-            offset=-1 if row == NO_ROW else int(batch.offset[row]),
-            node=self.member.name,
+            self._results.members[self.turn.origin].batch,
+            self.turn.row,
+            self._place.task.partition,
+            self.member.name,
         )
 
 
@@ -647,14 +605,14 @@ def run_processors(
 ) -> list[TasksResult]:
     """See `ProcessorOperator.run_together`. A failure of the user's code is the record's that was
     being processed: UserFunctionError."""
-    origins = [Origins(_spec(one), members, number) for number, one in enumerate(members)]
+    results = [Results(_spec(one), members, number) for number, one in enumerate(members)]
     done = [
         TasksResult(one.batch, {}, dict(one.stream_times), {}, {}) for one in members
     ]  # the output follows
-    rows = [_by_partition(one.batch) for one in members]
-    updates = [[_by_partition(batch) for batch in one.updates] for one in members]
+    rows = [dict(rows_by_task(one.batch.partition)) for one in members]
+    updates = [[dict(rows_by_task(b.partition)) for b in one.updates] for one in members]
     for partition in sorted(members[0].stores):
-        task = _Task(members, origins, partition, surroundings)
+        task = _Task(members, results, partition, surroundings)
         mine = [of.get(partition, np.empty(0, np.int64)) for of in rows]
         changed = [
             [of.get(partition, np.empty(0, np.int64)) for of in listed] for listed in updates
@@ -662,7 +620,7 @@ def run_processors(
         if any(map(len, mine)) or task.is_due:
             task.run(mine, changed)
         task.note(done)
-    for result, of in zip(done, origins, strict=True):
+    for result, of in zip(done, results, strict=True):
         result.output = of.taken()
     return done
 
@@ -671,32 +629,20 @@ def _spec(member: SharingProcessor) -> ProcessSpec:
     return cast(ProcessSpec, member.operator)
 
 
-def _by_partition(batch: EdgeBatch) -> dict[int, Int64]:
-    order = np.argsort(batch.partition, kind="stable")
-    slices = task_slices(batch.partition[order])
-    return {partition: order[part] for partition, part in slices}
-
-
 class _Task:
     """All processors of one task, and the stores that they share."""
 
     def __init__(
         self,
         members: Sequence[SharingProcessor],
-        origins: Sequence[Origins],
+        results: Sequence[Results],
         partition: int,
         surroundings: Surroundings,
     ) -> None:
         self._members, self._partition = members, partition
         self._now_ms = surroundings.wall_clock_ms
-        self._origins = origins
-        self._place = Place(
-            TaskId(surroundings.subtopology, partition),
-            surroundings.application_id,
-            surroundings.wall_clock_ms,
-            surroundings.topics,
-            surroundings.skipped,
-        )
+        self._results = results
+        self._place = Place(TaskId(surroundings.subtopology, partition), surroundings)
         times = [one.stream_times[partition] for one in members]
         self._turns = [Turn(stream_time=time, time=max(0, time)) for time in times]
         self._entries: dict[str, Entries | VersionEntries] = {}
@@ -716,8 +662,7 @@ class _Task:
             tables.append(read)
             running.append(
                 Running(
-                    self._members,
-                    self._origins[number],
+                    self._results[number],
                     self._place,
                     self._turns[number],
                     (entries, self._shown(number, entries)),
@@ -740,7 +685,6 @@ class _Task:
             one.end()
 
     def note(self, done: Sequence[TasksResult]) -> None:
-        """The task's results."""
         left: dict[str, StoreChanges] = {}
         for ending in self._entries.values():
             if isinstance(ending, EndingEntries):
@@ -785,7 +729,6 @@ class _Task:
         }
 
     def _reads(self, name: str) -> bool:
-        """True if a processor is read by another one directly."""
         return any(link.processor == name for one in self._members for link in one.links)
 
     def _hand(self, giver: Running, record: Record, child: int | None) -> None:
@@ -813,9 +756,8 @@ class _Task:
                 found.pop(index.name)  # nobody's to read
         updates = []
         for read, batch, rows in zip(spec.tables, member.updates, changed, strict=True):
-            entries = table_entries(read, views[read.spec.name])
-            updates.append(Updates(read, batch.take(rows), entries))
-            found[read.spec.name] = entries
+            updates.append(Updates(read, batch.take(rows), views[read.spec.name]))
+            found[read.spec.name] = updates[-1].entries
         found |= {one.name: global_entries(one, views[one.name]) for one in spec.looks_up}
         return found, updates
 
@@ -833,17 +775,13 @@ class _Task:
     ) -> dict[str, Shown]:
         turn = self._turns[number]
         return {
-            name: shown(
-                one,
-                StoreClock(
-                    lambda: turn.time,
-                    _newest(one)
-                    if isinstance(one, TableEntries)
-                    else partial(self._stream_time, name),
-                ),
-            )
+            name: shown(one, StoreClock(lambda: turn.time, partial(self._store_time, one)))
             for name, one in entries.items()
         }
+
+    def _store_time(self, entries: Entries | VersionEntries) -> int:
+        own = entries.newest_ms
+        return self._stream_time(entries.spec.name) if own is None else own
 
     def _stream_time(self, store: str) -> int:
         """The latest of those that share a store."""
@@ -852,10 +790,6 @@ class _Task:
             for turn, member in zip(self._turns, self._members, strict=True)
             if any(one.name == store for one in _spec(member).specs)
         )
-
-
-def _newest(entries: TableEntries) -> Any:
-    return lambda: entries.newest_ms
 
 
 def _in_turns(

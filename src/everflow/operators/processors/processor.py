@@ -23,7 +23,8 @@ from everflow.operators.processors.stores import (
     VersionEntries,
     WindowStore,
 )
-from everflow.records import ClockCall, TaskId
+from everflow.records import TaskId
+from everflow.topology.graph import Surroundings
 from everflow.user_program import user_line
 from everflow.windows import Duration, duration_ms
 
@@ -80,13 +81,8 @@ class Forwarded(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a context tells of where and when it is; ``skipped``: calls of clocks to leave out."""
-
     task: TaskId
-    application_id: str
-    wall_clock_ms: int
-    topics: Mapping[int, str]
-    skipped: frozenset[ClockCall] = frozenset()
+    around: Surroundings
 
 
 @dataclass(kw_only=True)
@@ -102,7 +98,6 @@ class Turn:
     key: Any = None
 
     def has_key(self, key: Any) -> bool:
-        """True if ``key`` is that of the record that is being processed."""
         return self.metadata is not None and (key is self.key or key == self.key)
 
 
@@ -110,7 +105,6 @@ Shown = KeyValueStore | SessionStore | VersionedStore | WindowStore
 
 
 def shown(entries: Entries | VersionEntries, clock: StoreClock) -> Shown:
-    """A store as a processor has it."""
     if isinstance(entries, VersionEntries):
         return VersionedStore(entries)
     return KINDS[entries.spec.kind](entries, clock)
@@ -143,7 +137,7 @@ class ProcessorContext(Telling):
     @property
     def application_id(self) -> str:
         """What ``application.id`` of the running program says."""
-        return self._place.application_id
+        return self._place.around.application_id
 
     @property
     def stream_time(self) -> int:
@@ -154,7 +148,7 @@ class ProcessorContext(Telling):
     @property
     def wall_clock_time(self) -> int:
         """The machine's clock (epoch ms) when the micro-batch began."""
-        return self._place.wall_clock_ms
+        return self._place.around.wall_clock_ms
 
     @property
     def record_metadata(self) -> RecordMetadata | None:
@@ -330,20 +324,12 @@ class FunctionTransformer(ValueTransformer):
         return self.fn(key, value, self.context) if self._with_context else self.fn(key, value)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Makes the transformer that is called for those who ask what a table's entries are. A record
-    without a key asks nothing."""
-
-    supplier: Callable[[], Processor]
-
-    def __call__(self) -> Processor:
-        return AskedTransformer(self.supplier())
-
-
 class AskedTransformer(ValueTransformer):
-    def __init__(self, made: Processor) -> None:
-        self.made = made
+    """Is called for those who ask what a table's entries are. A record without a key asks
+    nothing."""
+
+    def __init__(self, supplier: Callable[[], Processor]) -> None:
+        self.made = supplier()
 
     def init(self, context: ProcessorContext) -> None:
         self.made.context = context

@@ -27,7 +27,7 @@ from everflow.serdes.windowed import (
     split_window_store_key,
     window_store_key,
 )
-from everflow.state.changelog import expiry_times, pack_value, unpack_value
+from everflow.state.changelog import expiry_time, expiry_times, pack_value, unpack_value
 from everflow.state.key_ranges import (
     after_prefix,
     sessions_between,
@@ -87,9 +87,12 @@ class Values(Protocol):
 class Entries:
     """The bytes of a store in one task: what was committed, and the batch's changes on top."""
 
-    def __init__(self, spec: StoreSpec, view: StoreView) -> None:
+    newest_ms: int | None = None
+    """The own time of a table's store, with the updates so far; None of a processor's store."""
+
+    def __init__(self, spec: StoreSpec, view: StoreView, values: Values | None = None) -> None:
         self.spec = spec
-        self.values: Values = spec.value_serde
+        self.values = values or spec.value_serde
         self._view = view
         self._read: dict[bytes, Stored | None] = {}
         self._top: Overlay[Stored] = Overlay(view, read_entry)
@@ -102,7 +105,6 @@ class Entries:
             self._read[key] = None if stored is None else read_entry(stored)
 
     def get(self, key: bytes) -> Stored | None:
-        """The entry of a key."""
         if key in self._top:
             return self._top.get(key)
         if key not in self._read:
@@ -123,7 +125,6 @@ class Entries:
         return self._top.range(start, end, reverse=reverse)
 
     def entries(self) -> int:
-        """About how many there are."""
         return self._top.entries()
 
     def changes(self, deleted_at: int) -> StoreChanges:
@@ -145,20 +146,34 @@ class StoreClock(NamedTuple):
     stream_time: Callable[[], int]
 
 
-class _Store(Telling):
-    """The base of a processor's stores. Longer results are of the moment of the call:
+class _Named(Telling):
+    """The base of a processor's stores."""
+
+    def __init__(self, entries: Entries | VersionEntries) -> None:
+        self._spec, self._values = entries.spec, entries.values
+        self._keys = entries.spec.key_serde
+
+    @property
+    def name(self) -> str:
+        """As it was declared, without the application's id."""
+        return self._spec.name
+
+    def _key(self, key: Any) -> bytes:
+        found = self._keys.encode(key)
+        if found is None:
+            raise ValueError(f"store {self.name!r}: a key is not null")
+        return found
+
+
+class _Store(_Named):
+    """A store with an order of keys. Longer results are of the moment of the call:
     what is written meanwhile is not seen. They are read as they are taken, so the first entry of a
     large store costs no more than that of a small one; take what you need before the micro-batch
     ends."""
 
     def __init__(self, entries: Entries, clock: StoreClock) -> None:
+        super().__init__(entries)
         self._entries, self._clock = entries, clock
-        self._keys, self._values = entries.spec.key_serde, entries.values
-
-    @property
-    def name(self) -> str:
-        """As it was declared, without the application's id."""
-        return self._entries.spec.name
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Key and value of every entry, in the order of the store's bytes: those of the key, and
@@ -176,12 +191,6 @@ class _Store(Telling):
         be counted for a while."""
         return self._entries.entries()
 
-    def _key(self, key: Any) -> bytes:
-        found = self._keys.encode(key)
-        if found is None:
-            raise ValueError(f"store {self.name!r}: a key is not null")
-        return found
-
     def _bound(self, key: Any) -> bytes | None:
         return None if key is None else self._key(key)
 
@@ -192,11 +201,10 @@ class _Store(Telling):
 
     def _oldest(self) -> int | None:
         """Entries that expire at this time, or before it, have expired; None: none does."""
-        retention = self._entries.spec.retention_ms
+        retention = self._spec.retention_ms
         return None if retention is None else self._clock.stream_time() - retention
 
     def _put(self, key: bytes, value: Any) -> None:
-        """``value`` as it is stored."""
         self._entries.put(key, value, self._clock.now())
 
     def _scan(
@@ -216,12 +224,14 @@ class _Store(Telling):
         )
 
     def _shown(self, stored_key: bytes) -> Any:
-        """The key of an entry as results have it."""
         return self._keys.decode(stored_key)
 
     def _lives_now(self) -> Callable[[bytes], bool] | None:
         """True for stored keys that have not expired at this moment; None: all."""
-        return None
+        oldest, kind = self._oldest(), self._spec.kind
+        if oldest is None or not self._spec.expires:
+            return None
+        return lambda key: expiry_time(key, kind) > oldest
 
 
 class KeyValueStore(_Store):
@@ -266,7 +276,7 @@ class KeyValueStore(_Store):
         """Take ``key`` out; the value it had."""
         known = self.get(key)
         if known is not None:
-            self._put(self._key(key), None)
+            self.put(key, None)
         return known
 
     def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
@@ -350,12 +360,8 @@ class WindowStore(_Store):
 
     def _shown(self, stored_key: bytes) -> Windowed:
         key, start = split_window_store_key(stored_key)
-        size_ms = self._entries.spec.window_size_ms or 0
+        size_ms = self._spec.window_size_ms or 0
         return Windowed(self._keys.decode(key), start, start + size_ms)
-
-    def _lives_now(self) -> Callable[[bytes], bool] | None:
-        oldest = self._oldest()
-        return None if oldest is None else lambda key: split_window_store_key(key)[1] > oldest
 
 
 class SessionStore(_Store):
@@ -427,10 +433,6 @@ class SessionStore(_Store):
         key, start, end = split_session_key(stored_key)
         return Windowed(self._keys.decode(key), start, end)
 
-    def _lives_now(self) -> Callable[[bytes], bool] | None:
-        oldest = self._oldest()
-        return None if oldest is None else lambda key: split_session_key(key)[2] > oldest
-
 
 KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {
     "key_value": KeyValueStore,
@@ -447,9 +449,12 @@ class VersionEntries:
     """The versions of a store in one task: what was committed, and the batch's on top. A
     `VersionsView` of both, which reads of a key's versions those that are asked for."""
 
-    def __init__(self, spec: StoreSpec, view: StoreView) -> None:
+    newest_ms: int | None = None
+    """See `Entries`."""
+
+    def __init__(self, spec: StoreSpec, view: StoreView, values: Values | None = None) -> None:
         self.spec = spec
-        self.values: Values = spec.value_serde
+        self.values = values or spec.value_serde
         self._view = cast(VersionsView, view)
         self._puts: list[tuple[bytes, bytes | None, int]] = []
         self._put_of: dict[bytes, History] = {}
@@ -531,7 +536,7 @@ class VersionEntries:
         return versions_of(history, behind)
 
 
-class VersionedStore(Telling):
+class VersionedStore(_Named):
     """Versions of each key's value, within the history retention behind the highest time of a
     version, and the latest. On the thread of its task. Times in ms. ``get`` gives a
     `VersionedRecord`, as in Kafka Streams; a query's gives the latest value alone."""
@@ -542,13 +547,8 @@ class VersionedStore(Telling):
     """`put` returns it for a version that is older than the history."""
 
     def __init__(self, entries: VersionEntries) -> None:
+        super().__init__(entries)
         self._entries = entries
-        self._keys, self._values = entries.spec.key_serde, entries.values
-
-    @property
-    def name(self) -> str:
-        """As it was declared, without the application's id."""
-        return self._entries.spec.name
 
     def put(self, key: Any, value: Any, timestamp: int) -> int:
         """A version that is valid from ``timestamp``; None deletes. Returns until when it is valid:
@@ -561,13 +561,12 @@ class VersionedStore(Telling):
     def delete(self, key: Any, timestamp: int) -> VersionedRecord | None:
         """No value from ``timestamp`` on; what was valid then."""
         found = self.get(key, timestamp)
-        ignored = self._entries.put(self._key(key), None, timestamp) is None
-        return None if ignored else found
+        return None if self.put(key, None, timestamp) == self.NOT_PUT else found
 
     def get(self, key: Any, as_of: int | None = None) -> VersionedRecord | None:
         """The latest version of ``key``, or the one that was valid at ``as_of``; None where there
         was no value, or where that is older than the history and not the latest."""
-        history_ms = self._entries.spec.retention_ms or 0
+        history_ms = self._spec.retention_ms or 0
         time = OPEN - 1 if as_of is None else as_of
         return record_as_of(self._entries, self._key(key), time, history_ms, self._values.decode)
 
@@ -588,12 +587,6 @@ class VersionedStore(Telling):
         found = self._entries.latest()
         return ((self._keys.decode(key), self._values.decode(value)) for key, value in found)
 
-    def _key(self, key: Any) -> bytes:
-        found = self._keys.encode(key)
-        if found is None:
-            raise ValueError(f"store {self.name!r}: a key is not null")
-        return found
-
 
 # --- the stores of tables, for processors to read (note 040) --------------------------------------
 # A processor sees a table as of its record: what the table's store held before the batch, and the
@@ -610,49 +603,10 @@ class _TableValues:
         return data.value if isinstance(data, ShownValue) else self._decode(data)
 
     def encode(self, value: Any) -> NoReturn:
-        raise read_only(self._name)
-
-
-def read_only(name: str) -> TypeError:
-    """The error text for a processor that writes into a table."""
-    return TypeError(
-        f"store {name!r} is a table's, and only the table writes it: write to its topic, or into a "
-        f"store of the processor's own"
-    )
-
-
-class TableEntries(Entries):
-    """The entries of a table of any kind but versioned ones."""
-
-    def __init__(self, spec: StoreSpec, view: StoreView, decode: Callable[[bytes], Any]) -> None:
-        super().__init__(spec, view)
-        self.values = _TableValues(spec.name, decode)
-        self.newest_ms = view.newest_ms
-        """The store's own time, with the updates so far."""
-
-    def put(self, key: bytes, value: Any, time: int) -> NoReturn:
-        raise read_only(self.spec.name)
-
-    def update(self, key: bytes, value: Any, time: int) -> None:
-        super().put(key, None if value is None else ShownValue(value), time)
-        if self.spec.expires:
-            written = int(expiry_times([key], self.spec.kind)[0])
-            self.newest_ms = max(self.newest_ms, written)
-
-
-class TableVersions(VersionEntries):
-    """The versions of a versioned table."""
-
-    def __init__(self, spec: StoreSpec, view: StoreView, decode: Callable[[bytes], Any]) -> None:
-        super().__init__(spec, view)
-        self.values = _TableValues(spec.name, decode)
-
-    def put(self, key: bytes, value: Any, time: int) -> NoReturn:
-        raise read_only(self.spec.name)
-
-    def update(self, key: bytes, value: Any, time: int) -> None:
-        shown: Any = None if value is None else ShownValue(value)
-        super().put(key, shown, time)
+        raise TypeError(
+            f"store {self._name!r} is a table's, and only the table writes it: write to its topic, "
+            f"or into a store of the processor's own"
+        )
 
 
 def shown_changes(table: JoinedTable, batch: EdgeBatch) -> StoreChanges:
@@ -665,29 +619,31 @@ def shown_changes(table: JoinedTable, batch: EdgeBatch) -> StoreChanges:
 
 
 class Updates:
-    """The updates of a table in one task, which are put one after the other."""
+    """The updates of a table in one task, which are put one after the other; ``entries`` is the
+    table's store as it was before the batch."""
 
-    def __init__(
-        self, table: JoinedTable, batch: EdgeBatch, entries: TableEntries | TableVersions
-    ) -> None:
-        self._entries = entries
-        self._keys = table.keys_of(batch).to_pylist()
-        self._values, self._times = batch.value.to_pylist(), batch.timestamp.tolist()
+    def __init__(self, table: JoinedTable, batch: EdgeBatch, view: StoreView) -> None:
+        values = _TableValues(table.spec.name, _decoder(table))
+        made = VersionEntries if table.spec.versioned else Entries
+        self.entries: Entries | VersionEntries = made(table.spec, view, values)
+        self.entries.newest_ms = self._newest_ms = view.newest_ms
+        self._changes = shown_changes(table, batch)
+        self._times = batch.timestamp.tolist()
 
     def put(self, first: int, last: int) -> None:
         """The entries from ``first`` until before ``last``."""
+        keys, values, spec = self._changes.keys, self._changes.values, self.entries.spec
         for at in range(first, last):
-            self._entries.update(self._keys[at], self._values[at], self._times[at])
+            self.entries.put(keys[at], values[at], self._times[at])
+        if spec.expires and first < last:
+            written = int(expiry_times(keys[first:last], spec.kind).max())
+            self.entries.newest_ms = self._newest_ms = max(self._newest_ms, written)
 
 
-def table_entries(table: JoinedTable, view: StoreView) -> TableEntries | TableVersions:
-    """A table's store as it was before the batch."""
-    made = TableVersions if table.spec.versioned else TableEntries
-    return made(table.spec, view, _decoder(table))
-
-
-def global_entries(spec: StoreSpec, view: StoreView) -> TableEntries:
-    return TableEntries(spec, view, spec.value_serde.decode)
+def global_entries(spec: StoreSpec, view: StoreView) -> Entries:
+    entries = Entries(spec, view, _TableValues(spec.name, spec.value_serde.decode))
+    entries.newest_ms = view.newest_ms
+    return entries
 
 
 def _decoder(table: JoinedTable) -> Callable[[bytes], Any]:
