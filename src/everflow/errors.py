@@ -6,10 +6,11 @@ what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from everflow.user_program import place
+from everflow.user_program import place, user_line
 
 if TYPE_CHECKING:
     from everflow.records import TaskId, TopicPartition
@@ -75,8 +76,32 @@ class TopologyError(EverflowError):
     code = "EF-TOPOLOGY"
 
     def __init__(self, message: str, *, where: str | None = None, code: str | None = None) -> None:
-        super().__init__(f"{message}\n  at {place(where)}" if where else message, code=code)
-        self.where = where
+        super().__init__(message, code=code)
+        self.where: str | None = None
+        self.called_at(where)
+
+    def called_at(self, where: str | None) -> None:
+        """Add the line of the user's call, unless the error knows one."""
+        if self.where is None and where:
+            self.where = where
+            self.args = (f"{self.args[0]}\n  at {place(where)}", *self.args[1:])
+
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def naming_the_line(call: _Call) -> _Call:
+    """``call``, whose TopologyErrors name the line of the user's that calls it."""
+
+    @functools.wraps(call)
+    def named(*args: Any, **keywords: Any) -> Any:
+        try:
+            return call(*args, **keywords)
+        except TopologyError as error:
+            error.called_at(user_line())
+            raise
+
+    return named  # type: ignore[return-value]
 
 
 class UnknownNameError(TopologyError, AttributeError):

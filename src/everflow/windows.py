@@ -76,6 +76,16 @@ def duration_ms(duration: Duration) -> int:
     return _whole_ms(total, "a duration is text, ms or a timedelta")
 
 
+def checked_ms(duration: Duration, what: str, least: int = 0, cure: str = "") -> int:
+    """`duration_ms` of ``what``; TopologyError below ``least``."""
+    found = duration_ms(duration)
+    if found < least:
+        bounds = {0: "may not be negative", 1: "is above 0"}
+        bound = bounds.get(least, f"is at least {least} ms")
+        raise _refused(f"{what} {bound}, found {found} ms{cure}")
+    return found
+
+
 def _whole_ms(value: Any, wanted: str) -> int:
     """``value`` as an int; TopologyError that says what is ``wanted`` for anything but a whole
     number that a long can hold."""
@@ -122,7 +132,6 @@ class TimeWindows(Telling, metaclass=FittingClass):
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "TimeWindows.of_size('1 hour')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
         for value in (self.size_ms, self.advance_ms, self.grace_ms):
@@ -214,7 +223,6 @@ class JoinWindows(Telling, metaclass=FittingClass):
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "JoinWindows.of_time_difference('5 minutes')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
         for value in (self.before_ms, self.after_ms, self.grace_ms):
@@ -230,9 +238,7 @@ class JoinWindows(Telling, metaclass=FittingClass):
     @staticmethod
     def of_time_difference(difference: Duration) -> JoinWindows:
         """Records that are at most ``difference`` apart, without grace."""
-        ms = duration_ms(difference)
-        if ms < 0:
-            raise _refused(f"a time difference may not be negative, found {ms} ms")
+        ms = checked_ms(difference, "a time difference")
         return JoinWindows(ms, ms)
 
     @staticmethod
@@ -289,7 +295,6 @@ class SlidingWindows(Telling, metaclass=FittingClass):
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "SlidingWindows.of_time_difference_and_grace('5 minutes', '1 minute')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
         for value in (self.difference_ms, self.grace_ms):
@@ -345,7 +350,6 @@ class CountWindows(Telling, metaclass=FittingClass):
     step: int
 
     _WRITTEN: ClassVar[str] = "CountWindows.of_size(100)"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
         for value in (self.size, self.step):
@@ -398,7 +402,6 @@ class SessionWindows(Telling, metaclass=FittingClass):
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "SessionWindows.of_inactivity_gap('5 minutes')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
         for value in (self.gap_ms, self.grace_ms):

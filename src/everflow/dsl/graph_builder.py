@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from everflow.dsl.materialized import Materialized, kept_for, kept_globally, materialized
-from everflow.errors import TopologyError
+from everflow.errors import TopologyError, naming_the_line
 from everflow.foreign_names import entry_of
 from everflow.records import names_a_topic
 from everflow.serdes import Serde
@@ -40,6 +40,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
     StatefulNode,
+    WholeTableNode,
 )
 from everflow.topology.idle_sources import require_room
 from everflow.topology.partitioners import key_partitioners
@@ -48,6 +49,7 @@ from everflow.travel.refusals import TravelCheck
 from everflow.user_program import place, user_line
 from everflow.windows import Duration
 
+_AnyNode = TypeVar("_AnyNode", bound=Node)
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 
 
@@ -94,16 +96,17 @@ class GraphBuilder:
         self._counter += 1
         return name
 
-    def node_name(self, name: str | None, prefix: str, where: str | None) -> str:
+    def node_name(self, name: str | None, prefix: str) -> str:
         """``name`` checked, or the next generated one."""
         if name is None:
             return self.new_name(prefix)
-        check_name("node", name, where)
+        check_name("node", name)
         return name
 
     def add(self, node: Node) -> str:
         """Append ``node`` and return its name; TopologyError if the name is taken, or if its
         functions or serdes cannot be sent to the workers."""
+        node = _with_line(node)
         taken = self._nodes.get(node.name)
         if taken is not None:
             raise TopologyError(
@@ -142,7 +145,7 @@ class GraphBuilder:
     def keep_when_asked(self, keeper: StatefulNode) -> None:
         """The table of the node called as ``keeper`` has a store as soon as somebody asks what it
         holds: then ``keeper``, whose input is what gives its values, takes the node's place."""
-        self._unkept[keeper.name] = keeper
+        self._unkept[keeper.name] = _with_line(keeper)
 
     def keep(self, name: str) -> None:
         """Somebody asks what the table of this node holds."""
@@ -158,20 +161,19 @@ class GraphBuilder:
         nodes[at : at + 1] = made, keeper
         self._nodes = {node.name: node for node in nodes}
 
-    def claim_topics(self, topics: Iterable[str], where: str | None) -> None:
+    def claim_topics(self, topics: Iterable[str]) -> None:
         """Register source topics; each may be read by one source only. Those of streams:
         `subscribe`."""
         for topic in topics:
-            check_name("topic", topic, where)
+            check_name("topic", topic)
             if topic in self._topics:
                 raise TopologyError(
                     f"the topic {topic!r} is read twice (first at {_first(self._topics[topic])}), "
                     f"and only streams of exactly the same topics are one source; keep the first "
                     f"stream or table in a variable and use it "
-                    f"twice{_or_anew(self._topics[topic])}",
-                    where=where,
+                    f"twice{_or_anew(self._topics[topic])}"
                 )
-            self._topics[topic] = where
+            self._topics[topic] = user_line()
 
     def subscribe(self, source: SourceNode) -> str:
         """Append the source of a stream; returns its name, or that of the one there is for the same
@@ -179,12 +181,12 @@ class GraphBuilder:
         TopologyError for topics that another source reads, or reads in another way."""
         pattern = source.reading.pattern
         for topic in source.topics if pattern is None else ():
-            check_name("topic", topic, source.where)
+            check_name("topic", topic)
         subscribed = frozenset(source.topics) if pattern is None else pattern
         first = self._nodes.get(self._subscriptions.get(subscribed, ""))
         if first is None:
             if pattern is None:
-                self.claim_topics(source.topics, source.where)
+                self.claim_topics(source.topics)
             self._subscriptions[subscribed] = source.name
             return self.add(source)
         assert isinstance(first, SourceNode)
@@ -194,14 +196,13 @@ class GraphBuilder:
                 f"stream({', '.join(map(repr, source.topics))}) is read twice (first at "
                 f"{_first(first.where)}), and a source has one {differing[0]}; give both the same, "
                 f"or keep the first stream in a variable and use it "
-                f"twice{_or_anew(first.where)}",
-                where=source.where,
+                f"twice{_or_anew(first.where)}"
             )
         return first.name
 
-    def claim_store(self, name: object, operator: str, where: str | None) -> str:
+    def claim_store(self, name: object, operator: str, where: str | None = None) -> str:
         """Register a store, a name or a `Materialized`; returns the name. TopologyError if it has
-        none or the name is taken."""
+        none or the name is taken. ``where``: its line, where that is not the call's."""
         given = name if isinstance(name, Materialized) else None
         if given is not None:
             name = given.name
@@ -210,19 +211,17 @@ class GraphBuilder:
                 f"{operator} keeps state and its store has no name; write {operator}(..., "
                 f"store='a-name'). "
                 "The name is part of the changelog topic's, so it must not change when the program "
-                "grows",
-                where=where,
+                "grows"
             )
-        check_name("store", name, where)
+        check_name("store", name)
         assert isinstance(name, str)
         if name in self._stores:
             raise TopologyError(
                 f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); "
                 f"give one of them another name"
-                f"{_or_anew(self._stores[name])}",
-                where=where,
+                f"{_or_anew(self._stores[name])}"
             )
-        self._stores[name] = where
+        self._stores[name] = where or user_line()
         if given is not None:
             self._options[name] = given
         return name
@@ -257,9 +256,9 @@ class GraphBuilder:
         given = self._options.get(store)
         return None if given is None else given.history
 
-    def claim_beside(self, name: str, store: str, operator: str, where: str | None) -> str:
+    def claim_beside(self, name: str, store: str, operator: str) -> str:
         """Register a store that goes with ``store``: it lies and is logged as that one is."""
-        self.claim_store(name, operator, where)
+        self.claim_store(name, operator)
         given = self._options.get(store)
         if given is not None:
             self._options[name] = Materialized(
@@ -267,39 +266,35 @@ class GraphBuilder:
             )
         return name
 
-    def claim_each(
-        self, store: object, suffixes: Iterable[str], operator: str, where: str | None
-    ) -> tuple[str, ...]:
+    def claim_each(self, store: object, suffixes: Iterable[str], operator: str) -> tuple[str, ...]:
         """Register the stores of an operator that has several, all with the options of ``store``,
         after whose name and a suffix each is called."""
-        base = self.claim_store(store, operator, where)
+        base = self.claim_store(store, operator)
         given = self._options.pop(base, None)
         names = tuple(f"{base}{suffix}" for suffix in suffixes)
         for name in names:
-            self.claim_store(name if given is None else replace(given, name=name), operator, where)
+            self.claim_store(name if given is None else replace(given, name=name), operator)
         return names
 
-    def retention_ms(self, store: str, least_ms: int, where: str | None) -> int:
+    def retention_ms(self, store: str, least_ms: int) -> int:
         """How long the store ``store`` keeps its windows, which need ``least_ms``."""
-        return kept_for(self._options.get(store), least_ms, where)
+        return kept_for(self._options.get(store), least_ms)
 
-    def check_repartition_name(self, name: str | None, operator: str, where: str | None) -> str:
+    def check_repartition_name(self, name: str | None, operator: str) -> str:
         """A repartition topic needs a name from the user, for the same reason as a store."""
         if name is None:
             raise TopologyError(
                 f"{operator} needs a repartition topic (the key changes), and it has no name; "
                 f"write {operator}(..., name='a-name'). "
-                "The name is part of the topic's, so it must not change when the program grows",
-                where=where,
+                "The name is part of the topic's, so it must not change when the program grows"
             )
-        check_name("repartition topic", name, where)
+        check_name("repartition topic", name)
         if f"{name}-repartition" in self._repartitions:
             first = self._repartitions[f"{name}-repartition"][1]
             raise TopologyError(
                 f"the repartition name {name!r} is used twice (first at {_first(first)}); give one "
                 f"of them another name"
-                f"{_or_anew(first)}",
-                where=where,
+                f"{_or_anew(first)}"
             )
         return name
 
@@ -309,7 +304,6 @@ class GraphBuilder:
         source: str,
         edge: EdgeType,
         serdes: tuple[Serde, Serde],
-        where: str | None,
         topic_of: tuple[int | None, ColumnExpr | FunctionExpr | str | None] = (None, None),
     ) -> str:
         """Write ``source`` to a new repartition topic and read it back; returns the name of the new
@@ -318,13 +312,13 @@ class GraphBuilder:
 
         The numbers of the original's sink, filter and source are burnt by the caller with ``burn``.
         """
-        topic = f"{self.check_repartition_name(name, 'repartition', where)}-repartition"
+        topic = f"{self.check_repartition_name(name, 'repartition')}-repartition"
         partitions, partitioner = topic_of
-        self._repartitions[topic] = (RepartitionTopic(topic, partitions), where)
-        sink = SinkNode(f"{topic}-sink", (source,), edge, where, topic, *serdes, "repartition")
+        self._repartitions[topic] = (RepartitionTopic(topic, partitions), user_line())
+        sink = SinkNode(f"{topic}-sink", (source,), edge, topic, *serdes, "repartition")
         self.add(replace(sink, partitioner=partitioner))
         return self.add(
-            SourceNode(f"{topic}-source", (), edge, where, (topic,), *serdes, kind="repartition")
+            SourceNode(f"{topic}-source", (), edge, (topic,), *serdes, kind="repartition")
         )
 
     def burn(self, numbers: int) -> None:
@@ -379,6 +373,20 @@ def _read(source: SourceNode) -> dict[str, object]:
     }
 
 
+def _with_line(node: _AnyNode) -> _AnyNode:
+    """The node, and its stores, with the user's line that is lowered."""
+    found: Any = node if node.where else replace(node, where=user_line())
+
+    def located(spec: StoreSpec) -> StoreSpec:
+        return spec if spec.where else replace(spec, where=found.where)
+
+    if isinstance(node, StatefulNode):
+        found = replace(found, stores=tuple(map(located, node.stores)))
+    if isinstance(node, WholeTableNode):
+        found = replace(found, store=located(node.store))
+    return cast(_AnyNode, found)
+
+
 def _first(where: str | None) -> str:
     return "a line that is not known" if where is None else place(where)
 
@@ -403,15 +411,14 @@ def _travelling(node: Node) -> dict[str, object]:
     return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
 
 
-def check_name(what: str, name: object, where: str | None) -> None:
+def check_name(what: str, name: object) -> None:
     """TopologyError unless ``name`` is text that Kafka allows in topic names."""
     if not names_a_topic(name):
         pattern = what == "topic" and isinstance(name, str) and _PATTERN.search(name)
         cure = f"; a pattern is given as stream(re.compile({name!r}))" if pattern else ""
         raise TopologyError(
             f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed"
-            f"{cure}",
-            where=where,
+            f"{cure}"
         )
 
 
@@ -453,11 +460,11 @@ def builder_call(method: _Method) -> _Method:
             signature.bind(self, *args, **keywords)
         except TypeError:
             said = _misfit(type(self).__name__, method.__name__, signature, args, keywords)
-            raise TopologyError(said, where=user_line()) from None
+            raise TopologyError(said) from None
         with self.graph.undone_on_error():
             return method(self, *args, **keywords)
 
-    return call  # type: ignore[return-value]
+    return naming_the_line(call)  # type: ignore[return-value]
 
 
 def _shown(given: object) -> str:

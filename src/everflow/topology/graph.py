@@ -183,7 +183,7 @@ class Node:
     name: str
     inputs: tuple[str, ...]
     out: EdgeType
-    where: str | None
+    where: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
