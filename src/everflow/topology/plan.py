@@ -210,61 +210,54 @@ class TimeOp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionOp:
-    """A FunctionNode: calls the user's function record by record."""
+class _Step:
+    """An operator that takes the records of some slots; ``output``: the slot of its results."""
 
     name: str
+    inputs: tuple[int, ...]
+    output: int = -1
+    where: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionOp(_Step):
+    """A FunctionNode: calls the user's function record by record."""
+
     op: str
     fn: Callable[..., Any]
     type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
-    where: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskOp:
+class AskOp(_Step):
     """A transformer of a table (`Operator.asked`) for rows that are no records of its own."""
 
-    name: str
     operator: ProcessorOperator
     subtopology: int
     type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
-    where: str | None
-
-
-@dataclass(frozen=True)
-class TakeOp:
-    """A TakeNode."""
-
-    name: str
-    taken: bool
-    inputs: tuple[int, ...]
-    output: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrintOp:
+class TakeOp(_Step):
+    """A TakeNode."""
+
+    taken: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintOp(_Step):
     """A PrintNode."""
 
-    name: str
     title: str
     rows: int
-    inputs: tuple[int, ...]
-    where: str | None
 
 
-@dataclass(frozen=True)
-class UnnestOp:
+@dataclass(frozen=True, kw_only=True)
+class UnnestOp(_Step):
     """An UnnestNode."""
 
-    name: str
     keyed: bool
     type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,10 +313,9 @@ class StatefulOp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkOp:
+class SinkOp(_Step):
     """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``."""
 
-    name: str
     topic: str | Callable[..., Any] | None
     key_serde: Serde
     value_serde: Serde
@@ -332,8 +324,6 @@ class SinkOp:
     """A function; or "column": the input's value is ``struct<partition, value>``; or how the bytes
     of the key say it, one of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`. None: as
     Java does."""
-    inputs: tuple[int, ...]
-    where: str | None
 
 
 StepOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
@@ -345,7 +335,7 @@ def _made(op: PlanOp) -> tuple[int, ...]:
         return tuple(projection.output for projection in op.projections)
     if isinstance(op, StatefulOp) and op.old is not None:
         return op.output, op.old
-    return () if isinstance(op, SinkOp | PrintOp) else (op.output,)
+    return () if op.output < 0 else (op.output,)
 
 
 def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
@@ -602,16 +592,18 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
     return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
 
 
-def _function_op(node: FunctionNode, inputs: tuple[int, ...], output: int) -> FunctionOp:
-    return FunctionOp(
-        name=node.name,
-        op=node.op,
-        fn=node.fn,
-        type=node.out,
-        inputs=inputs,
-        output=output,
-        where=node.where,
-    )
+def _step_op(
+    node: FunctionNode | TakeNode | UnnestNode, inputs: tuple[int, ...], output: int
+) -> FunctionOp | TakeOp | UnnestOp:
+    found: dict[str, Any] = {"name": node.name, "inputs": inputs, "output": output}
+    found["where"] = node.where
+    match node:
+        case FunctionNode():
+            return FunctionOp(**found, op=node.op, fn=node.fn, type=node.out)
+        case TakeNode():
+            return TakeOp(**found, taken=node.taken)
+        case UnnestNode():
+            return UnnestOp(**found, keyed=node.keyed, type=node.out)
 
 
 def _is_op_of(op: object, name: str) -> bool:
@@ -794,33 +786,28 @@ class _Planner:
         sides = tuple(tuple(slot for name in side for slot in self._outputs[name]) for side in read)
         inputs = tuple(slot for side in sides for slot in side)
         out = self._slot(node.name, node.out)
-        op: StepOp
-        if isinstance(node, FunctionNode):
-            op = _function_op(node, inputs, out)
-        elif isinstance(node, TakeNode):
-            op = TakeOp(node.name, node.taken, inputs, out)
-        elif isinstance(node, UnnestNode):
-            op = UnnestOp(node.name, node.keyed, node.out, inputs, out)
-        else:
-            op = StatefulOp(
-                name=node.name,
-                operator=node.operator,
-                stores=node.stores,
-                reads=node.reads,
-                subtopology=self._sub[node.name],
-                type=node.out,
-                sides=sides,
-                output=out,
-                where=node.where,
-                together=group,
-                links=links,
-                idle=self._idle_names(node),
-                old_sides=self._old_sides(node, node.operator.old_sides),
-            )
+        if not isinstance(node, StatefulNode):
+            self._ops.append(_step_op(node, inputs, out))
+            yield out
+            return
+        op = StatefulOp(
+            name=node.name,
+            operator=node.operator,
+            stores=node.stores,
+            reads=node.reads,
+            subtopology=self._sub[node.name],
+            type=node.out,
+            sides=sides,
+            output=out,
+            where=node.where,
+            together=group,
+            links=links,
+            idle=self._idle_names(node),
+            old_sides=self._old_sides(node, node.operator.old_sides),
+        )
         self._ops.append(op)
-        if isinstance(node, StatefulNode):
-            for names in dict.fromkeys(node.operator.through):
-                self._through.append((node.name, self._place_through(node, names)))
+        for names in dict.fromkeys(node.operator.through):
+            self._through.append((node.name, self._place_through(node, names)))
         yield out
 
     # -- tables that are asked (note 035) ----------------------------------------------------------
@@ -844,7 +831,7 @@ class _Planner:
             case ProjectNode():
                 self._project(Projection(node, given, out), ops)
             case FunctionNode():
-                ops.append(_function_op(node, (given,), out))
+                ops.append(_step_op(node, (given,), out))
             case StatefulNode():
                 assert isinstance(node.operator.asked, ProcessorOperator)
                 ask = AskOp(
