@@ -451,9 +451,8 @@ def _mapped(settings: object) -> Mapping[str, object]:
         )
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
         raise ConfigError(
-            f"Settings are keywords, a StreamsConfig or a mapping of names, as in "
-            f"{{'application.id': 'orders'}}, "
-            f"found {settings!r:.100} ({type(settings).__name__})."
+            "Settings are keywords, a StreamsConfig or a mapping of names, as in "
+            f"{{'application.id': 'orders'}}, found {settings!r:.100} ({type(settings).__name__})."
         )
     return settings
 

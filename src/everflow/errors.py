@@ -530,9 +530,8 @@ def read_again(application_id: str, topic: str) -> str:
     """How to go on, state kept, with an input topic that has lost what was read of it."""
     return (
         f"To keep the state and read {topic} as it is now from its beginning: stop all instances, "
-        f"then kafka-consumer-groups "
-        f"--reset-offsets --to-earliest --execute --group {application_id} --topic {topic}; "
-        f"delete, on every machine, the folder {application_id} in state.dir, which knows how far "
-        f"the offsets had come (its stores are restored from their changelogs), and start them "
-        f"again."
+        "then kafka-consumer-groups --reset-offsets --to-earliest --execute --group "
+        f"{application_id} --topic {topic}; delete, on every machine, the folder {application_id} "
+        "in state.dir, which knows how far the offsets had come (its stores are restored from "
+        "their changelogs), and start them again."
     )

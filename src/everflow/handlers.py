@@ -277,9 +277,8 @@ class Handlers:
             response = handler(context, error)
         except Exception as failure:
             raise FatalError(
-                f"The {context.stage} exception handler failed itself, on "
-                f"{context.subject} ({error_text(error)}): "
-                f"{error_text(failure)}"
+                f"The {context.stage} exception handler failed itself, on {context.subject} "
+                f"({error_text(error)}): {error_text(failure)}"
             ) from failure
         if not isinstance(response, Response):
             raise FatalError(

@@ -303,8 +303,7 @@ def key_value_function(fn: Function, operator: str) -> Function:
     if count in (None, 1):
         return ValueOnly(fn)
     raise TopologyError(
-        f"{operator} calls its function with (value) or (key, value); {function_name(fn)} "
-        f"takes "
+        f"{operator} calls its function with (value) or (key, value); {function_name(fn)} takes "
         f"{count} arguments"
     )
 
@@ -319,8 +318,7 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
         inspect.signature(fn).bind(*names)
     except TypeError:
         raise TopologyError(
-            f"{operator} calls its function with ({', '.join(names)}); {function_name(fn)} "
-            f"takes "
+            f"{operator} calls its function with ({', '.join(names)}); {function_name(fn)} takes "
             f"{count} arguments"
         ) from None
     except ValueError:

@@ -111,8 +111,7 @@ class GraphBuilder:
         if taken is not None:
             raise TopologyError(
                 f"the node name {node.name!r} is used twice (first at {_first(taken.where)}); give "
-                f"one of them another name=..."
-                f"{_or_anew(taken.where)}",
+                f"one of them another name=...{_or_anew(taken.where)}",
                 where=node.where,
             )
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
@@ -169,9 +168,8 @@ class GraphBuilder:
             if topic in self._topics:
                 raise TopologyError(
                     f"the topic {topic!r} is read twice (first at {_first(self._topics[topic])}), "
-                    f"and only streams of exactly the same topics are one source; keep the first "
-                    f"stream or table in a variable and use it "
-                    f"twice{_or_anew(self._topics[topic])}"
+                    "and only streams of exactly the same topics are one source; keep the first "
+                    f"stream or table in a variable and use it twice{_or_anew(self._topics[topic])}"
                 )
             self._topics[topic] = user_line()
 
@@ -195,8 +193,7 @@ class GraphBuilder:
             raise TopologyError(
                 f"stream({', '.join(map(repr, source.topics))}) is read twice (first at "
                 f"{_first(first.where)}), and a source has one {differing[0]}; give both the same, "
-                f"or keep the first stream in a variable and use it "
-                f"twice{_or_anew(first.where)}"
+                f"or keep the first stream in a variable and use it twice{_or_anew(first.where)}"
             )
         return first.name
 
@@ -209,17 +206,15 @@ class GraphBuilder:
         if name is None:
             raise TopologyError(
                 f"{operator} keeps state and its store has no name; write {operator}(..., "
-                f"store='a-name'). "
-                "The name is part of the changelog topic's, so it must not change when the program "
-                "grows"
+                "store='a-name'). The name is part of the changelog topic's, so it must not "
+                "change when the program grows"
             )
         check_name("store", name)
         assert isinstance(name, str)
         if name in self._stores:
             raise TopologyError(
                 f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); "
-                f"give one of them another name"
-                f"{_or_anew(self._stores[name])}"
+                f"give one of them another name{_or_anew(self._stores[name])}"
             )
         self._stores[name] = where or user_line()
         if given is not None:
@@ -293,8 +288,7 @@ class GraphBuilder:
             first = self._repartitions[f"{name}-repartition"][1]
             raise TopologyError(
                 f"the repartition name {name!r} is used twice (first at {_first(first)}); give one "
-                f"of them another name"
-                f"{_or_anew(first)}"
+                f"of them another name{_or_anew(first)}"
             )
         return name
 

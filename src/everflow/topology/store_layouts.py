@@ -227,13 +227,12 @@ def _described(node: StatefulNode, store: StoreSpec, differs: str) -> str:
 def _refusal(application_id: str, differs: str) -> StoreLayoutError:
     return StoreLayoutError(
         f"Application {application_id} has stored something else than this program reads, so it "
-        f"was not started.\n{differs}\n"
-        "Read as it is written now, what is stored would give wrong figures. Nothing was read or "
-        "changed; instances that run the old program go on.\nTo keep what is stored, write the "
-        "operator as it was. To keep the change, give the program an application.id of its own: it "
-        "makes its stores anew, from the input as auto.offset.reset says; or give the store "
-        "another name and start once with --create-new-topics: it begins empty, with what is read "
-        f"from then on.\n{start_over(application_id)}",
+        f"was not started.\n{differs}\nRead as it is written now, what is stored would give wrong "
+        "figures. Nothing was read or changed; instances that run the old program go on.\nTo keep "
+        "what is stored, write the operator as it was. To keep the change, give the program an "
+        "application.id of its own: it makes its stores anew, from the input as auto.offset.reset "
+        "says; or give the store another name and start once with --create-new-topics: it begins "
+        f"empty, with what is read from then on.\n{start_over(application_id)}",
         difference=differs,
     )
 

@@ -615,8 +615,7 @@ def check_aggregates(fields: dict[str, Aggregator], options: dict[str, Any]) -> 
     uses_functions = options["initializer"] is not None or options["aggregator"] is not None
     if uses_functions == bool(fields):
         raise TopologyError(
-            "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and "
-            "aggregator= "
+            "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and aggregator= "
             "functions"
         )
     for name, given in fields.items():

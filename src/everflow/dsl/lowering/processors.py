@@ -93,9 +93,8 @@ def supplier(
     """What makes processors, and their class. TopologyError for what makes none."""
     if isinstance(given, Processor):
         raise TopologyError(
-            f"{operator} found a {type(given).__name__}; each task needs a processor of its "
-            f"own: pass the class, or a function that makes one, lambda: "
-            f"{type(given).__name__}(...)"
+            f"{operator} found a {type(given).__name__}; each task needs a processor of its own: "
+            f"pass the class, or a function that makes one, lambda: {type(given).__name__}(...)"
         )
     refuse_pyspark(given, operator)
     if not callable(given):

@@ -322,9 +322,8 @@ def _elements(stream: Stream, operator: str, column: Column) -> ColumnExpr:
     elements = analyse(column, stream.edge.type)
     if not pa.types.is_list(elements.type):
         raise TopologyError(
-            f"{operator} takes an array Column, found {type_text(elements.type)}; use "
-            f"F.array(...) or "
-            f"{'map' if operator == 'flat_map' else 'map_values'}"
+            f"{operator} takes an array Column, found {type_text(elements.type)}; use F.array(...) "
+            f"or {'map' if operator == 'flat_map' else 'map_values'}"
         )
     return elements
 
@@ -356,8 +355,7 @@ def _check_mergeable(first: Stream, other: Stream) -> None:
         if not same_type(mine, its):
             raise TopologyError(
                 f"merge takes streams of equal types; the {part}s are {type_text(mine)} and "
-                f"{type_text(its)}; "
-                "bring one to the other's type with map or map_values"
+                f"{type_text(its)}; bring one to the other's type with map or map_values"
             )
 
 
