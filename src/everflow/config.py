@@ -277,19 +277,17 @@ class StreamsConfig:
             if client is None:
                 raise ConfigError(_unknown(written, [*fields]))
             clients.setdefault(client, {})[key] = raw
-        for name, spec in fields.items():
-            value = (
-                _typed(name, values[name], str(spec.type))
-                if name in values
-                else _default(name, spec.default)
-            )
-            object.__setattr__(self, name, value)
+        typed = {name: _typed(name, raw, str(fields[name].type)) for name, raw in values.items()}
+        found: dict[str, Any] = {name: spec.default for name, spec in fields.items()}
+        found |= {"num_stream_threads": os.cpu_count() or 1} | typed
+        if "state_dir" not in values:
+            found["state_dir"] = default_state_dir()
         if "max_memory_bytes" not in values:
-            usual = usual_budget(max(1, self.num_stream_threads), machine_memory())
-            object.__setattr__(self, "max_memory_bytes", usual)
+            threads = max(1, found["num_stream_threads"])
+            found["max_memory_bytes"] = usual_budget(threads, machine_memory())
         frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
-        object.__setattr__(self, "clients", MappingProxyType(frozen))
-        object.__setattr__(self, "given", frozenset(values))
+        found |= {"clients": MappingProxyType(frozen), "given": frozenset(values)}
+        vars(self).update(found)
         for name, spec in fields.items():
             self._check(name, spec.metadata["check"])
         if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
@@ -436,7 +434,7 @@ def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
     """``config`` of an instance whose queries are answered at ``address``, whatever
     ``application.server`` was."""
     found = copy.copy(config)
-    object.__setattr__(found, "application_server", address)
+    vars(found)["application_server"] = address
     return found
 
 
@@ -474,22 +472,16 @@ def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
                 f"rack.aware.assignment.tags names {key!r}, which this instance lacks: set "
                 f"{TAG_PREFIX}{key}, on every instance."
             )
-    if len(tags) > MAX_TAGS:
-        raise ConfigError(
-            f"{len(tags)} tags are set ({TAG_PREFIX}{', '.join(sorted(tags))}); at most {MAX_TAGS} "
-            f"can be."
-        )
+    found = [(f"{len(tags)} tags are set", len(tags), MAX_TAGS)]
     for key, value in tags.items():
-        if len(key) > MAX_TAG_KEY:
-            raise ConfigError(
-                f"{TAG_PREFIX}{key}: the tag's key has {len(key)} characters; at most "
-                f"{MAX_TAG_KEY} are allowed."
-            )
-        if len(value) > MAX_TAG_VALUE:
-            raise ConfigError(
-                f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters; at most "
-                f"{MAX_TAG_VALUE} are allowed."
-            )
+        found.append(
+            (f"{TAG_PREFIX}{key}: the key has {len(key)} characters", len(key), MAX_TAG_KEY)
+        )
+        said = f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters"
+        found.append((said, len(value), MAX_TAG_VALUE))
+    for said, count, most in found:
+        if count > most:
+            raise ConfigError(f"{said}; at most {most} are allowed.")
 
 
 def _client_key(given: str) -> tuple[str | None, str]:
@@ -543,13 +535,6 @@ def _unknown(given: str, known: list[str]) -> str:
     )
     prefixes = "Client settings take a prefix: consumer., producer., admin., topic."
     return f"Unknown configuration key {given!r}: {hint} {prefixes}"
-
-
-def _default(name: str, value: Any) -> Any:
-    """A key's default, or what depends on the machine."""
-    if name == "num_stream_threads":
-        return os.cpu_count() or 1
-    return default_state_dir() if name == "state_dir" else value
 
 
 def _typed(name: str, raw: Any, annotation: str) -> Any:

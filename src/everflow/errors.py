@@ -131,6 +131,14 @@ class FatalError(EverflowError, code="EF-FATAL"):
     """The instance has to stop; retrying would not help or would be unsafe."""
 
 
+class _DetailedError(FatalError):
+    """A fatal error with attributes, which its class lists with their defaults."""
+
+    def __init__(self, message: str, *, code: str | None = None, **attributes: Any) -> None:
+        super().__init__(message, code=code)
+        vars(self).update(attributes)
+
+
 class InternalTopicError(FatalError, code="EF-INTERNAL-TOPIC"):
     """An internal topic is missing or differs from what the topology needs (invariant I10)."""
 
@@ -196,7 +204,7 @@ class RecordTimeError(FatalError, code="EF-RECORD-TIME"):
     the application is stopped."""
 
 
-class RecordTooLargeError(FatalError, code="EF-RECORD-TOO-LARGE"):
+class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
     """A result or a changelog record is larger than the producer or its topic takes. The message
     names the topic, the size, the limit and the record that it was made of. Cure: raise
     ``producer.message.max.bytes`` (what the producer sends) or ``max.message.bytes`` of the topic
@@ -207,20 +215,12 @@ class RecordTooLargeError(FatalError, code="EF-RECORD-TOO-LARGE"):
     entry of a store, of the record that has made it so large. None where that is not known.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        topics: tuple[str, ...] = (),
-        limit: int | None = None,
-        place: tuple[str, int, int, str] | None = None,
-    ) -> None:
-        super().__init__(message, code=code)
-        self.topics, self.limit, self.place = topics, limit, place
+    topics: tuple[str, ...] = ()
+    limit: int | None = None
+    place: tuple[str, int, int, str] | None = None
 
 
-class RecordRefusedError(FatalError, code="EF-RECORD-REFUSED"):
+class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
     """The broker refuses a record for what it is: a topic with ``cleanup.policy=compact`` takes
     none without a key, and no topic takes one whose time is further ahead of the broker's clock
     than ``message.timestamp.after.max.ms`` (an hour) says. The message names the topic, the record
@@ -232,20 +232,11 @@ class RecordRefusedError(FatalError, code="EF-RECORD-REFUSED"):
     node, None where that is not known; others: the errors of the other ones.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        topics: tuple[str, ...] = (),
-        records: frozenset[tuple[bytes | None, bytes | None, int]] = frozenset(),
-        untimely: bool = False,
-        place: tuple[str, int, int, str] | None = None,
-        others: tuple[RecordRefusedError, ...] = (),
-    ) -> None:
-        super().__init__(message, code=code)
-        self.topics, self.records, self.untimely = topics, records, untimely
-        self.place, self.others = place, others
+    topics: tuple[str, ...] = ()
+    records: frozenset[tuple[bytes | None, bytes | None, int]] = frozenset()
+    untimely: bool = False
+    place: tuple[str, int, int, str] | None = None
+    others: tuple[RecordRefusedError, ...] = ()
 
     @property
     def times(self) -> frozenset[int]:
@@ -253,7 +244,7 @@ class RecordRefusedError(FatalError, code="EF-RECORD-REFUSED"):
         return frozenset(time for _, _, time in self.records)
 
 
-class DamagedEntryError(FatalError, code="EF-DAMAGED-ENTRY"):
+class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
     """An entry of a store cannot be read: its bytes are not what the store's serdes write. No
     record of the input is to blame, and none was left out. Damage on this machine's disk mends
     itself: the store is rebuilt from its changelog, and processing goes on. This error ends the
@@ -263,18 +254,10 @@ class DamagedEntryError(FatalError, code="EF-DAMAGED-ENTRY"):
     partition is the task's; None: it has none).
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        store: str = "",
-        task: TaskId | None = None,
-        key: bytes | None = None,
-        changelog: str | None = None,
-    ) -> None:
-        super().__init__(message, code=code)
-        self.store, self.task, self.key, self.changelog = store, task, key, changelog
+    store: str = ""
+    task: TaskId | None = None
+    key: bytes | None = None
+    changelog: str | None = None
 
 
 class ColumnError(FatalError, code="EF-COLUMN"):
@@ -303,23 +286,19 @@ class RepeatedFailureError(FatalError, code="EF-REPEATED-FAILURE"):
     on would not help. Cure: as the message says; the whole stack is in the log at level DEBUG."""
 
 
-class IncompatibleTopologyError(FatalError, code="EF-INCOMPATIBLE-TOPOLOGY"):
+class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY"):
     """This instance's program does not fit the one that the group runs; the others go on.
     ``difference``: a line each."""
 
-    def __init__(self, message: str, *, difference: str = "") -> None:
-        super().__init__(message)
-        self.difference = difference
+    difference: str = ""
 
 
-class StoreLayoutError(FatalError, code="EF-STORE-LAYOUT"):
+class StoreLayoutError(_DetailedError, code="EF-STORE-LAYOUT"):
     """The values of a store were written by a program that had other fields, types or aggregates
     there; read as this program's, they would be wrong figures. Nothing was read or changed.
     ``difference``: store, node, line, and what was stored and is declared now."""
 
-    def __init__(self, message: str, *, difference: str = "") -> None:
-        super().__init__(message)
-        self.difference = difference
+    difference: str = ""
 
 
 class ProcessIdClashError(FatalError, code="EF-PROCESS-ID-CLASH"):

@@ -127,13 +127,8 @@ class LogFile(RotatingFileHandler):
         _people.begin()
 
     def _open(self) -> Any:
-        return open(
-            self.baseFilename,
-            self.mode,
-            encoding=self.encoding,
-            errors=self.errors,
-            opener=_private,
-        )
+        how: dict[str, Any] = {"encoding": self.encoding, "errors": self.errors}
+        return open(self.baseFilename, self.mode, **how, opener=_private)
 
     def write(self, line: str) -> None:
         """A line that has its form already."""
