@@ -141,15 +141,15 @@ def ways_in_turn(
             read[node.name] = tuple(
                 tuple(way for name in side for way in behind(name)) for side in sides_of[node.name]
             )
-            table_bytes = len(read[node.name][0][0].edges) if _passes_on(node) else 0
+            passes_on = isinstance(node, StatefulNode) and node.operator.passes_on
+            table_bytes = len(read[node.name][0][0].edges) if passes_on else 0
             found[node.name] = (Way(node.name, b"", table_bytes),)
         elif isinstance(node, SourceNode):
             found[node.name] = tuple(Way(f"{node.name}/{topic}", b"") for topic in node.topics)
-        elif isinstance(node, MergeNode):
-            inputs = in_order_of_arrival(listed, node)
-            found[node.name] = tuple(way for name in inputs for way in behind(name))
         else:
             inputs = list(node.inputs) if isinstance(node, ProjectNode) else []
+            if isinstance(node, MergeNode):
+                inputs = in_order_of_arrival(listed, node)
             found[node.name] = tuple(way for name in inputs for way in behind(name))
     places = _Places()
     for node in listed:
@@ -173,11 +173,6 @@ def _ways(node: Node, sides: tuple[tuple[Way, ...], ...], group: tuple[str, ...]
         member=_digits(group.index(node.name)) if group else b"",
         several=gives_several(node),
     )
-
-
-def _passes_on(node: Node) -> bool:
-    """True if its results are updates of the table that it reads."""
-    return isinstance(node, StatefulNode) and node.operator.passes_on
 
 
 def _meets(node: Node, sides: int) -> Iterable[Iterable[int]]:
@@ -281,10 +276,8 @@ def ways_to(
     """The links by which others of its ``group`` hand a processor its records, and the other nodes
     that it reads."""
     found = list(_results_of(graph, node.inputs[0], group, None))
-    return (
-        tuple(one for one in found if isinstance(one, Link)),
-        tuple(one for one in found if not isinstance(one, Link)),
-    )
+    links = tuple(one for one in found if isinstance(one, Link))
+    return links, tuple(one for one in found if not isinstance(one, Link))
 
 
 def require_direct(graph: Graph) -> None:

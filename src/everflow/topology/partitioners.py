@@ -158,7 +158,8 @@ def _meetings(graph: Graph) -> list[tuple[StatefulNode, frozenset[str]]]:
     of_store: dict[str, frozenset[str]] = {}
     found = []
     for node in graph.nodes:
-        topics = _own(node).union(*(topics_of.get(name, frozenset()) for name in node.inputs))
+        own = node.topics if isinstance(node, SourceNode) else ()
+        topics = frozenset(own).union(*(topics_of[name] for name in node.inputs))
         if isinstance(node, StatefulNode):
             topics = topics.union(*(of_store.get(one.name, frozenset()) for one in node.reads))
             for store in node.stores:
@@ -167,10 +168,6 @@ def _meetings(graph: Graph) -> list[tuple[StatefulNode, frozenset[str]]]:
                 found.append((node, topics))
         topics_of[node.name] = topics
     return found
-
-
-def _own(node: Node) -> frozenset[str]:
-    return frozenset(node.topics) if isinstance(node, SourceNode) else frozenset()
 
 
 def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> TopologyError:

@@ -430,10 +430,8 @@ class PhysicalPlan:
 
     def whole_stores(self) -> tuple[StoreSpec, ...]:
         """The stores of global tables, of topics and of DataFrames."""
-        return (
-            *(table.store for table in self.global_tables),
-            *(table.store for table in self.loaded_tables),
-        )
+        tables: list[GlobalTable | LoadedTable] = [*self.global_tables, *self.loaded_tables]
+        return tuple(table.store for table in tables)
 
     @property
     def functions(self) -> bool:
@@ -481,18 +479,14 @@ class PhysicalPlan:
 
 def shown_by(op: StatefulOp, spec: StoreSpec) -> ResultDecoder:
     """Reads the values of one of an operator's stores as `PhysicalPlan.value_results`."""
-    if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
-        return spec.value_serde
     operator: Any = op.operator
+    beside = spec is not op.stores[0] and not operator.joins  # the one that the table shows
+    if isinstance(operator, ProcessorOperator) or beside:
+        return spec.value_serde
     if getattr(operator, "value_serde", None) != spec.value_serde:
         return BytesSerde()  # no table shows them
     results: ResultDecoder = operator.results
     return results
-
-
-def _beside(op: StatefulOp, spec: StoreSpec) -> bool:
-    """True if it is a store beside the one that an operator's table shows."""
-    return spec is not op.stores[0] and not op.operator.joins
 
 
 def _has_function(value: Any) -> bool:
@@ -562,9 +556,7 @@ _Graph = TypeVar("_Graph", bound=Graph)
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
     """The operators of ``topology`` in order. ``subtopology_of`` maps node names to sub-topology
     numbers."""
-    planner = _Planner(topology, subtopology_of, application_id)
-    planner.place_all()
-    return planner.finish()
+    return _Planner(topology, subtopology_of, application_id).finish()
 
 
 def emitting_every_update(topology: Graph) -> Graph:
@@ -606,25 +598,18 @@ def _step_op(
             return UnnestOp(**found, keyed=node.keyed, type=node.out)
 
 
-def _is_op_of(op: object, name: str) -> bool:
-    return isinstance(op, StatefulOp) and op.name == name
-
-
+@dataclass
 class _Columns:
     """Projections that become one `ColumnsOp`."""
 
-    def __init__(self, given: int) -> None:
-        self.input = given
-        self.projections: list[Projection | Choice] = []
+    input: int
+    projections: list[Projection | Choice] = field(default_factory=list)
 
     def op(self, read: Collection[int]) -> ColumnsOp:
         """``read``: the slots that operators read."""
         made = (projection.output for projection in self.projections)
-        return ColumnsOp(
-            projections=tuple(self.projections),
-            input=self.input,
-            outputs=tuple(slot for slot in made if slot in read),
-        )
+        outputs = tuple(slot for slot in made if slot in read)
+        return ColumnsOp(projections=tuple(self.projections), input=self.input, outputs=outputs)
 
 
 class _Planner:
@@ -679,10 +664,6 @@ class _Planner:
 
     # -- placing -----------------------------------------------------------------------------------
 
-    def place_all(self) -> None:
-        for node in self._topology.nodes:
-            self._outputs[node.name] = tuple(self._place(node))
-
     def _place(self, node: Node) -> Iterator[int]:
         match node:
             case SourceNode():
@@ -699,7 +680,16 @@ class _Planner:
             case SinkNode():
                 self._place_sink(node)
             case PrintNode():
-                self._place_print(node)
+                self._sides[node.name] = (node.inputs,)
+                self._ops.append(
+                    PrintOp(
+                        name=node.name,
+                        title=node.title,
+                        rows=node.rows,
+                        inputs=self._inputs(node),
+                        where=node.where,
+                    )
+                )
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
@@ -861,10 +851,10 @@ class _Planner:
         if isinstance(node, StatefulNode) and node.operator.asked is None:
             self._old[name] = self._slot(name, node.out)
             sides = self._old_sides(node, node.operator.old_from)
-            at = next(n for n, op in enumerate(self._ops) if _is_op_of(op, name))
-            op = self._ops[at]
-            assert isinstance(op, StatefulOp)
-            self._ops[at] = replace(op, old=self._old[name], old_sides={**op.old_sides, **sides})
+            for at, op in enumerate(self._ops):
+                if isinstance(op, StatefulOp) and op.name == name:
+                    sides = {**op.old_sides, **sides}
+                    self._ops[at] = replace(op, old=self._old[name], old_sides=sides)
         else:
             given = self._old_of(node.inputs[0])
             self._old[name] = self._again(node, given, self._ops, self._sub[name])
@@ -876,50 +866,38 @@ class _Planner:
         found = (self._idle.get(source.name, {}) for source in sources_of(self._topology, node))
         return tuple(one.kept for topics in found for one in topics.values())
 
-    def _place_print(self, node: PrintNode) -> None:
-        inputs = self._inputs(node)
-        self._sides[node.name] = (node.inputs,)
-        op = PrintOp(
-            name=node.name, title=node.title, rows=node.rows, inputs=inputs, where=node.where
-        )
-        self._ops.append(op)
-
     def _place_sink(self, node: SinkNode) -> None:
         inputs = self._inputs(node)
         self._sides[node.name] = (node.inputs,)
+        repartition = node.kind == "repartition"
+
+        def chosen(what: str, column: ColumnExpr, kind: pa.DataType) -> tuple[int, ...]:
+            return tuple(self._choice(node, what, column, kind, one, self._ops) for one in inputs)
+
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, ColumnExpr):
-            topic = None
-            chosen = node.topic
-            inputs = tuple(
-                self._choice(node, "topic", chosen, pa.string(), slot, self._ops) for slot in inputs
-            )
+            topic, inputs = None, chosen("topic", node.topic, pa.string())
         elif isinstance(node.topic, FunctionExpr):
             topic = node.topic.fn
         else:
-            topic = f"{self._app}-{node.topic}" if node.kind == "repartition" else node.topic
-        partitioner: str | Callable[..., Any] | None = None
+            topic = f"{self._app}-{node.topic}" if repartition else node.topic
+        partitioner: str | Callable[..., Any] | None
         if isinstance(node.partitioner, ColumnExpr):
-            said = node.partitioner
-            inputs = tuple(
-                self._choice(node, "partition", said, said.type, slot, self._ops) for slot in inputs
-            )
             partitioner = "column"
+            inputs = chosen("partition", node.partitioner, node.partitioner.type)
         elif isinstance(node.partitioner, FunctionExpr):
             partitioner = node.partitioner.fn
-        elif node.kind == "repartition":
-            by = self._partitioners.get(str(node.topic), MURMUR2)
-            partitioner = None if by == MURMUR2 else by
+        elif repartition:
+            partitioner = self._partitioners.get(str(node.topic))
         else:
-            by = node.partitioner or usual(node.key_serde)
-            partitioner = None if by == MURMUR2 else by
+            partitioner = node.partitioner or usual(node.key_serde)
         op = SinkOp(
             name=node.name,
             topic=topic,
-            partitioner=partitioner,
+            partitioner=None if partitioner == MURMUR2 else partitioner,
             key_serde=node.key_serde,
             value_serde=node.value_serde,
-            drop_null_keys=node.kind == "repartition" and not self._null_keys_are_taken(node),
+            drop_null_keys=repartition and not self._null_keys_are_taken(node),
             inputs=inputs,
             where=node.where,
         )
@@ -958,6 +936,8 @@ class _Planner:
     # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
+        for node in self._topology.nodes:
+            self._outputs[node.name] = tuple(self._place(node))
         through = [one for _, one in self._through]
         read = {one.output for one in through}
         for op in (*self._times, *self._ops, *(op for one in through for op in one.ops)):

@@ -44,37 +44,20 @@ class Topology(Graph, Telling):
         return frozenset(spec.name for spec in stores if spec.in_memory)
 
     def __repr__(self) -> str:
-        sources = [
-            node
-            for node in self.nodes
-            if isinstance(node, SourceNode) and node.kind != "repartition"
-        ]
-        sinks = [
-            node for node in self.nodes if isinstance(node, SinkNode) and node.kind != "repartition"
-        ]
-        stores = [
-            spec.name
-            for node in self.nodes
-            if isinstance(node, StatefulNode)
-            for spec in node.stores
-        ]
-        tables = [node for node in self.nodes if isinstance(node, WholeTableNode)]
-        parts = {
-            "reads": [
-                *(topic for node in sources for topic in node.topics),
-                *(node.topic for node in tables if isinstance(node, GlobalTableNode)),
-            ],
-            "keeps": [*stores, *(node.store.name for node in tables)],
-            "writes": [
-                node.topic if isinstance(node.topic, str) else "a topic per record"
-                for node in sinks
-            ],
-        }
-        return (
-            "Topology("
-            + "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in parts.items() if listed)
-            + ")"
-        )
+        parts: dict[str, list[str]] = {"reads": [], "keeps": [], "writes": []}
+        whole = [node for node in self.nodes if isinstance(node, WholeTableNode)]
+        for node in self.nodes:
+            if isinstance(node, SourceNode) and node.kind != "repartition":
+                parts["reads"] += node.topics
+            elif isinstance(node, SinkNode) and node.kind != "repartition":
+                named = isinstance(node.topic, str)
+                parts["writes"].append(str(node.topic) if named else "a topic per record")
+            elif isinstance(node, StatefulNode):
+                parts["keeps"] += [spec.name for spec in node.stores]
+        parts["reads"] += [node.topic for node in whole if isinstance(node, GlobalTableNode)]
+        parts["keeps"] += [node.store.name for node in whole]
+        said = (f"{verb} {', '.join(listed)}" for verb, listed in parts.items() if listed)
+        return f"Topology({'; '.join(said)})"
 
     def _repr_html_(self) -> str:
         return as_svg(self)

@@ -35,7 +35,7 @@ from everflow.serdes.by_record import ByRecord
 from everflow.serdes.lists import ListSerde
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import GlobalTableNode, Graph, SourceNode, StatefulNode, WholeTableNode
+from everflow.topology.graph import GlobalTableNode, Graph, SourceNode, StatefulNode
 from everflow.topology.partitioners import spread_otherwise
 from everflow.topology.subtopologies import SubTopologies, SubTopology
 from everflow.user_program import place
@@ -287,10 +287,11 @@ _LINES_SHOWN = 12
 def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
     """The sorted lines, without the application id: one per input topic, repartition topic written,
     and store."""
-    kept = [
-        f"sub-topology {one.index} keeps all of {_origin(one.node)} in {_store(one.node.store)}"
-        for one in subs.global_tables
-    ]
+    kept = []
+    for one in subs.global_tables:
+        topic = one.node.topic if isinstance(one.node, GlobalTableNode) else None
+        origin = "a DataFrame" if topic is None else f"topic {topic}"
+        kept.append(f"sub-topology {one.index} keeps all of {origin} in {_store(one.node.store)}")
     spread = spread_otherwise(subs.topology)
     kept += [f"store {store} is spread by {by}" for store, by in spread.items()]
     return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub)] + kept))
@@ -311,10 +312,6 @@ def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
     return "\n".join(shown)
 
 
-def _origin(node: WholeTableNode) -> str:
-    return f"topic {node.topic}" if isinstance(node, GlobalTableNode) else "a DataFrame"
-
-
 def _lines(sub: SubTopology) -> list[str]:
     at = f"sub-topology {sub.index}"
     sources = {
@@ -323,10 +320,10 @@ def _lines(sub: SubTopology) -> list[str]:
     # Not the types of the user's topics: what an instance reads of a record is its own affair until
     # it is stored.
     lines = [f"{at} reads {_named(sources[topic], topic)}" for topic in sub.source_topics]
-    lines += [
-        f"{at} reads repartition topic {topic} ({_types(sources[topic])})"
-        for topic in sub.repartition_sources
-    ]
+    for topic in sub.repartition_sources:
+        key = serde_words(sources[topic].key_serde, key=True)
+        value = serde_words(sources[topic].value_serde)
+        lines.append(f"{at} reads repartition topic {topic} (key {key}, value {value})")
     lines += [f"{at} writes repartition topic {topic}" for topic in sub.repartition_sinks]
     # A pattern once: an instance that starts when there is one topic more fits the others.
     return list(dict.fromkeys(lines)) + [f"{at} has {_store(store)}" for store in sub.stores]
@@ -335,10 +332,6 @@ def _lines(sub: SubTopology) -> list[str]:
 def _named(source: SourceNode, topic: str) -> str:
     pattern = source.reading.pattern
     return f"topic {topic}" if pattern is None else f"topics that match {pattern.pattern}"
-
-
-def _types(node: SourceNode) -> str:
-    return f"key {serde_words(node.key_serde, key=True)}, value {serde_words(node.value_serde)}"
 
 
 def _store(store: StoreSpec) -> str:
