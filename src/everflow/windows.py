@@ -20,13 +20,7 @@ from everflow.user_program import user_line
 _MOST_DIGITS = 30
 """More than a long has: a number that is cut to so many is too large anyway."""
 Duration: TypeAlias = "str | int | dt.timedelta"
-
-
-def _negative_grace(grace_ms: int) -> TopologyError:
-    return _refused(
-        f"a grace may not be negative, found {grace_ms} ms; it is how long a window takes late "
-        "records, grace('5 minutes'); leave it out for none"
-    )
+"""Text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or cannot be one."""
 
 
 def _refused(text: str) -> TopologyError:
@@ -102,6 +96,18 @@ def _whole_ms(value: Any, wanted: str) -> int:
     return ms
 
 
+def _require_ms(windows: Any, *times: int) -> None:
+    """TopologyError unless ``times`` and the grace are whole ms, and the grace is not negative."""
+    wanted = f"{type(windows).__name__}(...) takes whole milliseconds; write {windows._WRITTEN}"
+    for value in (*times, windows.grace_ms):
+        _whole_ms(value, wanted)
+    if windows.grace_ms < 0:
+        raise _refused(
+            f"a grace may not be negative, found {windows.grace_ms} ms; it is how long a window "
+            "takes late records, grace('5 minutes'); leave it out for none"
+        )
+
+
 class Windowed(NamedTuple):
     """A key in a window: the one form of windowed keys in Python functions, queries, serdes and
     tests. Times in ms (epoch).
@@ -122,9 +128,7 @@ class TimeWindows(Telling, metaclass=FittingClass):
 
     Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how
     long after its end, in stream time, a window still takes records.
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     size_ms: int
@@ -134,8 +138,7 @@ class TimeWindows(Telling, metaclass=FittingClass):
     _WRITTEN: ClassVar[str] = "TimeWindows.of_size('1 hour')"
 
     def __post_init__(self) -> None:
-        for value in (self.size_ms, self.advance_ms, self.grace_ms):
-            _whole_ms(value, f"TimeWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.size_ms, self.advance_ms)
         if self.size_ms <= 0:
             raise _refused(f"a window takes a size above zero, found {self.size_ms} ms")
         if not 0 < self.advance_ms <= self.size_ms:
@@ -143,8 +146,6 @@ class TimeWindows(Telling, metaclass=FittingClass):
                 f"windows of {self.size_ms} ms advance by 1 to {self.size_ms} ms, found "
                 f"{self.advance_ms} ms"
             )
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_size(size: Duration) -> TimeWindows:
@@ -213,9 +214,7 @@ class JoinWindows(Telling, metaclass=FittingClass):
     ``after_ms``, both ends included. ``grace_ms`` is how long after the end of its window, in
     stream time, a record still waits for its match (`everflow.operators.joins.stream_stream` has
     the rule).
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     before_ms: int
@@ -225,15 +224,12 @@ class JoinWindows(Telling, metaclass=FittingClass):
     _WRITTEN: ClassVar[str] = "JoinWindows.of_time_difference('5 minutes')"
 
     def __post_init__(self) -> None:
-        for value in (self.before_ms, self.after_ms, self.grace_ms):
-            _whole_ms(value, f"JoinWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.before_ms, self.after_ms)
         if self.before_ms + self.after_ms < 0:
             raise _refused(
                 f"a join's window ends {self.after_ms} ms after the left record and begins "
                 f"{self.before_ms} ms before it: its end is before its beginning"
             )
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_time_difference(difference: Duration) -> JoinWindows:
@@ -286,9 +282,7 @@ class SlidingWindows(Telling, metaclass=FittingClass):
     behind it, ``[t + 1, t + 1 + difference]``, as soon as that holds a record; it goes into every
     window that it lies in. Records before ``difference_ms`` share the window ``[0, difference]``.
     ``grace_ms`` is how long after its end, in stream time, a window still takes records.
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     difference_ms: int
@@ -297,12 +291,9 @@ class SlidingWindows(Telling, metaclass=FittingClass):
     _WRITTEN: ClassVar[str] = "SlidingWindows.of_time_difference_and_grace('5 minutes', '1 minute')"
 
     def __post_init__(self) -> None:
-        for value in (self.difference_ms, self.grace_ms):
-            _whole_ms(value, f"SlidingWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.difference_ms)
         if self.difference_ms < 0:
             raise _refused(f"a time difference may not be negative, found {self.difference_ms} ms")
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_time_difference(difference: Duration) -> SlidingWindows:
@@ -393,9 +384,7 @@ class SessionWindows(Telling, metaclass=FittingClass):
     A record opens a session, extends one, or joins several into one; both ends are times of
     records. ``grace_ms`` is how long after a session's end + gap, in stream time, it still takes
     records (KIP-94, KIP-328).
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     gap_ms: int
@@ -404,12 +393,9 @@ class SessionWindows(Telling, metaclass=FittingClass):
     _WRITTEN: ClassVar[str] = "SessionWindows.of_inactivity_gap('5 minutes')"
 
     def __post_init__(self) -> None:
-        for value in (self.gap_ms, self.grace_ms):
-            _whole_ms(value, f"SessionWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.gap_ms)
         if self.gap_ms < 0:
             raise _refused(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_inactivity_gap(gap: Duration) -> SessionWindows:

@@ -85,21 +85,14 @@ class Edge:
         """The same edge, read with other serdes of the same types."""
         return Edge(self.type, key or self.key_serde, value or self.value_serde)
 
-    def with_default_serdes(self) -> Edge:
-        """The same types with the serdes that belong to them."""
-        return Edge(self.type, default_serde(self.type.key), default_serde(self.type.value))
-
     def serdes(self, operator: str) -> tuple[Serde, Serde]:
         """Both serdes, for a place that writes bytes; TopologyError where a type has none."""
-        return self.written_key(operator), self.written_value(operator)
+        value = _required(self.value_serde, "value", self.type.value, operator)
+        return self.written_key(operator), value
 
     def written_key(self, operator: str) -> Serde:
         """The key's serde, for a place that writes keys."""
         return _required(self.key_serde, "key", self.type.key, operator)
-
-    def written_value(self, operator: str) -> Serde:
-        """The value's serde, for a place that writes values."""
-        return _required(self.value_serde, "value", self.type.value, operator)
 
 
 def column_named(name: str, type_: EdgeType) -> str | None:

@@ -15,8 +15,7 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar, cast
@@ -65,26 +64,14 @@ class GraphBuilder:
         self._counter = 0
         self._stores: dict[str, str | None] = {}
         self._options: dict[str, Materialized] = {}
-        self._declared: dict[str, StoreSpec] = {}
+        self.declared: dict[str, StoreSpec] = {}
+        """The stores of processors, by their names."""
         self._topics: dict[str, str | None] = {}
         self._subscriptions: dict[object, str] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
         self._unkept: dict[str, StatefulNode] = {}
         self.regrouped: dict[object, str] = {}
         """Groups, and the source node of the repartition topic that each one has."""
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """A block that raises leaves everything here as it was before. Other threads' blocks wait
-        for its end."""
-        with self.lock:
-            state = {name: value for name, value in vars(self).items() if name != "lock"}
-            before = {name: copy(value) for name, value in state.items()}
-            try:
-                yield
-            except BaseException:
-                vars(self).update(before)
-                raise
 
     def __str__(self) -> str:
         topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self._stores)
@@ -228,14 +215,10 @@ class GraphBuilder:
 
     def declare_store(self, spec: StoreSpec, operator: str) -> StoreSpec:
         """Register a store that processors share. The same one may be declared again."""
-        if self._declared.get(spec.name) != spec:
+        if self.declared.get(spec.name) != spec:
             self.claim_store(spec.name, operator, spec.where)
-            self._declared[spec.name] = spec
+            self.declared[spec.name] = spec
         return spec
-
-    def declared_store(self, name: str) -> StoreSpec | None:
-        """The store of processors that is called so."""
-        return self._declared.get(name)
 
     def keeper_of(self, store: str) -> StatefulNode | GlobalTableNode | None:
         """The node whose store it is; None: there is none."""
@@ -332,11 +315,7 @@ class GraphBuilder:
                 )
 
     def build(self) -> Topology:
-        """The frozen topology."""
-        with self.lock:
-            return self._built()
-
-    def _built(self) -> Topology:
+        """The frozen topology. The caller holds ``lock``."""
         if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
             raise TopologyError(
                 "the topology reads no topic; begin with builder.stream('topic') or "
@@ -455,14 +434,17 @@ def builder_call(method: _Method) -> _Method:
         except TypeError:
             said = _misfit(type(self).__name__, method.__name__, signature, args, keywords)
             raise TopologyError(said) from None
-        with self.graph.undone_on_error():
-            return method(self, *args, **keywords)
+        graph = self.graph
+        with graph.lock:  # a call that raises leaves everything as it was before
+            state = {name: value for name, value in vars(graph).items() if name != "lock"}
+            before = {name: copy(value) for name, value in state.items()}
+            try:
+                return method(self, *args, **keywords)
+            except BaseException:
+                vars(graph).update(before)
+                raise
 
     return naming_the_line(call)  # type: ignore[return-value]
-
-
-def _shown(given: object) -> str:
-    return f"the function {given.__name__}" if inspect.isfunction(given) else f"{given!r:.100}"
 
 
 def _misfit(
@@ -474,11 +456,11 @@ def _misfit(
 ) -> str:
     """Why the arguments do not fit, and how to write them."""
     parameters = list(signature.parameters.values())[1:]
-    by_place = [
-        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    known = [*by_place, *by_name]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    by_place = [p.name for p in parameters if p.kind in positional]
+    by_name = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = [*by_place, *(p.name for p in by_name)]
+    listed = ", ".join([*by_place, *(f"{p.name}=" for p in by_name)]) or "no arguments"
     for keyword in keywords:
         if keyword not in known:
             near = OTHER_KEYWORDS.get(keyword, "")
@@ -486,33 +468,21 @@ def _misfit(
             if theirs is not None:
                 return f"{name} takes no {keyword}=; {theirs}"
             close = [near] if near in known else difflib.get_close_matches(keyword, known, n=1)
-            hint = (
-                f"did you mean {close[0]}=?" if close else f"it takes {_listed(by_place, by_name)}"
-            )
+            hint = f"did you mean {close[0]}=?" if close else f"it takes {listed}"
             return f"{name} takes no {keyword}=; {hint}"
     if len(args) > len(by_place):
         extra = args[len(by_place)]
-        functions = [
-            p.name for p in parameters if p.name in by_name and "Callable" in str(p.annotation)
-        ]
+        functions = [p.name for p in by_name if "Callable" in str(p.annotation)]
         given = sum(map(callable, args[len(by_place) :]))
         if callable(extra) and given <= len(functions):
             named = ", ".join(f"{function}=..." for function in functions[:given])
-            return (
-                f"{name} takes {_listed(by_place, by_name)}; functions are given by name: "
-                f"{name}({named})"
-            )
+            return f"{name} takes {listed}; functions are given by name: {name}({named})"
         example = entry_of(owner, name)
         like = f", as in {example.advice}" if example is not None and example.here == name else ""
-        return (
-            f"{name} takes {_listed(by_place, by_name)}; {_shown(extra)} is one too many: give "
-            f"it by name{like}"
-        )
+        function = inspect.isfunction(extra)
+        shown = f"the function {extra.__name__}" if function else f"{extra!r:.100}"
+        return f"{name} takes {listed}; {shown} is one too many: give it by name{like}"
     doubled = [keyword for keyword in keywords if keyword in by_place[: len(args)]]
     if doubled:
         return f"{name}: {doubled[0]} is given twice, by place and by name"
-    return f"{name} takes {_listed(by_place, by_name)}; {by_place[len(args)]} is missing"
-
-
-def _listed(by_place: list[str], by_name: list[str]) -> str:
-    return ", ".join([*by_place, *(f"{name}=" for name in by_name)]) or "no arguments"
+    return f"{name} takes {listed}; {by_place[len(args)]} is missing"

@@ -239,7 +239,8 @@ class StreamsBuilder(Telling):
     def build(self) -> Topology:
         """The frozen topology; TopologyError if it reads nothing. The builder may be used further
         and built again."""
-        return self.graph.build()
+        with self.graph.lock:
+            return self.graph.build()
 
     def _source(
         self,

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -55,7 +54,14 @@ def time_of(given: object, edge: Edge, operator: str) -> Time | None:
     part = f"{operator}: timestamp"
     if is_column(given, part):
         return _column_time(given, edge, part)
-    return _function_time(given, part)
+    assert callable(given)
+    count = required_parameters(given)
+    if count is None or 1 <= count <= 4:
+        return TimeFunction(given, 1 if count is None else count)
+    raise TopologyError(
+        f"{part} calls its function with (value), (key, value), (key, value, record) or (key, "
+        f"value, record, partition_time); {function_name(given)} takes {count} arguments"
+    )
 
 
 def idle_ms_of(given: Duration | None, operator: str) -> int | None:
@@ -87,16 +93,6 @@ def _column_time(column: Column, edge: Edge, part: str) -> ColumnExpr:
     )
 
 
-def _function_time(fn: Any, part: str) -> TimeFunction:
-    count = required_parameters(fn)
-    if count is None or 1 <= count <= 4:
-        return TimeFunction(fn, 1 if count is None else count)
-    raise TopologyError(
-        f"{part} calls its function with (value), (key, value), (key, value, record) or (key, "
-        f"value, record, partition_time); {function_name(fn)} takes {count} arguments"
-    )
-
-
 def reset_of(given: object) -> str | None:
     """``given`` as ``auto.offset.reset`` has it; None stays None."""
     if given is None:
@@ -110,18 +106,14 @@ def reset_of(given: object) -> str | None:
 
 
 def key_partitioner_of(given: object, operator: str) -> str | FunctionExpr | None:
-    """``partitioner`` of ``operator``, checked; None stays None."""
-    if given is None or (isinstance(given, str) and given in BY_HASH):
-        return given
-    if callable(given):
-        part = f"{operator}: partitioner"
-        check_parameters(given, ("topic", "key", "value", "partitions"), part)
-        return FunctionExpr(given, pa.int64())
-    raise TopologyError(
-        f"{operator}: partitioner is one of {', '.join(BY_HASH)}, or a function of (topic, key, "
-        f"value, number of partitions) that gives a partition, found {given!r}; 'crc32' is "
-        f"confluent-kafka's (librdkafka's consistent_random), 'murmur2' Java's"
-    )
+    """``partitioner`` of a source, checked; None stays None."""
+    part = f"{operator}: partitioner"
+    if given is None:
+        return None
+    if not callable(given):
+        return _by_hash(given, part, "or")
+    check_parameters(given, ("topic", "key", "value", "partitions"), part)
+    return FunctionExpr(given, pa.int64())
 
 
 SEVERAL = pa.list_(pa.int64())
@@ -149,7 +141,7 @@ def partitioner_of(
         return None
     part = f"{operator}: partitioner"
     if isinstance(given, str):
-        return _by_hash(given, part)
+        return _by_hash(given, part, f"a Column, F.col({given!r}), or")
     if not is_column(given, part):
         assert callable(given)
         check_parameters(given, ("topic", "key", "value", "partitions"), part)
@@ -166,23 +158,21 @@ def partitioner_of(
             f"key, value, partitions)"
         )
     if pa.types.is_integer(found.type):
-        return found if pa.types.is_int64(found.type) else _cast(given, "bigint", edge)
+        is_long = pa.types.is_int64(found.type)
+        return found if is_long else analyse(given.cast("bigint"), edge.type)
     if pa.types.is_list(found.type) and pa.types.is_integer(found.type.value_type):
-        return _cast(given, "array<bigint>", edge)
+        return analyse(given.cast("array<bigint>"), edge.type)
     raise TopologyError(
         f"{part}: {found.column} is {type_text(found.type)}; it is the number of a partition, e.g. "
         f"F.pmod(F.col('value.customer'), F.lit(4)).cast('int'), or an array of numbers"
     )
 
 
-def _by_hash(given: str, part: str) -> str:
-    if given in BY_HASH:
+def _by_hash(given: object, part: str, others: str) -> str:
+    if isinstance(given, str) and given in BY_HASH:
         return given
     raise TopologyError(
-        f"{part} is one of {', '.join(BY_HASH)}, a Column, or a function of (topic, key, value, "
-        f"number of partitions), found {given!r}; for a Column write F.col({given!r})"
+        f"{part} is one of {', '.join(BY_HASH)}, {others} a function of (topic, key, value, number "
+        f"of partitions) that gives a partition, found {given!r}; 'crc32' is confluent-kafka's "
+        f"(librdkafka's consistent_random), 'murmur2' Java's"
     )
-
-
-def _cast(column: object, kind: str, edge: Edge) -> ColumnExpr:
-    return analyse(column.cast(kind), edge.type)  # type: ignore[attr-defined]

@@ -247,7 +247,10 @@ def _keyed(
     """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those nor
     ``names`` alone."""
     count = required_parameters(fn) if callable(fn) else 3
-    two = count is None or (count == 2 and not _takes_three(fn))
+    two = count is None
+    if count == 2:  # not ``*args`` style: there the longer call is meant
+        parameters = inspect.signature(fn).parameters.values()
+        two = all(p.kind is not p.VAR_POSITIONAL for p in parameters)
     check_parameters(fn, names if two else ("key", *names), f"aggregate: {what}")
     return WithoutKey(fn) if two else fn
 
@@ -396,14 +399,11 @@ class Aggregation:
         return CountWindowSpec(layout=layout, numbers=numbers, early=early)
 
     def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
-        if value is not None:
-            given = checked_serde(value, "value", "aggregate")
-            if returns is not None:
-                type_ = result_type(returns, aggregator, "aggregate")
-                fitting_serde(given, type_, "value", "aggregate")
-            return given
+        if value is not None and returns is None:
+            return checked_serde(value, "value", "aggregate")
         type_ = result_type(returns, aggregator, "aggregate")
-        serde = result_serde(returns) or default_serde(type_)
+        serde = fitting_serde(value, type_, "value", "aggregate")
+        serde = serde or result_serde(returns) or default_serde(type_)
         if serde is None:
             raise TopologyError(
                 f"aggregate: returns={returns!r} has no serde of its own; give one with value="
@@ -525,11 +525,6 @@ def _column(name: str, aggregator: Aggregator, given: object) -> Column:
     )
 
 
-def _takes_three(fn: Callable[..., Any]) -> bool:
-    """True if ``fn`` is ``*args`` style, so that the longer call is meant."""
-    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())
-
-
 def grouped_table(
     table: Stream,
     key: Expression,
@@ -542,7 +537,7 @@ def grouped_table(
     serdes of keys and values there, None for the types' own."""
     graph = table.graph
     node = graph.new_name("KTABLE-SELECT-")
-    updates = latest_updates(table, node, "group_by")
+    updates = latest_updates(graph, table.node, node, "group_by")
     if not tells_old(graph, updates, forced=True):
         stored_table(graph, table.node, "group_by")  # says what it lacks
         raise AssertionError("a table that can be asked knows what it was")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -94,15 +94,14 @@ class FrameRows:
     def rows(self) -> Iterator[tuple[pa.Array, pa.Array]]:
         """Keys and values, in the types of the edge. Raises what Spark and the user's function
         raise; ValueError where the DataFrame has other columns than when the program was built."""
-        selected = _selected(_frame_of(self.given), self.key)
+        frame = self.given if isinstance(self.given, DataFrame) else self.given()
+        selected = _selected(frame, self.key)
         found = _edge_type(selected)
-        for part, now, then in (
-            ("key", found.key, self.type.key),
-            ("row", found.value, self.type.value),
-        ):
+        for part, name in (("key", "key"), ("value", "row")):
+            now, then = getattr(found, part), getattr(self.type, part)
             if not same_type(now, then):
                 raise ValueError(
-                    f"the {part} is {type_text(now)}, and was {type_text(then)} when the program "
+                    f"the {name} is {type_text(now)}, and was {type_text(then)} when the program "
                     f"was built"
                 )
         for batch in selected.toArrow().to_batches():
@@ -117,7 +116,12 @@ def loaded_table(
     store: object,
     name: str | None,
 ) -> Stream:
-    _require_name_alone(store)
+    if isinstance(store, Materialized):
+        raise TopologyError(
+            f"global_table_from takes the name of its store alone, store={store.name!r}: Spark "
+            f"loads it when an instance starts, on its disk, without a changelog, so none of "
+            f"Materialized's options is for it"
+        )
     kept = graph.claim_store(store, "global_table_from")
     refresh_ms = None if refresh is None else checked_ms(refresh, "global_table_from: refresh", 1)
     column = _key_column(key)
@@ -155,32 +159,15 @@ def loaded_table(
     return Stream(graph, graph.add(node), edge)
 
 
-def _require_name_alone(store: object) -> None:
-    if isinstance(store, Materialized):
-        raise TopologyError(
-            f"global_table_from takes the name of its store alone, store={store.name!r}: Spark "
-            f"loads it when an instance starts, on its disk, without a changelog, so none of "
-            f"Materialized's options is for it"
-        )
-
-
 def _given(frame: object) -> tuple[Frame, DataFrame]:
     """What the user gave, and the DataFrame that it is now."""
-    if isinstance(frame, DataFrame):
-        return frame, frame
-    if callable(frame):
-        found = frame()
-        if isinstance(found, DataFrame):
-            return frame, found
-        raise TopologyError(f"global_table_from: the function returned {found!r}, not a DataFrame")
+    found = frame() if callable(frame) else frame
+    if isinstance(found, DataFrame):
+        return found if found is frame else cast(Frame, frame), found
     raise TopologyError(
-        f"global_table_from takes a DataFrame, or a function without arguments that returns one, "
-        f"found {frame!r}"
+        "global_table_from takes a DataFrame, or a function without arguments that returns one, "
+        f"found {found!r}"
     )
-
-
-def _frame_of(given: Frame) -> DataFrame:
-    return given if isinstance(given, DataFrame) else given()
 
 
 def _key_column(key: object) -> Column:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -28,7 +28,7 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
 )
-from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.graph_builder import check_name
 from everflow.dsl.lowering.stateless import with_answer
 from everflow.dsl.lowering.stream import Stream, window_store
 from everflow.dsl.materialized import Materialized
@@ -53,7 +53,6 @@ from everflow.topology.graph import (
     CHILD,
     EdgeType,
     GlobalTableNode,
-    Node,
     Part,
     ProcessorOperator,
     StatefulNode,
@@ -133,15 +132,26 @@ _TAKES = (
 )
 
 
-@dataclass
 class ConnectedStores:
-    """The stores of one processor. ``nodes``: those of the tables that it reads, in the order of
-    ``tables``."""
+    """The stores that a processor behind ``stream`` was ``given``. ``nodes``: those of the tables
+    that it reads, in the order of ``tables``. TopologyError for what is no store."""
 
-    specs: list[StoreSpec] = field(default_factory=list)
-    tables: list[JoinedTable] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    global_tables: list[StoreSpec] = field(default_factory=list)
+    def __init__(self, stream: Stream, given: Iterable[object], operator: str) -> None:
+        if isinstance(given, str | StoreSpec):
+            raise TopologyError(
+                f"{operator}: stores takes a list, stores=[...]; found {given!r:.100}"
+            )
+        self._stream, self._graph, self._operator = stream.node, stream.graph, operator
+        self.specs: list[StoreSpec] = []
+        self.tables: list[JoinedTable] = []
+        self.nodes: list[str] = []
+        self.global_tables: list[StoreSpec] = []
+        for one in given:
+            self._add(one)
+        names = [*self.names, *(spec.name for spec in self.global_tables)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise TopologyError(f"{operator}: stores names {twice[0]!r} twice")
 
     @property
     def reads(self) -> tuple[StoreSpec, ...]:
@@ -152,71 +162,43 @@ class ConnectedStores:
         """Of the stores that bind the processor to a task."""
         return tuple(one.name for one in (*self.specs, *self.reads))
 
-
-def connected(
-    graph: GraphBuilder, stream: str, given: Iterable[object], operator: str
-) -> ConnectedStores:
-    """The stores that a processor behind the node ``stream`` was given. TopologyError for what is
-    none."""
-    if isinstance(given, str | StoreSpec):
-        raise TopologyError(f"{operator}: stores takes a list, stores=[...]; found {given!r:.100}")
-    found = ConnectedStores()
-    for one in given:
-        if isinstance(one, StoreSpec):
-            _own(graph, one, operator, found)
-        elif isinstance(one, str):
-            _named(graph, stream, one, operator, found)
-        else:
-            raise TopologyError(f"{operator}: {_TAKES}, found {one!r}")
-    names = [*found.names, *(spec.name for spec in found.global_tables)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise TopologyError(f"{operator}: stores names {twice[0]!r} twice")
-    return found
-
-
-def _own(graph: GraphBuilder, spec: StoreSpec, operator: str, found: ConnectedStores) -> None:
-    """A store of processors, and what goes with it."""
-    index = index_of(spec)
-    for one in (spec,) if index is None else (spec, index):
-        found.specs.append(graph.declare_store(one, operator))
-
-
-def _named(
-    graph: GraphBuilder, stream: str, name: str, operator: str, found: ConnectedStores
-) -> None:
-    declared = graph.declared_store(name)
-    if declared is not None:
-        _own(graph, declared, operator, found)
-        return
-    node = graph.keeper_of(name)
-    if isinstance(node, GlobalTableNode):
-        found.global_tables.append(node.store)
-        return
-    if node is None:
-        raise TopologyError(
-            f"{operator}: no store is called {name!r}; there "
-            f"{'are ' + ', '.join(graph.stores) if graph.stores else 'is none yet'}. Declare it "
-            f"before: builder.add_state_store(Stores.key_value({name!r}, key=..., value=...)), or "
-            f"give a table this store="
-        )
-    found.tables.append(_table(graph, stream, node, name, operator))
-    found.nodes.append(node.name)
-
-
-def _table(graph: GraphBuilder, stream: str, node: Node, name: str, operator: str) -> JoinedTable:
-    """A table, which gives every update from now on, as one that is joined."""
-    assert isinstance(node, StatefulNode)
-    inner: Any = node.operator
-    others = ProcessorOperator | SuppressSpec | DeduplicateSpec
-    if inner.joins or isinstance(inner, others) or node.stores[0].name != name:
-        raise TopologyError(
-            f"{operator}: {name!r} is a store of {node.label.lower()} alone, in a form of its own; "
-            f"processors read the stores of tables"
-        )
-    graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
-    first = graph.reaches_first(node.name, stream)
-    return JoinedTable(node.stores[0], inner.results, node.out.value, first=first)
+    def _add(self, one: object) -> None:
+        graph, operator = self._graph, self._operator
+        spec = graph.declared.get(one) if isinstance(one, str) else one
+        if isinstance(spec, StoreSpec):  # one of processors, and what goes with it
+            index = index_of(spec)
+            for own in (spec,) if index is None else (spec, index):
+                self.specs.append(graph.declare_store(own, operator))
+            return
+        if not isinstance(one, str):
+            raise TopologyError(
+                f"{operator}: stores takes what Stores makes, stores=[Stores.key_value('seen', "
+                "key=serdes.string(), value=serdes.long())], and names of stores that are there, "
+                f"found {one!r}"
+            )
+        node = graph.keeper_of(one)
+        if isinstance(node, GlobalTableNode):
+            self.global_tables.append(node.store)
+            return
+        if node is None:
+            there = f"are {', '.join(graph.stores)}" if graph.stores else "is none yet"
+            raise TopologyError(
+                f"{operator}: no store is called {one!r}; there {there}. Declare it before: "
+                f"builder.add_state_store(Stores.key_value({one!r}, key=..., value=...)), or give "
+                "a table this store="
+            )
+        inner: Any = node.operator
+        others = ProcessorOperator | SuppressSpec | DeduplicateSpec
+        if inner.joins or isinstance(inner, others) or node.stores[0].name != one:
+            raise TopologyError(
+                f"{operator}: {one!r} is a store of {node.label.lower()} alone, in a form of its "
+                "own; processors read the stores of tables"
+            )
+        # It gives every update from now on, as a table that is joined.
+        graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
+        first = graph.reaches_first(node.name, self._stream)
+        self.tables.append(JoinedTable(node.stores[0], inner.results, node.out.value, first=first))
+        self.nodes.append(node.name)
 
 
 @dataclass(frozen=True)
@@ -248,9 +230,9 @@ class ProcessorCall:
         node = self.node(stream, name, edge, PROCESSORS, children, keeps_key=keeps_key)
         if not children:
             return stream.behind(node.name, edge, changes_key=not keeps_key)
+        given = stream.behind(node.name, Edge(node.out, None, None), changes_key=True)
         return {
-            child: self._child(stream, node.name, Edge(node.out, None, None), edge, number, child)
-            for number, child in enumerate(children)
+            child: self._child(given, edge, number, child) for number, child in enumerate(children)
         }
 
     def node(
@@ -266,7 +248,7 @@ class ProcessorCall:
     ) -> StatefulNode:
         """Adds the processor's node, behind a stream or a table; ``edge``: of its results."""
         made_by, kind = supplier(form, self.given, self.operator)
-        kept = connected(given.graph, given.node, self.stores, self.operator)
+        kept = ConnectedStores(given, self.stores, self.operator)
         spec = ProcessSpec(
             supplier=made_by,
             specs=tuple(kept.specs),
@@ -292,14 +274,11 @@ class ProcessorCall:
         given.graph.add(node)
         return node
 
-    def _child(
-        self, stream: Stream, node: str, out: Edge, edge: Edge, number: int, child: str
-    ) -> Stream:
+    def _child(self, given: Stream, edge: Edge, number: int, child: str) -> Stream:
         chosen = F.coalesce(F.col("value.child") == F.lit(number), F.lit(True))
-        wanted = predicate(chosen, out)
-        value = analyse(F.col("value.value"), out.type)
-        given = stream.behind(node, out, changes_key=True)
-        return given.projected(f"{node}-{child}", CHILD, edge, predicate=wanted, value=value)
+        wanted = predicate(chosen, given.edge)
+        value = analyse(F.col("value.value"), given.edge.type)
+        return given.projected(f"{given.node}-{child}", CHILD, edge, predicate=wanted, value=value)
 
 
 def deduplicated(

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    default_serde,
     is_column,
     is_true,
     key_value_function,
@@ -160,7 +161,9 @@ def merged(streams: tuple[Stream, ...], name: str | None) -> Stream:
         _check_mergeable(first, other)
     key_serde, value_serde = first.edge.key_serde, first.edge.value_serde
     same = all((s.edge.key_serde, s.edge.value_serde) == (key_serde, value_serde) for s in others)
-    edge = first.edge if same else first.edge.with_default_serdes()
+    edge, type_ = first.edge, first.edge.type
+    if not same:
+        edge = Edge(type_, default_serde(type_.key), default_serde(type_.value))
     node_name = first.graph.node_name(name, "KSTREAM-MERGE-")
     nodes = tuple(dict.fromkeys(s.node for s in streams))
     node = first.graph.add(MergeNode(node_name, nodes, edge.type))

@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from everflow import serdes
-from everflow.dsl.expressions import (
-    Expression,
-)
+from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.lowering.join_call import JoinCall, with_foreign_key
 from everflow.dsl.lowering.stream import Stream, bytes_store
 from everflow.dsl.lowering.table_reads import (
-    latest_updates_of_both,
+    latest_updates,
     mapped,
     read_table,
     specs_of,
@@ -34,9 +32,7 @@ from everflow.operators.joins.foreign_keys import (
 )
 from everflow.serdes import Serde
 from everflow.topology.graph import (
-    EdgeType,
     Part,
-    StatefulNode,
 )
 
 _FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
@@ -51,7 +47,10 @@ def joined_by_key(call: JoinCall, right: Stream) -> Stream:
     call.check_sides(right)
     left, graph, name = call.left, right.graph, call.name
     merged = graph.node_name(name, "KTABLE-MERGE-")
-    sides = [*latest_updates_of_both(left, right, merged, call.operator)]
+    sides = [
+        latest_updates(graph, one.node, f"{merged}-{side}", call.operator)
+        for one, side in ((left, "left"), (right, "right"))
+    ]
     tables = [
         read_table(one, call.operator, sides, other.node, f"{merged}-{side}")
         for one, other, side in ((left, right, "left"), (right, left, "right"))
@@ -106,51 +105,41 @@ class _ForeignKeyJoin:
 
     def __init__(self, call: JoinCall, right: Stream, on: Expression) -> None:
         self.call, self.left, self.right, self.on = call, call.left, right, on
-        self.kind = call.kind
+        self.graph, self.operator, self.kind = right.graph, call.operator, call.kind
 
     def made(self) -> Stream:
-        graph, call = self.left.graph, self.call
+        graph, call, operator = self.graph, self.call, self.operator
         call.check_builder(self.right)
-        name = graph.check_repartition_name(call.name, f"{call.operator} with on=")
+        name = graph.check_repartition_name(call.name, f"{operator} with on=")
         graph.burn(_NAMES)
-        updates = latest_updates_of_both(self.left, self.right, name, call.operator)
-        key_serde, value_serde = self.left.edge.serdes(call.operator)
-        foreign_serde = self.right.edge.written_key(call.operator)
-        asks = self._asks(name, updates[0], (key_serde, value_serde, foreign_serde))
-        asked = graph.repartition(
-            f"{name}-asks",
-            asks,
-            EdgeType(self.right.edge.type.key, SUBSCRIPTION),
-            (foreign_serde, serdes.packed(SUBSCRIPTION)),
-        )
-        answers = self._answers(name, [asked, updates[1]], key_serde, foreign_serde)
-        edge = call.edge(self.left, self.right)
-        joined = self._joined(name, answers, edge.type)
-        return Stream(graph, graph.add(joined), edge)
+        mine = latest_updates(graph, self.left.node, f"{name}-left", operator)
+        its = latest_updates(graph, self.right.node, f"{name}-right", operator)
+        key_serde, value_serde = self.left.edge.serdes(operator)
+        foreign_serde = self.right.edge.written_key(operator)
+        asks = self._asks(name, mine, (key_serde, value_serde, foreign_serde))
+        written = foreign_serde, serdes.packed(SUBSCRIPTION)
+        asked = graph.repartition(f"{name}-asks", asks.node, asks.edge.type, written)
+        answers = self._answers(name, [asked, its], key_serde, foreign_serde)
+        return self._joined(name, answers, value_serde)
 
-    def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> str:
-        """The node of subscriptions: of what each entry was, and of what it is. ``written``: as
-        what its key, its value and foreign keys are."""
-        graph, call = self.left.graph, self.call
-        if not tells_old(graph, updates, forced=True):
-            stored_table(graph, self.left.node, call.operator)  # says what it lacks
+    def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> Stream:
+        """The subscriptions: of what each entry was, and of what it is. ``written``: as what its
+        key, its value and foreign keys are."""
+        if not tells_old(self.graph, updates, forced=True):
+            stored_table(self.graph, self.left.node, self.operator)  # says what it lacks
             raise AssertionError("a table that can be looked up knows what it was")
         source = self.left.behind(updates, self.left.edge)
-        new = with_foreign_key(source, self.right, self.on, call.operator, f"{name}-new")
-        foreign = EdgeType(self.right.edge.type.key, SUBSCRIPTION)
-        operator = ForeignKeys(*written, self.kind)
-        node = StatefulNode(f"{name}-asking", (new.node,), foreign, "FK-ASK", operator)
-        return graph.add(node)
+        new = with_foreign_key(source, self.right, self.on, self.operator, f"{name}-new")
+        edge = Edge.inside(self.right.edge.type.key, SUBSCRIPTION)
+        return new.kept(f"{name}-asking", "FK-ASK", ForeignKeys(*written, self.kind), edge=edge)
 
     def _answers(
         self, name: str, sides: list[str], entry_serde: Serde, foreign_serde: Serde
     ) -> str:
         """The node of answers, read back in the tasks of the entries that asked."""
-        graph, call = self.left.graph, self.call
-        store = graph.claim_store(f"{name}-asks", call.operator)
-        value = answer_type(self.right.edge.type.value)
-        edge = EdgeType(self.left.edge.type.key, value)
-        table = read_table(self.right, call.operator, sides, sides[0], f"{name}-right")
+        store = self.graph.claim_store(f"{name}-asks", self.operator)
+        edge = Edge.inside(self.left.edge.type.key, answer_type(self.right.edge.type.value))
+        table = read_table(self.right, self.operator, sides, sides[0], f"{name}-right")
         operator = Subscriptions(
             store=store,
             table=table,
@@ -158,59 +147,55 @@ class _ForeignKeyJoin:
             foreign_serde=foreign_serde,
             kept=self.kind.keeps_left,
         )
-        kept = bytes_store(store, private=True)
-        node = StatefulNode(
-            f"{name}-answering",
-            tuple(sides),
-            edge,
+        inputs, called = tuple(sides), f"{name}-answering"
+        made = self.right.kept(
+            called,
             "FK-ANSWER",
             operator,
-            (kept,),
+            (bytes_store(store, private=True),),
+            edge,
+            sides=inputs,
             reads=specs_of(table),
+            parts=() if isinstance(table, JoinedTable) else (Part(called, inputs, (store,)),),
         )
-        if not isinstance(table, JoinedTable):
-            node = replace(node, parts=(Part(node.name, node.inputs, (store,)),))
-        written = (entry_serde, serdes.packed(value))
-        return graph.repartition(f"{name}-answers", graph.add(node), edge, written)
+        written = entry_serde, serdes.packed(edge.type.value)
+        return self.graph.repartition(f"{name}-answers", made.node, edge.type, written)
 
-    def _joined(self, name: str, answers: str, out: EdgeType) -> StatefulNode:
-        value_serde = self.left.edge.serdes(self.call.operator)[1]
+    def _joined(self, name: str, answers: str, value_serde: Serde) -> Stream:
         sides = list[str]()
-        table = read_table(self.left, self.call.operator, sides, answers, f"{name}-left")
+        table = read_table(self.left, self.operator, sides, answers, f"{name}-left")
         selected = None
         if not self.kind.keeps_left:
-            selected = mapped(table, self.left.graph.node(f"{name}-new"))
+            selected = mapped(table, self.graph.node(f"{name}-new"))
             self._ask_again(name, answers, value_serde)
-        operator = Answers(table=table, selected=selected, value_serde=value_serde, kind=self.kind)
-        inputs, reads = (*sides, answers), specs_of(table)
-        node = StatefulNode(name, inputs, out, "JOIN", operator, reads=reads)
-        if isinstance(table, JoinedTable):
-            return node
-        return replace(node, parts=(Part(name, inputs),))
+        inputs = (*sides, answers)
+        return self.left.kept(
+            name,
+            "JOIN",
+            Answers(table=table, selected=selected, value_serde=value_serde, kind=self.kind),
+            edge=self.call.edge(self.left, self.right),
+            sides=inputs,
+            reads=specs_of(table),
+            parts=() if isinstance(table, JoinedTable) else (Part(name, inputs),),
+        )
 
     def _ask_again(self, name: str, answers: str, value_serde: Serde) -> None:
         """The node that asks again for what the entries of stale answers are now: nobody else may
         tell it, as the question of an inner join is answered where there is something (note
         022)."""
-        graph, call = self.left.graph, self.call
         sides = [f"{name}-new"]
-        table = read_table(self.left, call.operator, sides, answers, f"{name}-left")
+        table = read_table(self.left, self.operator, sides, answers, f"{name}-left")
         operator = AskAgain(
             table=table,
-            selected=mapped(table, graph.node(sides[0])),
-            key_serde=self.left.edge.serdes(call.operator)[0],
+            selected=mapped(table, self.graph.node(sides[0])),
+            key_serde=self.left.edge.written_key(self.operator),
             value_serde=value_serde,
         )
-        sink = graph.node(f"{name}-asks-repartition-sink")
         called, inputs = f"{name}-asking-again", (*sides, answers)
-        again = StatefulNode(
-            called,
-            inputs,
-            sink.out,
-            "FK-ASK",
-            operator,
-            reads=specs_of(table),
-            parts=(Part(called, inputs),),
+        sink = self.graph.node(f"{name}-asks-repartition-sink")
+        edge = Edge(sink.out, None, None)
+        parts, reads = (Part(called, inputs),), specs_of(table)
+        made = self.left.kept(
+            called, "FK-ASK", operator, edge=edge, sides=inputs, reads=reads, parts=parts
         )
-        made = graph.add(again)
-        graph.add(replace(sink, name=f"{name}-asks-again-sink", inputs=(made,)))
+        self.graph.add(replace(sink, name=f"{name}-asks-again-sink", inputs=(made.node,)))

@@ -7,7 +7,7 @@ note 035). Those that keep their history (KIP-889), and those whose entries end 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from everflow.dsl.expressions import Edge
@@ -91,30 +91,15 @@ def is_versioned(graph: GraphBuilder, name: str) -> bool:
     return False
 
 
-def latest_updates_of_both(
-    left: Stream, right: Stream, name: str, operator: str
-) -> tuple[str, str]:
-    """`latest_updates` of the sides of a join."""
-    return (
-        latest_updates(left, f"{name}-left", operator),
-        latest_updates(right, f"{name}-right", operator),
-    )
-
-
-def latest_updates(table: Stream, name: str, operator: str) -> str:
-    """The node of the table's updates that are the latest when they come (KIP-914): of a table that
+def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str) -> str:
+    """The node of a table's updates that are the latest when they come (KIP-914): of a table that
     is not versioned all are; of one that is filtered or mapped from a versioned one, what becomes
     of that one's. ``name``: of what reads them."""
-    return latest_of(table.graph, table.node, name, operator)
-
-
-def latest_of(graph: GraphBuilder, node_name: str, name: str, operator: str) -> str:
-    """As `latest_updates`, of a table's node."""
     node, called = graph.node(node_name), f"{node_name}-latest-for-{name}"
     if not is_versioned(graph, node_name) or graph.has(called):
         return called if graph.has(called) else node_name
     if is_stateless(node):
-        parent = latest_of(graph, node.inputs[0], name, operator)
+        parent = latest_updates(graph, node.inputs[0], name, operator)
         made: Any = node
         return graph.add(replace(made, name=called, inputs=(parent,), label=PREPARE))
     looked_up = stored_table(graph, node_name, operator)
@@ -193,60 +178,44 @@ def read_table(
     *,
     as_of: bool = False,
 ) -> TableRead:
-    """How an operator looks a table up. ``sides``: the nodes that the operator reads, to
-    which those of the tables' updates are added; ``comes``: the node whose records ask; ``called``:
-    of what reads latest updates of a table with a history, unless it is asked ``as_of`` the
-    records' times. TopologyError for a table whose entries nobody has."""
-    reader = _Reader(
-        graph=table.graph, operator=operator, sides=sides, comes=comes, called=called, as_of=as_of
-    )
-    return reader.read(table.node)
+    """How an operator looks a table up. ``sides``: the nodes that the operator reads, to which
+    those of the tables' updates are added; ``comes``: the node whose records ask; ``called``: of
+    what reads latest updates of a table with a history, unless it is asked ``as_of`` the records'
+    times. TopologyError for a table whose entries nobody has."""
+    graph = table.graph
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Reader:
-    graph: GraphBuilder
-    operator: str
-    sides: list[str]
-    comes: str
-    called: str
-    as_of: bool
-
-    def read(self, name: str) -> TableRead:
-        graph = self.graph
+    def read(name: str) -> TableRead:
         graph.keep(name)
         node = graph.node(name)
-        operator = node.operator if isinstance(node, StatefulNode) else None
+        found = node.operator if isinstance(node, StatefulNode) else None
         if is_stateless(node):
-            self._require_entries(node)
-            return mapped(self.read(node.inputs[0]), node)
-        if isinstance(operator, VisibleUpdates | LatestUpdates):
-            return self.read(node.inputs[0])
-        if isinstance(operator, TableTableJoin):
-            left, right = (self.read(one) for one in node.inputs[:2])
-            return TableOfBoth(left, right, operator.kind, node.out.value)
-        return self._stored(name)
+            _require_entries(node, operator)
+            return mapped(read(node.inputs[0]), node)
+        if isinstance(found, VisibleUpdates | LatestUpdates):
+            return read(node.inputs[0])
+        if isinstance(found, TableTableJoin):
+            left, right = (read(one) for one in node.inputs[:2])
+            return TableOfBoth(left, right, found.kind, node.out.value)
+        joined, updates = joined_table(graph, name, operator), name
+        if not as_of:  # what is there now is the latest
+            updates = latest_updates(graph, name, called, operator)
+        if updates not in sides:
+            sides.append(updates)
+        first = graph.reaches_first(name, comes)
+        return replace(joined, side=sides.index(updates), first=first, as_of=as_of)
 
-    def _stored(self, name: str) -> JoinedTable:
-        graph, operator = self.graph, self.operator
-        table, updates = joined_table(graph, name, operator), name
-        if not self.as_of:  # what is there now is the latest
-            updates = latest_of(graph, name, self.called, operator)
-        if updates not in self.sides:
-            self.sides.append(updates)
-        first = graph.reaches_first(name, self.comes)
-        side = self.sides.index(updates)
-        return replace(table, side=side, first=first, as_of=self.as_of)
+    return read(table.node)
 
-    def _require_entries(self, node: Node) -> None:
-        value = node.value if isinstance(node, ProjectNode) else None
-        read = sorted(_OF_THE_RECORD & (frozenset() if value is None else value.uses))
-        if read:
-            raise TopologyError(
-                f"{self.operator} asks {node.name} for what it makes of an entry, and its "
-                f"Column reads {', '.join(read)}, which only the entry's record had; keep what it "
-                f"gives: store='a-name' in the call that makes it"
-            )
+
+def _require_entries(node: Node, operator: str) -> None:
+    value = node.value if isinstance(node, ProjectNode) else None
+    read = sorted(_OF_THE_RECORD & (frozenset() if value is None else value.uses))
+    if read:
+        raise TopologyError(
+            f"{operator} asks {node.name} for what it makes of an entry, and its Column reads "
+            f"{', '.join(read)}, which only the entry's record had; keep what it gives: "
+            "store='a-name' in the call that makes it"
+        )
 
 
 def mapped(table: TableRead, node: Node) -> MappedTable:
