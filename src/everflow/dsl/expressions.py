@@ -59,8 +59,7 @@ class Edge:
         )
 
     def with_types(self, key: pa.DataType | None = None, value: pa.DataType | None = None) -> Edge:
-        """The edge behind an operator: serdes stay while the type does, else they are the type's
-        default."""
+        """The edge behind an operator: a new type has its default serde."""
         key_serde, value_serde = self.key_serde, self.value_serde
         key_type, value_type = self.type.key, self.type.value
         if key is not None and not same_type(key, key_type):
@@ -275,8 +274,7 @@ Function = Callable[..., Any]
 
 
 def required_parameters(fn: Function) -> int | None:
-    """Number of positional parameters without default; 2 for ``*args``; None where Python cannot
-    tell."""
+    """Positional parameters without default; 2 for ``*args``; None where Python cannot tell."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
@@ -288,8 +286,7 @@ def required_parameters(fn: Function) -> int | None:
 
 
 def key_value_function(fn: Function, operator: str) -> Function:
-    """``fn`` as a function of key and value; TopologyError if it takes neither one nor two
-    arguments."""
+    """``fn`` as a function of key and value; TopologyError unless it takes one or two."""
     count = required_parameters(fn)
     if count == 2:
         return fn
@@ -368,8 +365,7 @@ class ValueOnly(_Calling):
 
 @dataclass(frozen=True)
 class TableFilter(_Calling):
-    """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass
-    unasked."""
+    """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass."""
 
     negate: bool
 

@@ -148,8 +148,7 @@ class GraphBuilder:
         self._nodes = {node.name: node for node in nodes}
 
     def claim_topics(self, topics: Iterable[str]) -> None:
-        """Register source topics; each may be read by one source only. Those of streams:
-        `subscribe`."""
+        """Register source topics of one source. Those of streams: `subscribe`."""
         for topic in topics:
             check_name("topic", topic)
             if topic in self._topics:

@@ -250,8 +250,7 @@ def _order(children: Mapping[str, list[str]], root: str) -> list[str]:
 
 
 def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """For each processor that shares a store, also through others: all that do, in the order in
-    which a record reaches them."""
+    """For each processor that shares a store: all that do, as a record reaches them."""
     groups: list[tuple[set[str], set[str]]] = []
     for node in graph.nodes:
         if not isinstance(node, StatefulNode) or not isinstance(node.operator, ProcessorOperator):
@@ -273,8 +272,7 @@ def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
 def ways_to(
     graph: Graph, node: Node, group: Collection[str]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
-    """The links by which others of its ``group`` hand a processor its records, and the other nodes
-    that it reads."""
+    """The links from others of its ``group`` to a processor, and the other nodes that it reads."""
     found = list(_results_of(graph, node.inputs[0], group, None))
     links = tuple(one for one in found if isinstance(one, Link))
     return links, tuple(one for one in found if not isinstance(one, Link))

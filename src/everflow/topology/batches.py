@@ -153,14 +153,12 @@ def _chunk(table: pa.Table, name: str) -> pa.Array:
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column in its edge's type: a session in another time zone names that zone in its
-    types."""
+    """The column in its edge's type: a session's types name its time zone."""
     return array if array.type.equals(kind) else array.cast(kind)
 
 
 def readable(array: pa.Array) -> pa.Array:
-    """Catalyst passes bytes through as text unchecked; Arrow's check of a whole column costs next
-    to nothing."""
+    """Catalyst passes bytes as text unchecked; Arrow's check costs next to nothing."""
     if not pa.types.is_string(array.type):
         return array
     try:
@@ -193,8 +191,7 @@ def _assemble(columns: dict[str, pa.Array], slot: Slot) -> pa.Array:
 
 
 def _typed(column: pa.Array | np.ndarray, field: pa.Field) -> pa.Array:
-    """Exactly the type of the field: Spark refuses int32 for int64, dictionaries, other time
-    units."""
+    """Exactly the field's type: Spark refuses int32 for int64, dictionaries, time units."""
     if isinstance(column, np.ndarray):
         return pa.array(column, field.type)
     return column if column.type.equals(field.type) else column.cast(field.type)

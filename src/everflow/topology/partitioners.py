@@ -63,8 +63,7 @@ def partitioner_name(partitioner: KeyPartitioner) -> str:
 def partitions_of(
     partitioner: KeyPartitioner, topic: str, keys: pa.Array, serde: Serde, partitions: int
 ) -> Int64:
-    """The partition of each key of a topic; ``keys``: bytes, of which a function takes no null.
-    Raises what a function and its serde raise."""
+    """The partition of each key (bytes, for a function no nulls); raises what that raises."""
     if partitioner == OF_WINDOWS:
         return key_partitions(without_windows(keys, serde), partitions, MURMUR2)
     if isinstance(partitioner, str):
@@ -183,8 +182,7 @@ def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> Topol
 
 
 def topics_into_stores(topology: Graph, application_id: str) -> dict[str, frozenset[str]]:
-    """Store -> full names of the topics whose keys it holds: those that reach an operator of it.
-    They are co-partitioned."""
+    """Store -> full names of the topics whose keys it holds, which are co-partitioned."""
     nodes: dict[str, Node] = {node.name: node for node in topology.nodes}
     reach: dict[str, frozenset[str]] = {}
     found: dict[str, frozenset[str]] = {}

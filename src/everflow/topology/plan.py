@@ -409,8 +409,7 @@ class PhysicalPlan:
 
     @property
     def columns(self) -> tuple[ColumnsOp, ...]:
-        """All that compute Columns, in the order in which they run; those of rows that an operator
-        looks up behind the operator's records."""
+        """All that compute Columns, as they run; those of looked-up rows behind the records'."""
         found: list[Any] = []
         for op in (*self.times, *self.ops):
             found += [op]
@@ -440,8 +439,7 @@ class PhysicalPlan:
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
-        """Sub-topologies that the wall clock has to look at, and how often (ms): as often as the
-        fastest of their operators."""
+        """Sub-topologies that the wall clock runs, and how often (ms): for their fastest."""
         found: dict[int, int] = {}
         for op in self.stateful:
             if (every_ms := op.operator.wall_clock_interval_ms) is not None:
@@ -554,8 +552,7 @@ _Graph = TypeVar("_Graph", bound=Graph)
 
 
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
-    """The operators of ``topology`` in order. ``subtopology_of`` maps node names to sub-topology
-    numbers."""
+    """The operators in order. ``subtopology_of``: the number of each node's sub-topology."""
     return _Planner(topology, subtopology_of, application_id).finish()
 
 

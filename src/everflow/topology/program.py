@@ -64,8 +64,7 @@ class Topology(Graph, Telling):
 
 
 def checked_topology(given: object, taker: str) -> Topology:
-    """``given`` if it is a topology, else TopologyError: what ``taker``, the name of a class,
-    takes."""
+    """``given`` if it is a topology, else TopologyError: what the class ``taker`` takes."""
     if isinstance(given, Topology):
         return given
     builder = not isinstance(given, type) and callable(getattr(given, "build", None))

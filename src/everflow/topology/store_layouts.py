@@ -247,8 +247,7 @@ def _json(data: object) -> str:
 def _words(
     type_: pa.DataType, folds: tuple[str, ...], *, ordered: bool, ordered_inside: bool
 ) -> str:
-    """A type; of a struct its fields. Whether fields may be null is left out: the bytes are the
-    same."""
+    """A type, of a struct its fields; without null or not: the bytes are the same."""
     fields = (
         _fields(type_, ordered, ordered_inside)
         if pa.types.is_struct(type_)
@@ -285,8 +284,7 @@ _LINES_SHOWN = 12
 
 
 def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
-    """The sorted lines, without the application id: one per input topic, repartition topic written,
-    and store."""
+    """Sorted lines without the application id: of input and repartition topics and stores."""
     kept = []
     for one in subs.global_tables:
         topic = one.node.topic if isinstance(one.node, GlobalTableNode) else None
@@ -298,8 +296,7 @@ def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
 
 
 def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """The lines that only one side has (``+`` here, ``-`` there), at most 12; empty if they are
-    equal."""
+    """The lines that only one side has (``+`` here, ``-`` there), at most 12."""
     only_mine, only_theirs = set(mine) - set(theirs), set(theirs) - set(mine)
     # Sorted by the line, so that the two versions of a store stand side by side.
     lines = sorted(

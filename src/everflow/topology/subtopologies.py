@@ -185,8 +185,7 @@ def tasks(
 
 
 def _groups(topology: Graph) -> dict[str, str]:
-    """Node name -> representative of its group: nodes are connected by edges and by shared
-    stores."""
+    """Node -> representative of its group: edges and shared stores connect nodes."""
     parent = {node.name: node.name for node in topology.nodes}
 
     def root(name: str) -> str:
@@ -342,8 +341,7 @@ def _fixed_by_copartitioning(
     external: Mapping[str, int],
     declared: Mapping[str, RepartitionTopic],
 ) -> dict[str, int]:
-    """Repartition topics whose count is enforced, or given by topics that they meet; TopologyError
-    where those disagree."""
+    """Counts that are enforced, or given by topics that are met; TopologyError for several."""
     counts = {name: topic.partitions for name, topic in declared.items()}
     fixed = {name: count for name, count in counts.items() if count is not None}
     for meeting in meetings:

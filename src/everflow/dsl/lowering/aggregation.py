@@ -98,8 +98,7 @@ class Groups:
         raise NotImplementedError
 
     def inputs(self, name: str, stream: Stream, value: ColumnExpr) -> tuple[Stream, ...]:
-        """What the operator ``name`` reads: its inputs of each record, and of what that takes
-        back."""
+        """What the operator ``name`` reads of each record, and of what that takes back."""
         edge = Edge.inside(self.edge.type.key, value.type)
         return (stream.projected(f"{name}-inputs", PREPARE, edge, value=value),)
 
@@ -244,8 +243,7 @@ class CogroupedStreams(Groups):
 def _keyed(
     fn: Any, what: str, names: tuple[str, str] = ("value", "aggregate")
 ) -> Callable[..., Any]:
-    """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those nor
-    ``names`` alone."""
+    """``fn``, which takes ``names`` or the key and ``names``, as a function of both."""
     count = required_parameters(fn) if callable(fn) else 3
     two = count is None
     if count == 2:  # not ``*args`` style: there the longer call is meant
@@ -321,8 +319,7 @@ class Aggregation:
         return self._add(spec, inputs, value_serde, folds)
 
     def _input(self, column: Column, aggregator: Aggregator, edge: Edge) -> Column:
-        """What the operator gets of an aggregate's column: of one whose values are only told apart,
-        Spark's own hash."""
+        """An aggregate's column; Spark's own hash where values are only told apart."""
         if aggregator.kind != "approx_count_distinct":
             return column
         type_ = analyse(column, edge.type).type
@@ -336,8 +333,7 @@ class Aggregation:
         reducer: Callable[[Any, Any], Any],
         subtractor: Callable[[Any, Any], Any] | None = None,
     ) -> Stream:
-        """Lower a Python reducer, or an adder and a subtractor; the aggregate has the value's
-        type."""
+        """Lower a reducer, or an adder and a subtractor; the aggregate has the value's type."""
         names = ("aggregate", "value")
         made: Callable[..., Any] = PythonReducer(reducer)
         if subtractor is None:
@@ -411,8 +407,7 @@ class Aggregation:
         return serde
 
     def _inputs(self, columns: dict[str, Column], edge: Edge) -> ColumnExpr:
-        """The value that the operator reads. An aggregate that skips null values has one that is
-        null as a whole."""
+        """The value that the operator reads: null as a whole where null values are skipped."""
         # nothing of the user's to analyse: a count alone needs no Spark while the program is built
         if not columns:
             return ColumnExpr(

@@ -118,8 +118,7 @@ def keyed(
 def called_for_effect(
     stream: Stream, label: tuple[str, str], operator: str, action: object, name: str | None
 ) -> Stream:
-    """The records, for each of which a function is called for its effect; ``label``: the prefix of
-    the node's name, and its label."""
+    """The records; ``label``: the prefix of the node's name, and its label."""
     refuse_pyspark(action, operator)
     if isinstance(action, Column) or not callable(action):
         raise TopologyError(
@@ -250,8 +249,7 @@ class Split:
         return self._rest.projected(name, label, predicate=wanted)
 
     def _ask_once(self, child: str, asked: Column | Callable[..., Any]) -> Stream:
-        """The branch, and the rest, of a predicate whose second answer may be another one: the
-        first is kept beside the value."""
+        """The branch of a predicate that is asked once: the answer is kept beside the value."""
         stream, edge = self._rest, self._stream.edge
         if self._columns:
             stream = self._where(f"{child}-columns", self._condition(), PREPARE)

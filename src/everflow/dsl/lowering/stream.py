@@ -50,8 +50,7 @@ class Stream:
         value: ColumnExpr | None = None,
         changes_key: bool = False,
     ) -> Stream:
-        """The stream behind a new node that computes Columns; ``edge``: its own, left out this
-        stream's."""
+        """The stream behind a new node that computes Columns; ``edge``: left out, this one's."""
         edge = edge or self.edge
         node = ProjectNode(
             name=name,
@@ -91,8 +90,7 @@ class Stream:
         reads: tuple[StoreSpec, ...] = (),
         parts: tuple[Part, ...] = (),
     ) -> Stream:
-        """The stream, or table, behind a new stateful node, whose key is the same; ``sides``: all
-        that it reads, left out this stream."""
+        """What is behind a new stateful node; ``sides``: all that it reads, left out this one."""
         edge = edge or self.edge
         sides = sides or (self.node,)
         node = StatefulNode(name, sides, edge.type, label, operator, stores, reads, parts)

@@ -131,8 +131,7 @@ def joined_with_stream(call: JoinCall, right: Stream, windows: object, grace: ob
 def joined_in_windows(
     call: JoinCall, right: Stream, kind: JoinKind, windows: JoinWindows
 ) -> Stream:
-    """The join of two streams. TopologyError for sides that do not fit, or names that are missing
-    or taken."""
+    """The join of two streams."""
     call.check_sides(right)
     graph = right.graph
     stores = _stores(call, right, kind, windows)

@@ -112,8 +112,7 @@ def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str
 
 
 def joined_table(graph: GraphBuilder, name: str, operator: str) -> JoinedTable:
-    """The table of a node as a join reads it, which needs each of its updates. TopologyError for
-    one without a store."""
+    """`stored_table` for a join, which needs each of the table's updates."""
     found = stored_table(graph, name, operator)
     node: Any = graph.node(name)
     graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))

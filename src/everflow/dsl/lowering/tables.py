@@ -221,8 +221,7 @@ def suppressed(
 
 
 def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
-    """The table behind the node ``name``, whose buffer is the store ``store``; ``how``: of
-    `SuppressSpec`."""
+    """The table behind a node with the buffer ``store``; ``how``: of `SuppressSpec`."""
     key_serde, value_serde = table.edge.serdes("suppress")
     spec = SuppressSpec(
         store=store,
@@ -261,8 +260,7 @@ def _by_numbers(graph: GraphBuilder, name: str) -> bool:
 
 
 def emit_each_update(graph: GraphBuilder, name: str) -> None:
-    """Whoever counts updates, or goes by the first one, needs all of them from the table's
-    operators."""
+    """Have the table's operators give all updates, for those who count them."""
     node: Node = graph.node(name)
     if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
         every: Any = node.operator
