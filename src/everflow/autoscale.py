@@ -31,9 +31,8 @@ MOST_REST_S = 300.0
 
 @dataclass(frozen=True)
 class InstanceSeen:
-    """An instance as it was seen last. ``settled``: it is RUNNING and processes all that is its
-    own; ``desired``: the number of instances that it asks for, None: not yet; ``ending``: it was
-    ordered to end."""
+    """``settled``: it is RUNNING and processes all that is its own; ``desired``: the number of
+    instances that it asks for, None: not yet; ``ending``: it was ordered to end."""
 
     settled: bool
     desired: int | None
@@ -140,9 +139,8 @@ def start_instance(
     folder: Path,
     **more: Any,
 ) -> AutoscaledInstance:
-    """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: its own,
-    for its state and its log, kept over a restart of the number; ``more``: of
-    `subprocess.Popen`."""
+    """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: for state
+    and log, kept over a restart of the number; ``more``: of `subprocess.Popen`."""
     folder.mkdir(parents=True, exist_ok=True)
     address, log = f"127.0.0.1:{free_port()}", folder / "instance.log"
     command = [

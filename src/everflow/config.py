@@ -367,8 +367,7 @@ class StreamsConfig:
         return self._client("admin")
 
     def _client(self, *layers: str) -> dict[str, Any]:
-        """Settings of a client, the later layer's first. ConfigError for security that cannot
-        be."""
+        """Settings of a client; later layers win. ConfigError for security that cannot be."""
         settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         for layer in ("shared", *layers):
             settings.update(self.clients.get(layer, {}))
@@ -423,16 +422,14 @@ class StreamsConfig:
         return tuple(name.strip() for name in self.http_allowed_hosts.split(",") if name.strip())
 
     def tags(self) -> Mapping[str, str]:
-        """This instance's tags (``client.tag.zone=...``, KIP-708), sent to the group; by tag
-        key."""
+        """The tags (``client.tag.zone=...``, KIP-708) that the group gets; by tag key."""
         return MappingProxyType(
             {key: str(value) for key, value in self.clients.get("client.tag", {}).items()}
         )
 
 
 def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
-    """``config`` of an instance whose queries are answered at ``address``, whatever
-    ``application.server`` was."""
+    """``config`` with the ``application.server`` at which queries are answered."""
     found = copy.copy(config)
     vars(found)["application_server"] = address
     return found
@@ -464,8 +461,7 @@ def dotted_name(name: str) -> str:
 
 
 def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
-    """ConfigError as in Kafka Streams: replicas cannot be spread over a tag that this instance
-    lacks."""
+    """ConfigError as in Kafka Streams: replicas are spread over tags that this instance has."""
     for key in used:
         if key not in tags:
             raise ConfigError(
@@ -485,8 +481,7 @@ def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
 
 
 def _client_key(given: str) -> tuple[str | None, str]:
-    """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``, else (None,
-    "")."""
+    """``consumer``, ``fetch.min.bytes`` of ``consumer_fetch_min_bytes``; else (None, "")."""
     dotted = given if "." in given else dotted_name(given)
     for prefix in CLIENT_PREFIXES:
         if dotted.startswith(prefix) and len(dotted) > len(prefix):

@@ -270,8 +270,7 @@ class Handlers:
         return not (handler is dead_letter_and_continue and self.topic is None)
 
     def answer(self, context: ErrorHandlerContext, error: BaseException) -> Response:
-        """FAIL, CONTINUE, DEAD_LETTER (only where there is a topic) or RETRY. FatalError for what
-        is wrong with the handler."""
+        """The handler's, DEAD_LETTER only where there is a topic. FatalError for its faults."""
         handler = self._handler(context.stage, context.processor_node_id)
         try:
             response = handler(context, error)

@@ -32,8 +32,7 @@ SAY_FIRST_MS, SAY_SELDOM_MS = 5_000.0, 300_000.0
 
 
 class StoppedError(EverflowError, code="EF-STOPPED"):
-    """The instance is shutting down; what was being waited for is given up. Never shown to
-    users."""
+    """The instance is shutting down, and gives up a wait. Never shown to users."""
 
 
 def retrying(

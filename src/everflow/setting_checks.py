@@ -65,8 +65,7 @@ def printable(value: Any) -> str | None:
 
 
 def kafka_name(longest: int, why: str = "") -> Check:
-    """Kafka's rule for names of topics (`Topic.validate`), which is its rule for
-    ``group.instance.id`` too."""
+    """Kafka's rule for names of topics (`Topic.validate`), and ``group.instance.id``."""
 
     def check(value: Any) -> str | None:
         if value in (".", ".."):
@@ -202,8 +201,7 @@ def offset_reset(value: object) -> str | None:
 
 
 def reset_duration_ms(policy: str) -> int | None:
-    """The duration of ``by_duration:...``; None for another policy, or for parts of a
-    millisecond."""
+    """The duration of ``by_duration:...``; None for another policy, or parts of a ms."""
     found = _ISO.fullmatch(policy.removeprefix(BY_DURATION))
     if not policy.startswith(BY_DURATION) or found is None:
         return None
@@ -213,6 +211,5 @@ def reset_duration_ms(policy: str) -> int | None:
 
 
 def is_secret(key: str) -> bool:
-    """True if the setting's value (in Kafka's, Spark's or our names) is secret, and not just the
-    place of a secret."""
+    """True if the setting's value is secret, and not just the place of a secret."""
     return _SECRET.search(key) is not None and _NAMES_ONLY.search(key) is None

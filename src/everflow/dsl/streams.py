@@ -195,15 +195,13 @@ class KStream(_StreamOrTable):
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
         """Calls ``action`` for every record and passes it on; may run again after a failure, also
         under exactly-once. Headers stay."""
-        label = ("KSTREAM-PEEK-", "PEEK")
-        return KStream(stateless.called_for_effect(self._stream, label, "peek", action, name))
+        return KStream(stateless.called_for_effect(self._stream, "PEEK", "peek", action, name))
 
     @builder_call
     def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
         """Calls ``action`` for every record and ends the stream; may run again after a failure,
         also under exactly-once."""
-        label = ("KSTREAM-FOREACH-", "FOREACH")
-        stateless.called_for_effect(self._stream, label, "for_each", action, name)
+        stateless.called_for_effect(self._stream, "FOREACH", "for_each", action, name)
 
     # --- one record in, any number out ------------------------------------------------------------
 

@@ -699,6 +699,8 @@ class _Planner:
                 )
 
     def _place_source(self, node: SourceNode) -> Iterator[int]:
+        # Somebody else writes keys that a store relies on.
+        relied_on = node.kind != "repartition" and node.name in self._keyed
         for topic in node.topics:
             slot = self._slot(node.name, node.out)
             self._sources.append(
@@ -715,14 +717,10 @@ class _Planner:
                     slot=slot,
                     own_times=node.extractor is None,
                     idle=self._idle.get(node.name, {}).get(topic),
-                    partitioner=self._partitioners.get(topic) if self._looked_at(node) else None,
+                    partitioner=self._partitioners.get(topic) if relied_on else None,
                 )
             )
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
-
-    def _looked_at(self, node: SourceNode) -> bool:
-        """True if somebody else writes keys that a store relies on."""
-        return node.kind != "repartition" and node.name in self._keyed
 
     def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
         """The slot of a topic's records with the times that the source's extractor gives them."""

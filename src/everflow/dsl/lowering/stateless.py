@@ -48,9 +48,7 @@ def filtered(
 ) -> Stream:
     """The records for which the condition is true."""
     if not is_column(condition, operator):
-        return _function(
-            stream, ("KSTREAM-FILTER-", "FILTER"), operator, condition, stream.edge, name
-        )
+        return _function(stream, "FILTER", operator, condition, stream.edge, name)
     keep = predicate(condition, stream.edge)  # so that a message names the user's own
     if negate:
         keep = predicate(~is_true(condition), stream.edge)
@@ -66,7 +64,7 @@ def mapped(
     name: str | None,
 ) -> Stream:
     """New keys and values: of a ``mapper``, or of a ``pair`` of Columns."""
-    label, (key, value) = ("KSTREAM-MAP-", "MAP"), pair
+    label, (key, value) = "MAP", pair
     if mapper is not None and not is_column(mapper, "map"):
         edge = _pair_edge(stream, "map", mapper, returns)
         return _function(stream, label, "map", mapper, edge, name, changes_key=True)
@@ -97,7 +95,7 @@ def values_mapped(
         raise TopologyError(
             "map_values needs a Column, field=Column arguments or a Python function"
         )
-    label = ("KSTREAM-MAPVALUES-", "MAPVALUES")
+    label = "MAPVALUES"
     if is_column(mapper, "map_values"):
         return _project(stream, label, name, value=mapper)
     edge = stream.edge.returning("map_values", mapper, value=returns)
@@ -108,7 +106,7 @@ def keyed(
     stream: Stream, operator: str, key: Expression, returns: object, name: str | None
 ) -> Stream:
     """The same values under new keys."""
-    label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
+    label = "KEY-SELECT"
     if is_column(key, operator):
         return _project(stream, label, name, key=key, changes_key=True)
     edge = stream.edge.returning(operator, key, key=returns)
@@ -116,9 +114,9 @@ def keyed(
 
 
 def called_for_effect(
-    stream: Stream, label: tuple[str, str], operator: str, action: object, name: str | None
+    stream: Stream, label: str, operator: str, action: object, name: str | None
 ) -> Stream:
-    """The records; ``label``: the prefix of the node's name, and its label."""
+    """The records, each given to a function for its effect."""
     refuse_pyspark(action, operator)
     if isinstance(action, Column) or not callable(action):
         raise TopologyError(
@@ -130,27 +128,27 @@ def called_for_effect(
 
 def flat_mapped(stream: Stream, mapper: Expression, returns: object, name: str | None) -> Stream:
     """Any number of records for each."""
-    label = ("KSTREAM-FLATMAP-", "FLATMAP")
+    label = "FLATMAP"
     if not is_column(mapper, "flat_map"):
         edge = _pair_edge(stream, "flat_map", mapper, returns)
         return _function(stream, label, "flat_map", mapper, edge, name, changes_key=True)
     elements = _elements(stream, "flat_map", mapper)
     key, value = _check_pair("flat_map", elements.type.value_type)
     edge = stream.edge.with_types(key, value)
-    return _unnest(stream, label[0], elements, edge, name, keyed=True)
+    return _unnest(stream, label, elements, edge, name, keyed=True)
 
 
 def values_flat_mapped(
     stream: Stream, mapper: Expression, returns: object, name: str | None
 ) -> Stream:
     """Any number of values under the same key."""
-    label = ("KSTREAM-FLATMAPVALUES-", "FLATMAPVALUES")
+    label = "FLATMAPVALUES"
     if not is_column(mapper, "flat_map_values"):
         edge = stream.edge.returning("flat_map_values", mapper, value=returns)
         return _function(stream, label, "flat_map_values", mapper, edge, name)
     elements = _elements(stream, "flat_map_values", mapper)
     edge = stream.edge.with_types(value=elements.type.value_type)
-    return _unnest(stream, label[0], elements, edge, name, keyed=False)
+    return _unnest(stream, label, elements, edge, name, keyed=False)
 
 
 def merged(streams: tuple[Stream, ...], name: str | None) -> Stream:
@@ -288,7 +286,7 @@ def with_answer(
 
 def _project(
     stream: Stream,
-    label: tuple[str, str],
+    label: str,
     name: str | None,
     *,
     key: Column | None = None,
@@ -298,15 +296,15 @@ def _project(
     new_key = None if key is None else analyse(key, stream.edge.type)
     new_value = None if value is None else analyse(value, stream.edge.type)
     edge = stream.edge.with_types(new_key and new_key.type, new_value and new_value.type)
-    node_name = stream.graph.node_name(name, label[0])
+    node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
     return stream.projected(
-        node_name, label[1], edge, key=new_key, value=new_value, changes_key=changes_key
+        node_name, label, edge, key=new_key, value=new_value, changes_key=changes_key
     )
 
 
 def _function(
     stream: Stream,
-    label: tuple[str, str],
+    label: str,
     op: str,
     fn: Callable[..., Any],
     edge: Edge,
@@ -315,8 +313,8 @@ def _function(
     changes_key: bool = False,
 ) -> Stream:
     called = key_value_function(fn, op)
-    node_name = stream.graph.node_name(name, label[0])
-    return stream.called(node_name, label[1], op, called, edge, changes_key=changes_key)
+    node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
+    return stream.called(node_name, label, op, called, edge, changes_key=changes_key)
 
 
 def _elements(stream: Stream, operator: str, column: Column) -> ColumnExpr:
@@ -330,9 +328,9 @@ def _elements(stream: Stream, operator: str, column: Column) -> ColumnExpr:
 
 
 def _unnest(
-    stream: Stream, prefix: str, elements: ColumnExpr, edge: Edge, name: str | None, *, keyed: bool
+    stream: Stream, label: str, elements: ColumnExpr, edge: Edge, name: str | None, *, keyed: bool
 ) -> Stream:
-    node_name = stream.graph.node_name(name, prefix)
+    node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
     listed = Edge.inside(stream.edge.type.key, elements.type)
     given = stream.projected(f"{node_name}-elements", PREPARE, listed, value=elements)
     node = UnnestNode(node_name, (given.node,), edge.type, keyed, changes_key=keyed)
