@@ -104,9 +104,7 @@ class RestoringDriver(TopologyTestDriver):
 
     def _chunks(self, spec: StoreSpec, drawn: random.Random) -> Iterator[Chunk]:
         topic = spec.source_topic or self._changelog(spec.name)
-        known = (
-            self._outputs.of(topic, None) if spec.source_topic is None else self._logs.get(topic)
-        )
+        known = self._outputs.of(topic) if spec.source_topic is None else self._logs.get(topic)
         log = list(enumerate(known or ()))
         end = len(log)
         if not spec.versioned:  # its changelog has a min.compaction.lag.ms

@@ -13,202 +13,106 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everflow import errors, serdes
-    from everflow.assignment.api import (
-        ApplicationState,
-        AssignmentError,
-        KafkaStreamsAssignment,
-        KafkaStreamsState,
-        TaskAssignment,
-        TaskAssignor,
-    )
-    from everflow.config import StreamsConfig
-    from everflow.dsl.materialized import Materialized
-    from everflow.dsl.stores import Stores
+    from everflow import errors as errors
+    from everflow import serdes as serdes
+    from everflow.assignment.api import ApplicationState as ApplicationState
+    from everflow.assignment.api import AssignmentError as AssignmentError
+    from everflow.assignment.api import KafkaStreamsAssignment as KafkaStreamsAssignment
+    from everflow.assignment.api import KafkaStreamsState as KafkaStreamsState
+    from everflow.assignment.api import TaskAssignment as TaskAssignment
+    from everflow.assignment.api import TaskAssignor as TaskAssignor
+    from everflow.config import StreamsConfig as StreamsConfig
+    from everflow.dsl.materialized import Materialized as Materialized
+    from everflow.dsl.stores import Stores as Stores
+    from everflow.dsl.streams import BranchedKStream as BranchedKStream
+    from everflow.dsl.streams import CogroupedKStream as CogroupedKStream
+    from everflow.dsl.streams import GlobalKTable as GlobalKTable
+    from everflow.dsl.streams import KGroupedStream as KGroupedStream
+    from everflow.dsl.streams import KGroupedTable as KGroupedTable
+    from everflow.dsl.streams import KStream as KStream
+    from everflow.dsl.streams import KTable as KTable
     from everflow.dsl.streams import (
-        BranchedKStream,
-        CogroupedKStream,
-        GlobalKTable,
-        KGroupedStream,
-        KGroupedTable,
-        KStream,
-        KTable,
-        SessionWindowedCogroupedKStream,
-        SessionWindowedKStream,
-        TimeWindowedCogroupedKStream,
-        TimeWindowedKStream,
+        SessionWindowedCogroupedKStream as SessionWindowedCogroupedKStream,
     )
-    from everflow.dsl.streams_builder import StreamsBuilder
-    from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
-    from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
-    from everflow.handlers import (
-        ErrorHandlerContext,
-        ExceptionHandler,
-        Response,
-        RetryOutages,
+    from everflow.dsl.streams import SessionWindowedKStream as SessionWindowedKStream
+    from everflow.dsl.streams import TimeWindowedCogroupedKStream as TimeWindowedCogroupedKStream
+    from everflow.dsl.streams import TimeWindowedKStream as TimeWindowedKStream
+    from everflow.dsl.streams_builder import StreamsBuilder as StreamsBuilder
+    from everflow.dsl.suppressed import BufferConfig as BufferConfig
+    from everflow.dsl.suppressed import EmitStrategy as EmitStrategy
+    from everflow.dsl.suppressed import Suppressed as Suppressed
+    from everflow.errors import ConfigError as ConfigError
+    from everflow.errors import EverflowError as EverflowError
+    from everflow.errors import SetupError as SetupError
+    from everflow.errors import TopologyError as TopologyError
+    from everflow.handlers import ErrorHandlerContext as ErrorHandlerContext
+    from everflow.handlers import ExceptionHandler as ExceptionHandler
+    from everflow.handlers import Response as Response
+    from everflow.handlers import RetryOutages as RetryOutages
+    from everflow.instance.client_state import ClientState as ClientState
+    from everflow.instance.client_state import IllegalStateError as IllegalStateError
+    from everflow.instance.client_state import StateListener as StateListener
+    from everflow.instance.describe import TaskStatus as TaskStatus
+    from everflow.instance.kafka_streams import KafkaStreams as KafkaStreams
+    from everflow.instance.query.queries import KeyQueryMetadata as KeyQueryMetadata
+    from everflow.instance.query.queries import LagInfo as LagInfo
+    from everflow.instance.query.queries import StreamsMetadata as StreamsMetadata
+    from everflow.instance.query.store_query import ReadOnlyKeyValueStore as ReadOnlyKeyValueStore
+    from everflow.instance.query.store_query import ReadOnlySessionStore as ReadOnlySessionStore
+    from everflow.instance.query.store_query import ReadOnlyVersionedStore as ReadOnlyVersionedStore
+    from everflow.instance.query.store_query import ReadOnlyWindowStore as ReadOnlyWindowStore
+    from everflow.instance.restore.listeners import RestoreListener as RestoreListener
+    from everflow.instance.restore.listeners import RestoreProgress as RestoreProgress
+    from everflow.instance.restore.listeners import StandbyUpdateListener as StandbyUpdateListener
+    from everflow.instance.restore.listeners import SuspendReason as SuspendReason
+    from everflow.instance.tasks.task import TaskRole as TaskRole
+    from everflow.instance.tasks.task import TaskState as TaskState
+    from everflow.instance.thread.stream_thread import (
+        StreamThreadExceptionResponse as StreamThreadExceptionResponse,
     )
-    from everflow.instance.client_state import ClientState, IllegalStateError, StateListener
-    from everflow.instance.describe import TaskStatus
-    from everflow.instance.kafka_streams import KafkaStreams
-    from everflow.instance.query.queries import KeyQueryMetadata, LagInfo, StreamsMetadata
-    from everflow.instance.query.store_query import (
-        ReadOnlyKeyValueStore,
-        ReadOnlySessionStore,
-        ReadOnlyVersionedStore,
-        ReadOnlyWindowStore,
-    )
-    from everflow.instance.restore.listeners import (
-        RestoreListener,
-        RestoreProgress,
-        StandbyUpdateListener,
-        SuspendReason,
-    )
-    from everflow.instance.tasks.task import TaskRole, TaskState
-    from everflow.instance.thread.stream_thread import StreamThreadExceptionResponse
-    from everflow.operators import agg
-    from everflow.operators.processors.processor import (
-        BatchProcessor,
-        Processor,
-        ProcessorContext,
-        PunctuationType,
-        Record,
-        RecordMetadata,
-        ValueTransformer,
-        punctuate,
-    )
-    from everflow.operators.processors.stores import (
-        KeyValueStore,
-        SessionStore,
-        VersionedStore,
-        WindowStore,
-    )
-    from everflow.records import TaskId, TopicPartition
-    from everflow.snapshots.frames import diff_state, read_state
-    from everflow.snapshots.query_errors import (
-        InvalidStateStoreError,
-        StaleStateError,
-        StateElsewhereError,
-        StateMovingError,
-        StoreKindError,
-        StoreNotFoundError,
-    )
-    from everflow.snapshots.state_source import EverflowStateSource
-    from everflow.spark.session import session
-    from everflow.state.store import VersionedRecord
+    from everflow.operators import agg as agg
+    from everflow.operators.processors.processor import BatchProcessor as BatchProcessor
+    from everflow.operators.processors.processor import Processor as Processor
+    from everflow.operators.processors.processor import ProcessorContext as ProcessorContext
+    from everflow.operators.processors.processor import PunctuationType as PunctuationType
+    from everflow.operators.processors.processor import Record as Record
+    from everflow.operators.processors.processor import RecordMetadata as RecordMetadata
+    from everflow.operators.processors.processor import ValueTransformer as ValueTransformer
+    from everflow.operators.processors.processor import punctuate as punctuate
+    from everflow.operators.processors.stores import KeyValueStore as KeyValueStore
+    from everflow.operators.processors.stores import SessionStore as SessionStore
+    from everflow.operators.processors.stores import VersionedStore as VersionedStore
+    from everflow.operators.processors.stores import WindowStore as WindowStore
+    from everflow.records import TaskId as TaskId
+    from everflow.records import TopicPartition as TopicPartition
+    from everflow.snapshots.frames import diff_state as diff_state
+    from everflow.snapshots.frames import read_state as read_state
+    from everflow.snapshots.query_errors import InvalidStateStoreError as InvalidStateStoreError
+    from everflow.snapshots.query_errors import StaleStateError as StaleStateError
+    from everflow.snapshots.query_errors import StateElsewhereError as StateElsewhereError
+    from everflow.snapshots.query_errors import StateMovingError as StateMovingError
+    from everflow.snapshots.query_errors import StoreKindError as StoreKindError
+    from everflow.snapshots.query_errors import StoreNotFoundError as StoreNotFoundError
+    from everflow.snapshots.state_source import EverflowStateSource as EverflowStateSource
+    from everflow.spark.session import session as session
+    from everflow.state.store import VersionedRecord as VersionedRecord
+    from everflow.topology.graph import FailOnInvalidTimestamp as FailOnInvalidTimestamp
+    from everflow.topology.graph import LogAndSkipOnInvalidTimestamp as LogAndSkipOnInvalidTimestamp
+    from everflow.topology.graph import RecordContext as RecordContext
+    from everflow.topology.graph import TimestampExtractor as TimestampExtractor
     from everflow.topology.graph import (
-        FailOnInvalidTimestamp,
-        LogAndSkipOnInvalidTimestamp,
-        RecordContext,
-        TimestampExtractor,
-        UsePartitionTimeOnInvalidTimestamp,
-        WallclockTimestampExtractor,
+        UsePartitionTimeOnInvalidTimestamp as UsePartitionTimeOnInvalidTimestamp,
     )
-    from everflow.topology.program import Topology
-    from everflow.windows import (
-        CountWindows,
-        JoinWindows,
-        SessionWindows,
-        SlidingWindows,
-        TimeWindows,
-        Windowed,
-    )
+    from everflow.topology.graph import WallclockTimestampExtractor as WallclockTimestampExtractor
+    from everflow.topology.program import Topology as Topology
+    from everflow.windows import CountWindows as CountWindows
+    from everflow.windows import JoinWindows as JoinWindows
+    from everflow.windows import SessionWindows as SessionWindows
+    from everflow.windows import SlidingWindows as SlidingWindows
+    from everflow.windows import TimeWindows as TimeWindows
+    from everflow.windows import Windowed as Windowed
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "ApplicationState",
-    "AssignmentError",
-    "BatchProcessor",
-    "BranchedKStream",
-    "BufferConfig",
-    "ClientState",
-    "CogroupedKStream",
-    "ConfigError",
-    "CountWindows",
-    "EmitStrategy",
-    "ErrorHandlerContext",
-    "EverflowError",
-    "EverflowStateSource",
-    "ExceptionHandler",
-    "FailOnInvalidTimestamp",
-    "GlobalKTable",
-    "IllegalStateError",
-    "InvalidStateStoreError",
-    "JoinWindows",
-    "KGroupedStream",
-    "KGroupedTable",
-    "KStream",
-    "KTable",
-    "KafkaStreams",
-    "KafkaStreamsAssignment",
-    "KafkaStreamsState",
-    "KeyQueryMetadata",
-    "KeyValueStore",
-    "LagInfo",
-    "LogAndSkipOnInvalidTimestamp",
-    "Materialized",
-    "Processor",
-    "ProcessorContext",
-    "PunctuationType",
-    "ReadOnlyKeyValueStore",
-    "ReadOnlySessionStore",
-    "ReadOnlyVersionedStore",
-    "ReadOnlyWindowStore",
-    "Record",
-    "RecordContext",
-    "RecordMetadata",
-    "Response",
-    "RestoreListener",
-    "RestoreProgress",
-    "RetryOutages",
-    "SessionStore",
-    "SessionWindowedCogroupedKStream",
-    "SessionWindowedKStream",
-    "SessionWindows",
-    "SetupError",
-    "SlidingWindows",
-    "StaleStateError",
-    "StandbyUpdateListener",
-    "StateElsewhereError",
-    "StateListener",
-    "StateMovingError",
-    "StoreKindError",
-    "StoreNotFoundError",
-    "Stores",
-    "StreamThreadExceptionResponse",
-    "StreamsBuilder",
-    "StreamsConfig",
-    "StreamsMetadata",
-    "Suppressed",
-    "SuspendReason",
-    "TaskAssignment",
-    "TaskAssignor",
-    "TaskId",
-    "TaskRole",
-    "TaskState",
-    "TaskStatus",
-    "TimeWindowedCogroupedKStream",
-    "TimeWindowedKStream",
-    "TimeWindows",
-    "TimestampExtractor",
-    "TopicPartition",
-    "Topology",
-    "TopologyError",
-    "UsePartitionTimeOnInvalidTimestamp",
-    "ValueTransformer",
-    "VersionedRecord",
-    "VersionedStore",
-    "WallclockTimestampExtractor",
-    "WindowStore",
-    "Windowed",
-    "agg",
-    "diff_state",
-    "errors",
-    "punctuate",
-    "read_state",
-    "serdes",
-    "session",
-]
 
 _NAMES = {
     "assignment.api": (
@@ -267,6 +171,7 @@ _MODULES = {
     "errors": "everflow.errors",
     "serdes": "everflow.serdes",
 }
+__all__ = sorted([*_MODULES, *_MODULE_OF])
 
 
 def __getattr__(name: str) -> Any:

@@ -31,9 +31,8 @@ MOST_REST_S = 300.0
 
 @dataclass(frozen=True)
 class InstanceSeen:
-    """An instance as it was seen last. ``settled``: it is RUNNING and processes all that is its
-    own; ``desired``: the number of instances that it asks for, None: not yet; ``ending``: it was
-    ordered to end."""
+    """``settled``: it is RUNNING and processes all that is its own; ``desired``: the number of
+    instances that it asks for, None: not yet; ``ending``: it was ordered to end."""
 
     settled: bool
     desired: int | None
@@ -58,11 +57,6 @@ def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
         return 0
     target = min(most, max(least, *wanted))
     return target - len(present) if target >= len(present) else -1
-
-
-def rest_s(failures: int) -> float:
-    """Seconds without a start after so many failures above the limit."""
-    return float(min(MOST_REST_S, LEAST_REST_S * 2 ** min(failures, 10)))
 
 
 COMMAND = "from everflow.cli import main; main()"
@@ -145,9 +139,8 @@ def start_instance(
     folder: Path,
     **more: Any,
 ) -> AutoscaledInstance:
-    """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: its own,
-    for its state and its log, kept over a restart of the number; ``more``: of
-    `subprocess.Popen`."""
+    """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: for state
+    and log, kept over a restart of the number; ``more``: of `subprocess.Popen`."""
     folder.mkdir(parents=True, exist_ok=True)
     address, log = f"127.0.0.1:{free_port()}", folder / "instance.log"
     command = [
@@ -258,15 +251,11 @@ class Autoscaler:
             for _ in range(max(0, wanted)):
                 self._start_one()
         if wanted < 0:
-            last = max(
-                (one for one in self.instances if not one.ending), key=lambda one: one.number
-            )
-            self.say(f"instance {last.number} ends: {self._count() - 1} are enough")
+            present = [one for one in self.instances if not one.ending]
+            last = max(present, key=lambda one: one.number)
+            self.say(f"instance {last.number} ends: {len(present) - 1} are enough")
             last.end(for_good=True)
         self.after_step(self.instances)
-
-    def _count(self) -> int:
-        return sum(1 for one in self.instances if not one.ending)
 
     def _start_one(self) -> None:
         number = next(n for n in range(1, 1_000) if n not in {one.number for one in self.instances})
@@ -295,7 +284,8 @@ class Autoscaler:
                 f"{self._failures} instances ended by themselves, one after the other. The last "
                 f"one said ({failed.where}):\n{failed.tail()}"
             )
-        rest = rest_s(self._failures - MOST_FAILURES)
+        beyond = min(self._failures - MOST_FAILURES, 10)
+        rest = min(MOST_REST_S, LEAST_REST_S * 2**beyond)
         self._rests_until_s = self.clock() + rest
         self.say(
             f"{self._failures} instances ended by themselves, one after the other; the next one "

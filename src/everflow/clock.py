@@ -147,8 +147,7 @@ def to_utc() -> None:
 
 
 def instant(time_ms: int) -> str:
-    """ISO 8601 in UTC, with milliseconds where there are any; the number itself beyond what a
-    calendar has."""
+    """ISO 8601 in UTC, with ms where there are any; the number itself beyond a calendar."""
     try:
         when = datetime.fromtimestamp(time_ms / 1000, timezone.utc)
     except (OverflowError, ValueError, OSError):

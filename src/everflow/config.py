@@ -277,19 +277,17 @@ class StreamsConfig:
             if client is None:
                 raise ConfigError(_unknown(written, [*fields]))
             clients.setdefault(client, {})[key] = raw
-        for name, spec in fields.items():
-            value = (
-                _typed(name, values[name], str(spec.type))
-                if name in values
-                else _default(name, spec.default)
-            )
-            object.__setattr__(self, name, value)
+        typed = {name: _typed(name, raw, str(fields[name].type)) for name, raw in values.items()}
+        found: dict[str, Any] = {name: spec.default for name, spec in fields.items()}
+        found |= {"num_stream_threads": os.cpu_count() or 1} | typed
+        if "state_dir" not in values:
+            found["state_dir"] = default_state_dir()
         if "max_memory_bytes" not in values:
-            usual = usual_budget(max(1, self.num_stream_threads), machine_memory())
-            object.__setattr__(self, "max_memory_bytes", usual)
+            threads = max(1, found["num_stream_threads"])
+            found["max_memory_bytes"] = usual_budget(threads, machine_memory())
         frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
-        object.__setattr__(self, "clients", MappingProxyType(frozen))
-        object.__setattr__(self, "given", frozenset(values))
+        found |= {"clients": MappingProxyType(frozen), "given": frozenset(values)}
+        vars(self).update(found)
         for name, spec in fields.items():
             self._check(name, spec.metadata["check"])
         if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
@@ -369,8 +367,7 @@ class StreamsConfig:
         return self._client("admin")
 
     def _client(self, *layers: str) -> dict[str, Any]:
-        """Settings of a client, the later layer's first. ConfigError for security that cannot
-        be."""
+        """Settings of a client; later layers win. ConfigError for security that cannot be."""
         settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         for layer in ("shared", *layers):
             settings.update(self.clients.get(layer, {}))
@@ -425,18 +422,16 @@ class StreamsConfig:
         return tuple(name.strip() for name in self.http_allowed_hosts.split(",") if name.strip())
 
     def tags(self) -> Mapping[str, str]:
-        """This instance's tags (``client.tag.zone=...``, KIP-708), sent to the group; by tag
-        key."""
+        """The tags (``client.tag.zone=...``, KIP-708) that the group gets; by tag key."""
         return MappingProxyType(
             {key: str(value) for key, value in self.clients.get("client.tag", {}).items()}
         )
 
 
 def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
-    """``config`` of an instance whose queries are answered at ``address``, whatever
-    ``application.server`` was."""
+    """``config`` with the ``application.server`` at which queries are answered."""
     found = copy.copy(config)
-    object.__setattr__(found, "application_server", address)
+    vars(found)["application_server"] = address
     return found
 
 
@@ -451,9 +446,8 @@ def _mapped(settings: object) -> Mapping[str, object]:
         )
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
         raise ConfigError(
-            f"Settings are keywords, a StreamsConfig or a mapping of names, as in "
-            f"{{'application.id': 'orders'}}, "
-            f"found {settings!r:.100} ({type(settings).__name__})."
+            "Settings are keywords, a StreamsConfig or a mapping of names, as in "
+            f"{{'application.id': 'orders'}}, found {settings!r:.100} ({type(settings).__name__})."
         )
     return settings
 
@@ -467,35 +461,27 @@ def dotted_name(name: str) -> str:
 
 
 def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
-    """ConfigError as in Kafka Streams: replicas cannot be spread over a tag that this instance
-    lacks."""
+    """ConfigError as in Kafka Streams: replicas are spread over tags that this instance has."""
     for key in used:
         if key not in tags:
             raise ConfigError(
                 f"rack.aware.assignment.tags names {key!r}, which this instance lacks: set "
                 f"{TAG_PREFIX}{key}, on every instance."
             )
-    if len(tags) > MAX_TAGS:
-        raise ConfigError(
-            f"{len(tags)} tags are set ({TAG_PREFIX}{', '.join(sorted(tags))}); at most {MAX_TAGS} "
-            f"can be."
-        )
+    found = [(f"{len(tags)} tags are set", len(tags), MAX_TAGS)]
     for key, value in tags.items():
-        if len(key) > MAX_TAG_KEY:
-            raise ConfigError(
-                f"{TAG_PREFIX}{key}: the tag's key has {len(key)} characters; at most "
-                f"{MAX_TAG_KEY} are allowed."
-            )
-        if len(value) > MAX_TAG_VALUE:
-            raise ConfigError(
-                f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters; at most "
-                f"{MAX_TAG_VALUE} are allowed."
-            )
+        found.append(
+            (f"{TAG_PREFIX}{key}: the key has {len(key)} characters", len(key), MAX_TAG_KEY)
+        )
+        said = f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters"
+        found.append((said, len(value), MAX_TAG_VALUE))
+    for said, count, most in found:
+        if count > most:
+            raise ConfigError(f"{said}; at most {most} are allowed.")
 
 
 def _client_key(given: str) -> tuple[str | None, str]:
-    """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``, else (None,
-    "")."""
+    """``consumer``, ``fetch.min.bytes`` of ``consumer_fetch_min_bytes``; else (None, "")."""
     dotted = given if "." in given else dotted_name(given)
     for prefix in CLIENT_PREFIXES:
         if dotted.startswith(prefix) and len(dotted) > len(prefix):
@@ -544,13 +530,6 @@ def _unknown(given: str, known: list[str]) -> str:
     )
     prefixes = "Client settings take a prefix: consumer., producer., admin., topic."
     return f"Unknown configuration key {given!r}: {hint} {prefixes}"
-
-
-def _default(name: str, value: Any) -> Any:
-    """A key's default, or what depends on the machine."""
-    if name == "num_stream_threads":
-        return os.cpu_count() or 1
-    return default_state_dir() if name == "state_dir" else value
 
 
 def _typed(name: str, raw: Any, annotation: str) -> Any:

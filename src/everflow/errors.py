@@ -6,10 +6,11 @@ what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from everflow.user_program import place
+from everflow.user_program import place, user_line
 
 if TYPE_CHECKING:
     from everflow.records import TaskId, TopicPartition
@@ -23,6 +24,12 @@ class EverflowError(Exception):
     """
 
     code = "EF-ERROR"
+
+    def __init_subclass__(cls, *, code: str | None = None) -> None:
+        """``code``: the class's own; left out, its base's."""
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
@@ -40,53 +47,65 @@ def without_history(error: EverflowError) -> EverflowError:
 # --- wrong before anything runs: the user mends the program or the set-up -------------------------
 
 
-class SetupError(EverflowError):
+class SetupError(EverflowError, code="EF-SETUP"):
     """The machine lacks something (Java, jars, a free port); the message holds the command that
     cures it."""
 
-    code = "EF-SETUP"
 
-
-class ConfigError(EverflowError):
+class ConfigError(EverflowError, code="EF-CONFIG"):
     """A configuration key or value is wrong."""
 
-    code = "EF-CONFIG"
 
-
-class StatePointError(ConfigError):
+class StatePointError(ConfigError, code="EF-STATE-POINT"):
     """A store cannot be looked at there: its changelog has nothing of that point, not yet or not
     any more; the message has what there is."""
 
-    code = "EF-STATE-POINT"
 
-
-class NoChangelogError(EverflowError):
+class NoChangelogError(EverflowError, code="EF-NO-CHANGELOG"):
     """There is no changelog that says what a store was; the message says why."""
 
-    code = "EF-NO-CHANGELOG"
 
-
-class TopologyError(EverflowError):
+class TopologyError(EverflowError, code="EF-TOPOLOGY"):
     """The program is wrong; raised while the topology is built, naming the line of the user's code.
 
     ``where`` is ``file:line`` of the call in the user's program, or None where it is not known.
     """
 
-    code = "EF-TOPOLOGY"
-
     def __init__(self, message: str, *, where: str | None = None, code: str | None = None) -> None:
-        super().__init__(f"{message}\n  at {place(where)}" if where else message, code=code)
-        self.where = where
+        super().__init__(message, code=code)
+        self.where: str | None = None
+        self.called_at(where)
+
+    def called_at(self, where: str | None) -> None:
+        """Add the line of the user's call, unless the error knows one."""
+        if self.where is None and where:
+            self.where = where
+            self.args = (f"{self.args[0]}\n  at {place(where)}", *self.args[1:])
 
 
-class UnknownNameError(TopologyError, AttributeError):
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def naming_the_line(call: _Call) -> _Call:
+    """``call``, whose TopologyErrors name the line of the user's that calls it."""
+
+    @functools.wraps(call)
+    def named(*args: Any, **keywords: Any) -> Any:
+        try:
+            return call(*args, **keywords)
+        except TopologyError as error:
+            error.called_at(user_line())
+            raise
+
+    return named  # type: ignore[return-value]
+
+
+class UnknownNameError(TopologyError, AttributeError, code="EF-UNKNOWN-NAME"):
     """A name that this class or module does not have; the message says what it is called here, or
     what to do instead.
 
     An AttributeError too, so that ``hasattr`` and Python's own lookups work.
     """
-
-    code = "EF-UNKNOWN-NAME"
 
     def __init__(self, message: str, *, name: str = "", where: str | None = None) -> None:
         super().__init__(message, where=where)
@@ -94,16 +113,12 @@ class UnknownNameError(TopologyError, AttributeError):
         self.obj = None  # Python would add a "Did you mean" of its own
 
 
-class UnknownImportError(TopologyError, ImportError):
+class UnknownImportError(TopologyError, ImportError, code="EF-UNKNOWN-NAME"):
     """A name that cannot be imported from everflow; says what `UnknownNameError` says."""
 
-    code = "EF-UNKNOWN-NAME"
 
-
-class UnknownBranchError(TopologyError, KeyError):
+class UnknownBranchError(TopologyError, KeyError, code="EF-UNKNOWN-NAME"):
     """A name that no branch of a split stream has; the message lists those there are."""
-
-    code = "EF-UNKNOWN-NAME"
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows its repr
@@ -112,53 +127,47 @@ class UnknownBranchError(TopologyError, KeyError):
 # --- fatal for the instance: stop, say why --------------------------------------------------------
 
 
-class FatalError(EverflowError):
+class FatalError(EverflowError, code="EF-FATAL"):
     """The instance has to stop; retrying would not help or would be unsafe."""
 
-    code = "EF-FATAL"
+
+class _DetailedError(FatalError):
+    """A fatal error with attributes, which its class lists with their defaults."""
+
+    def __init__(self, message: str, *, code: str | None = None, **attributes: Any) -> None:
+        super().__init__(message, code=code)
+        vars(self).update(attributes)
 
 
-class InternalTopicError(FatalError):
+class InternalTopicError(FatalError, code="EF-INTERNAL-TOPIC"):
     """An internal topic is missing or differs from what the topology needs (invariant I10)."""
 
-    code = "EF-INTERNAL-TOPIC"
 
-
-class OffsetsExpiredError(FatalError):
+class OffsetsExpiredError(FatalError, code="EF-OFFSETS-EXPIRED"):
     """No committed offsets although internal topics hold records; never silently recounted (D5)."""
 
-    code = "EF-OFFSETS-EXPIRED"
 
-
-class BufferFullError(FatalError):
+class BufferFullError(FatalError, code="EF-SUPPRESS-FULL"):
     """The buffer of a suppressed table is full, and its setting says to stop then.
 
     Cure: a larger buffer, a shorter grace, or ``BufferConfig...emit_early_when_full()``.
     """
 
-    code = "EF-SUPPRESS-FULL"
 
-
-class StateLockedError(FatalError):
+class StateLockedError(FatalError, code="EF-STATE-LOCKED"):
     """Another process holds the state folder."""
 
-    code = "EF-STATE-LOCKED"
 
-
-class StateFormatError(FatalError):
+class StateFormatError(FatalError, code="EF-STATE-FORMAT"):
     """The state folder belongs to another application or a newer format; left untouched."""
 
-    code = "EF-STATE-FORMAT"
 
-
-class StateDiskError(FatalError):
+class StateDiskError(FatalError, code="EF-STATE-DISK"):
     """The disk refused a write of state (full, read-only, broken); nothing is lost: see the
     message."""
 
-    code = "EF-STATE-DISK"
 
-
-class RecordError(FatalError):
+class RecordError(FatalError, code="EF-RECORD"):
     """One record cannot be processed: a Python function, aggregator, merger or serde of the program
     raised an error on it (or its result does not fit the declared type), or its bytes are not what
     the serde of its source reads.
@@ -171,8 +180,6 @@ class RecordError(FatalError):
 
     Attributes: topic, partition, offset of the record; node that failed.
     """
-
-    code = "EF-RECORD"
 
     def __init__(
         self,
@@ -189,17 +196,15 @@ class RecordError(FatalError):
         self.topic, self.partition, self.offset, self.node = topic, partition, offset, node
 
 
-class RecordTimeError(FatalError):
+class RecordTimeError(FatalError, code="EF-RECORD-TIME"):
     """A record's time is negative, and its source takes it from Kafka (FailOnInvalidTimestamp), or
     it is one that Spark cannot hold: beyond the year 294247, because some producer wrote micro- or
     nanoseconds where Kafka expects milliseconds. Cure: give the source a ``timestamp=``; mend the
     producer; delete the record (``kafka-delete-records``) or move the group's offset past it while
     the application is stopped."""
 
-    code = "EF-RECORD-TIME"
 
-
-class RecordTooLargeError(FatalError):
+class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
     """A result or a changelog record is larger than the producer or its topic takes. The message
     names the topic, the size, the limit and the record that it was made of. Cure: raise
     ``producer.message.max.bytes`` (what the producer sends) or ``max.message.bytes`` of the topic
@@ -210,22 +215,12 @@ class RecordTooLargeError(FatalError):
     entry of a store, of the record that has made it so large. None where that is not known.
     """
 
-    code = "EF-RECORD-TOO-LARGE"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        topics: tuple[str, ...] = (),
-        limit: int | None = None,
-        place: tuple[str, int, int, str] | None = None,
-    ) -> None:
-        super().__init__(message, code=code)
-        self.topics, self.limit, self.place = topics, limit, place
+    topics: tuple[str, ...] = ()
+    limit: int | None = None
+    place: tuple[str, int, int, str] | None = None
 
 
-class RecordRefusedError(FatalError):
+class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
     """The broker refuses a record for what it is: a topic with ``cleanup.policy=compact`` takes
     none without a key, and no topic takes one whose time is further ahead of the broker's clock
     than ``message.timestamp.after.max.ms`` (an hour) says. The message names the topic, the record
@@ -237,22 +232,11 @@ class RecordRefusedError(FatalError):
     node, None where that is not known; others: the errors of the other ones.
     """
 
-    code = "EF-RECORD-REFUSED"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        topics: tuple[str, ...] = (),
-        records: frozenset[tuple[bytes | None, bytes | None, int]] = frozenset(),
-        untimely: bool = False,
-        place: tuple[str, int, int, str] | None = None,
-        others: tuple[RecordRefusedError, ...] = (),
-    ) -> None:
-        super().__init__(message, code=code)
-        self.topics, self.records, self.untimely = topics, records, untimely
-        self.place, self.others = place, others
+    topics: tuple[str, ...] = ()
+    records: frozenset[tuple[bytes | None, bytes | None, int]] = frozenset()
+    untimely: bool = False
+    place: tuple[str, int, int, str] | None = None
+    others: tuple[RecordRefusedError, ...] = ()
 
     @property
     def times(self) -> frozenset[int]:
@@ -260,7 +244,7 @@ class RecordRefusedError(FatalError):
         return frozenset(time for _, _, time in self.records)
 
 
-class DamagedEntryError(FatalError):
+class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
     """An entry of a store cannot be read: its bytes are not what the store's serdes write. No
     record of the input is to blame, and none was left out. Damage on this machine's disk mends
     itself: the store is rebuilt from its changelog, and processing goes on. This error ends the
@@ -270,141 +254,99 @@ class DamagedEntryError(FatalError):
     partition is the task's; None: it has none).
     """
 
-    code = "EF-DAMAGED-ENTRY"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        store: str = "",
-        task: TaskId | None = None,
-        key: bytes | None = None,
-        changelog: str | None = None,
-    ) -> None:
-        super().__init__(message, code=code)
-        self.store, self.task, self.key, self.changelog = store, task, key, changelog
+    store: str = ""
+    task: TaskId | None = None
+    key: bytes | None = None
+    changelog: str | None = None
 
 
-class ColumnError(FatalError):
+class ColumnError(FatalError, code="EF-COLUMN"):
     """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's
     ANSI rules). The message names it, and what is before it was processed. Cure: use the ``try_``
     variant of the function (``F.try_divide``, ``.try_cast``), or filter such records out before the
     Column, and start again."""
 
-    code = "EF-COLUMN"
 
-
-class WorkerDiedError(FatalError):
+class WorkerDiedError(FatalError, code="EF-WORKER-DIED"):
     """The Python worker process died again and again on the same records: a crash in native code,
     ``os._exit``, or no memory.
     Batches were made smaller first, down to one record where that did not help. Cure: see the
     record and the line that the message names; for lack of memory, give the machine more or set a
     smaller ``max.memory.bytes``."""
 
-    code = "EF-WORKER-DIED"
 
-
-class BatchTimeoutError(FatalError):
+class BatchTimeoutError(FatalError, code="EF-BATCH-TIMEOUT"):
     """A micro-batch did not end within ``max.poll.interval.ms``, and did not with one record of
     each input either. Cure: see the line that was running: a loop without end, or a call without a
     time-out; where such a record just takes that long, raise ``max.poll.interval.ms``."""
 
-    code = "EF-BATCH-TIMEOUT"
 
-
-class RepeatedFailureError(FatalError):
+class RepeatedFailureError(FatalError, code="EF-REPEATED-FAILURE"):
     """A micro-batch failed in the same way three times, and its cause is none that may pass: trying
     on would not help. Cure: as the message says; the whole stack is in the log at level DEBUG."""
 
-    code = "EF-REPEATED-FAILURE"
 
-
-class IncompatibleTopologyError(FatalError):
+class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY"):
     """This instance's program does not fit the one that the group runs; the others go on.
     ``difference``: a line each."""
 
-    code = "EF-INCOMPATIBLE-TOPOLOGY"
-
-    def __init__(self, message: str, *, difference: str = "") -> None:
-        super().__init__(message)
-        self.difference = difference
+    difference: str = ""
 
 
-class StoreLayoutError(FatalError):
+class StoreLayoutError(_DetailedError, code="EF-STORE-LAYOUT"):
     """The values of a store were written by a program that had other fields, types or aggregates
     there; read as this program's, they would be wrong figures. Nothing was read or changed.
     ``difference``: store, node, line, and what was stored and is declared now."""
 
-    code = "EF-STORE-LAYOUT"
-
-    def __init__(self, message: str, *, difference: str = "") -> None:
-        super().__init__(message)
-        self.difference = difference
+    difference: str = ""
 
 
-class ProcessIdClashError(FatalError):
+class ProcessIdClashError(FatalError, code="EF-PROCESS-ID-CLASH"):
     """Another live instance has this one's process id: the state folder is a copy of another's."""
 
-    code = "EF-PROCESS-ID-CLASH"
 
-
-class MissingSourceTopicError(FatalError):
+class MissingSourceTopicError(FatalError, code="EF-MISSING-SOURCE-TOPIC"):
     """A topic that the program reads has vanished while it ran."""
 
-    code = "EF-MISSING-SOURCE-TOPIC"
 
-
-class AssignmentFailedError(FatalError):
+class AssignmentFailedError(FatalError, code="EF-ASSIGNMENT-FAILED"):
     """The leader could not distribute the tasks, or could not read this member's user data."""
 
-    code = "EF-ASSIGNMENT-FAILED"
 
-
-class ShutdownRequestedError(FatalError):
+class ShutdownRequestedError(FatalError, code="EF-SHUTDOWN-REQUESTED"):
     """An instance asked the whole application to shut down (KIP-663)."""
 
-    code = "EF-SHUTDOWN-REQUESTED"
 
-
-class TaskTimeoutError(FatalError):
+class TaskTimeoutError(FatalError, code="EF-TASK-TIMEOUT"):
     """An operation was retried until ``task.timeout.ms`` ran out (KIP-572): a task made no progress
     for so long, or an instance could not start. The message says what failed last.
 
     ``task``: the one that made no progress, None for what is no task's.
     """
 
-    code = "EF-TASK-TIMEOUT"
-
     def __init__(self, message: str, task: TaskId | None = None) -> None:
         super().__init__(message)
         self.task = task
 
 
-class TableLoadError(FatalError):
+class TableLoadError(FatalError, code="EF-TABLE-LOAD"):
     """The rows of a `StreamsBuilder.global_table_from` cannot be loaded when an instance starts;
     the cause is chained."""
 
-    code = "EF-TABLE-LOAD"
 
-
-class IllegalTransitionError(EverflowError):
+class IllegalTransitionError(EverflowError, code="EF-ILLEGAL-TRANSITION"):
     """A state machine was asked for a step that it does not have: a defect of everflow."""
-
-    code = "EF-ILLEGAL-TRANSITION"
 
 
 # --- recoverable: the runtime reacts, the user sees a log line ------------------------------------
 
 
-class RetriableError(EverflowError):
+class RetriableError(EverflowError, code="EF-RETRIABLE"):
     """A passing fault (broker away, time-out): the same operation is retried under
     ``task.timeout.ms``.
 
     ``partitions``: of those the brokers did not answer; empty where that is not known.
     """
-
-    code = "EF-RETRIABLE"
 
     def __init__(
         self,
@@ -417,31 +359,27 @@ class RetriableError(EverflowError):
         self.partitions = frozenset(partitions)
 
 
-class GenerationChanged(RetriableError):
+class GenerationChanged(RetriableError, code="EF-GENERATION-CHANGED"):
     """The group's generation moved on under a commit: abort, ask the gate again, run the same batch
     at once (D6).
 
     The tasks may well still be this instance's; only the metadata was old. KIP-447.
     """
 
-    code = "EF-GENERATION-CHANGED"
 
-
-class LogStartMovedError(RetriableError):
+class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
     """Records before the log's start were asked for (deleted or compacted away): the store must be
     rebuilt (D5).
 
     ``partition``: the log, where a reader raises it.
     """
 
-    code = "EF-LOG-START-MOVED"
-
     def __init__(self, message: str, partition: TopicPartition | None = None) -> None:
         super().__init__(message, () if partition is None else (partition,))
         self.partition = partition
 
 
-class OtherTopicError(RetriableError):
+class OtherTopicError(RetriableError, code="EF-OTHER-TOPIC"):
     """A log is, as its leader says, not of the topic any more that the application started with:
     the topic was deleted, and perhaps created again. Nothing of the log is committed; the instance
     ends once the brokers confirm it.
@@ -449,15 +387,11 @@ class OtherTopicError(RetriableError):
     ``partitions``: such logs.
     """
 
-    code = "EF-OTHER-TOPIC"
 
-
-class OffsetsWentBackError(RetriableError):
+class OffsetsWentBackError(RetriableError, code="EF-OFFSETS-WENT-BACK"):
     """The group's coordinator tells lower committed offsets than were committed: whoever began
     there would process twice what lies between. Passes once the coordinator has loaded them again
     (note 064)."""
-
-    code = "EF-OFFSETS-WENT-BACK"
 
 
 class LogTruncatedError(LogStartMovedError):
@@ -465,24 +399,18 @@ class LogTruncatedError(LogStartMovedError):
     store that was made of them must be rebuilt."""
 
 
-class TaskMigratedError(EverflowError):
+class TaskMigratedError(EverflowError, code="EF-TASK-MIGRATED"):
     """Ownership was lost (fenced, evicted): close the tasks without committing, rejoin."""
 
-    code = "EF-TASK-MIGRATED"
 
-
-class UnknownOutcomeError(EverflowError):
+class UnknownOutcomeError(EverflowError, code="EF-UNKNOWN-OUTCOME"):
     """A commit was sent and its answer lost: neither success nor failure until the log has been
     read (D6)."""
 
-    code = "EF-UNKNOWN-OUTCOME"
 
-
-class StoreMismatchError(EverflowError):
+class StoreMismatchError(EverflowError, code="EF-STORE-MISMATCH"):
     """A conditional apply found another owner incarnation or batch than expected; nothing was
     written (D5)."""
-
-    code = "EF-STORE-MISMATCH"
 
 
 # --- what a user can do when offsets and topics no longer belong together: one text for all errors
@@ -505,9 +433,8 @@ def read_again(application_id: str, topic: str) -> str:
     """How to go on, state kept, with an input topic that has lost what was read of it."""
     return (
         f"To keep the state and read {topic} as it is now from its beginning: stop all instances, "
-        f"then kafka-consumer-groups "
-        f"--reset-offsets --to-earliest --execute --group {application_id} --topic {topic}; "
-        f"delete, on every machine, the folder {application_id} in state.dir, which knows how far "
-        f"the offsets had come (its stores are restored from their changelogs), and start them "
-        f"again."
+        "then kafka-consumer-groups --reset-offsets --to-earliest --execute --group "
+        f"{application_id} --topic {topic}; delete, on every machine, the folder {application_id} "
+        "in state.dir, which knows how far the offsets had come (its stores are restored from "
+        "their changelogs), and start them again."
     )

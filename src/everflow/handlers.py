@@ -270,16 +270,14 @@ class Handlers:
         return not (handler is dead_letter_and_continue and self.topic is None)
 
     def answer(self, context: ErrorHandlerContext, error: BaseException) -> Response:
-        """FAIL, CONTINUE, DEAD_LETTER (only where there is a topic) or RETRY. FatalError for what
-        is wrong with the handler."""
+        """The handler's, DEAD_LETTER only where there is a topic. FatalError for its faults."""
         handler = self._handler(context.stage, context.processor_node_id)
         try:
             response = handler(context, error)
         except Exception as failure:
             raise FatalError(
-                f"The {context.stage} exception handler failed itself, on "
-                f"{context.subject} ({error_text(error)}): "
-                f"{error_text(failure)}"
+                f"The {context.stage} exception handler failed itself, on {context.subject} "
+                f"({error_text(error)}): {error_text(failure)}"
             ) from failure
         if not isinstance(response, Response):
             raise FatalError(

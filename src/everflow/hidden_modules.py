@@ -101,14 +101,12 @@ def library(name: str, here: Iterable[Path]) -> str | None:
 
 
 def _installed(folder: Path) -> bool:
-    """True if packages are installed in ``folder``, which is not just another folder of the
-    program, as of PYTHONPATH."""
+    """True for a folder of packages, not just another one of the program (PYTHONPATH)."""
     return folder.name in _SITES or any(folder.glob("*.dist-info"))
 
 
 def _elsewhere(name: str, here: set[Path]) -> ModuleSpec | None:
-    """The module as Python would find it without the folders ``here``; folders without a file are
-    none."""
+    """The module as Python would find it without the folders ``here``; it has a file."""
     path = [entry for entry in sys.path if _resolved(entry) not in here]
     spec = PathFinder.find_spec(name, path)
     return None if spec is None or spec.origin is None else spec

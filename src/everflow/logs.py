@@ -127,13 +127,8 @@ class LogFile(RotatingFileHandler):
         _people.begin()
 
     def _open(self) -> Any:
-        return open(
-            self.baseFilename,
-            self.mode,
-            encoding=self.encoding,
-            errors=self.errors,
-            opener=_private,
-        )
+        how: dict[str, Any] = {"encoding": self.encoding, "errors": self.errors}
+        return open(self.baseFilename, self.mode, **how, opener=_private)
 
     def write(self, line: str) -> None:
         """A line that has its form already."""
@@ -156,8 +151,7 @@ def _private(path: str, flags: int) -> int:
 
 
 class _Files(logging.Handler):
-    """Every record to every open file; while there is none, the last lines are kept for the next
-    one."""
+    """Every record to every open file; without one, the last lines are kept for the next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,8 +196,7 @@ class _Said:
 
 
 class Repeats:
-    """Decides which texts to repeat. Pure: times are passed in, in seconds; one caller at a
-    time."""
+    """Decides which texts to repeat. Pure: times (s) are passed in; one caller at a time."""
 
     SOON_S, SELDOM_S, FORGOTTEN_S, KEPT = 10.0, 300.0, 120.0, 100
     _DURATION = re.compile(r"[\d.,]+(?= m?s\b)")
@@ -294,8 +287,7 @@ def _on_screen(handler: logging.Handler) -> bool:
 
 
 def _level_asked(name: str) -> int:
-    """The level that a program gave this logger or one above it, as if everflow's own had never
-    been changed."""
+    """The level that a program gave this logger, or one above it."""
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
         if logger.level not in (logging.NOTSET, EVERYTHING):

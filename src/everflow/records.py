@@ -68,8 +68,7 @@ HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa
 
 
 def joined_headers(columns: Sequence[tuple[pa.Array | None, int]]) -> pa.Array | None:
-    """Columns of headers and their lengths, one after the other; None is one without any, and so is
-    the result where all are None."""
+    """Columns of headers and their lengths, one after the other; None: without any."""
     if all(column is None for column, _ in columns):
         return None
     return pa.concat_arrays(
@@ -142,8 +141,7 @@ class CommittedOffset(NamedTuple):
 
 
 class MemberMetadata(NamedTuple):
-    """A member's identity in its group at one moment: (-1, "") when it has none (never joined, or
-    evicted)."""
+    """A member's identity in its group at one moment: (-1, "") when it has none."""
 
     generation: int
     member_id: str
@@ -265,8 +263,7 @@ came when their window and the grace were over."""
 
 @dataclass
 class TasksResult:
-    """What a stateful operator returns for one micro-batch of several tasks, by their
-    partitions."""
+    """Results of a stateful operator for a micro-batch of several tasks, by partition."""
 
     output: EdgeBatch
     changes: dict[int, list[StoreChanges]]

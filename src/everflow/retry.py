@@ -31,11 +31,8 @@ SAY_FIRST_MS, SAY_SELDOM_MS = 5_000.0, 300_000.0
 """While it lasts it is said again after these, and each time after twice as long."""
 
 
-class StoppedError(EverflowError):
-    """The instance is shutting down; what was being waited for is given up. Never shown to
-    users."""
-
-    code = "EF-STOPPED"
+class StoppedError(EverflowError, code="EF-STOPPED"):
+    """The instance is shutting down, and gives up a wait. Never shown to users."""
 
 
 def retrying(

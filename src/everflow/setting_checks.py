@@ -33,11 +33,9 @@ class Replicas(Between):
     """A check: how often a partition is there, or -1 for the broker's default."""
 
     def __call__(self, value: Any) -> str | None:
-        return (
-            "must be at least 1, or -1 for the broker's default"
-            if value == 0
-            else super().__call__(value)
-        )
+        if value == 0:
+            return "must be at least 1, or -1 for the broker's default"
+        return super().__call__(value)
 
 
 @dataclass(frozen=True)
@@ -67,21 +65,15 @@ def printable(value: Any) -> str | None:
 
 
 def kafka_name(longest: int, why: str = "") -> Check:
-    """Kafka's rule for names of topics (`Topic.validate`), which is its rule for
-    ``group.instance.id`` too."""
+    """Kafka's rule for names of topics (`Topic.validate`), and ``group.instance.id``."""
 
     def check(value: Any) -> str | None:
         if value in (".", ".."):
             return "must be a name: '.' and '..' are folders"
-        legal = re.fullmatch(rf"[A-Za-z0-9._-]{{1,{longest}}}", value)
-        return (
-            None
-            if legal
-            else (
-                f"may hold letters, digits, '.', '_' and '-' only, at least 1 and at most "
-                f"{longest}{why}"
-            )
-        )
+        if re.fullmatch(rf"[A-Za-z0-9._-]{{1,{longest}}}", value):
+            return None
+        allowed = "may hold letters, digits, '.', '_' and '-' only"
+        return f"{allowed}, at least 1 and at most {longest}{why}"
 
     return check
 
@@ -114,9 +106,7 @@ def _wrong_address(address: str) -> str | None:
 def broker_addresses(value: Any) -> str | None:
     if not value:
         return "must not be empty"
-    problem = next(
-        (found for address in value.split(",") if (found := _wrong_address(address))), None
-    )
+    problem = next(filter(None, map(_wrong_address, value.split(","))), None)
     return problem and f"must be host:port of each broker, separated by commas: {problem}"
 
 
@@ -146,14 +136,8 @@ def host_names(value: Any) -> str | None:
     """Names of hosts, separated by commas, without ports; ``*``."""
     names = [name.strip() for name in str(value).split(",")] if value else []
     wrong = next((name for name in names if not _HOST_NAME.fullmatch(name)), None)
-    return (
-        None
-        if wrong is None
-        else (
-            f"must be names of hosts, separated by commas, without http:// and ports, or *: "
-            f"{wrong!r} is none"
-        )
-    )
+    said = "must be names of hosts, separated by commas, without http:// and ports, or *"
+    return None if wrong is None else f"{said}: {wrong!r} is none"
 
 
 def http_url(value: Any) -> str | None:
@@ -217,8 +201,7 @@ def offset_reset(value: object) -> str | None:
 
 
 def reset_duration_ms(policy: str) -> int | None:
-    """The duration of ``by_duration:...``; None for another policy, or for parts of a
-    millisecond."""
+    """The duration of ``by_duration:...``; None for another policy, or parts of a ms."""
     found = _ISO.fullmatch(policy.removeprefix(BY_DURATION))
     if not policy.startswith(BY_DURATION) or found is None:
         return None
@@ -228,6 +211,5 @@ def reset_duration_ms(policy: str) -> int | None:
 
 
 def is_secret(key: str) -> bool:
-    """True if the setting's value (in Kafka's, Spark's or our names) is secret, and not just the
-    place of a secret."""
+    """True if the setting's value is secret, and not just the place of a secret."""
     return _SECRET.search(key) is not None and _NAMES_ONLY.search(key) is None

@@ -117,8 +117,7 @@ def _only_sockets(folder: Path) -> bool:
 
 
 def _held(path: Path) -> bool:
-    """FileNotFoundError where there is no lock: then it is no folder of ours, as far as can be
-    told."""
+    """FileNotFoundError without a lock: then it is no folder of ours."""
     lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

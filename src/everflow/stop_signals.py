@@ -172,8 +172,7 @@ def write_nowhere(descriptor: int) -> None:
 
 
 def _let_go_of_lost_terminal() -> None:
-    """Every line for a terminal that is gone would fail, and with it what wrote it: an end in order
-    above all."""
+    """A line for a terminal that is gone would fail, and with it an end in order."""
     for descriptor in (1, 2):
         try:
             termios.tcgetattr(descriptor)

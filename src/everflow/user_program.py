@@ -25,8 +25,7 @@ def is_everflow(file: str) -> bool:
 
 
 def user_line() -> str | None:
-    """``file:line`` of the innermost frame outside the library; None where there is none (an
-    interactive C caller)."""
+    """``file:line`` of the innermost frame outside the library; None where there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -143,8 +142,7 @@ def error_text(error: BaseException) -> str:
 
 
 def class_of(error: BaseException) -> str:
-    """The class of an error with its module, as in ``json.decoder.JSONDecodeError``; Python's own
-    without."""
+    """An error's class with its module, ``json.decoder.JSONDecodeError``; Python's without."""
     kind = type(error)
     if kind.__module__ == "builtins":
         return kind.__qualname__

@@ -20,13 +20,7 @@ from everflow.user_program import user_line
 _MOST_DIGITS = 30
 """More than a long has: a number that is cut to so many is too large anyway."""
 Duration: TypeAlias = "str | int | dt.timedelta"
-
-
-def _negative_grace(grace_ms: int) -> TopologyError:
-    return _refused(
-        f"a grace may not be negative, found {grace_ms} ms; it is how long a window takes late "
-        "records, grace('5 minutes'); leave it out for none"
-    )
+"""Text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or cannot be one."""
 
 
 def _refused(text: str) -> TopologyError:
@@ -76,6 +70,16 @@ def duration_ms(duration: Duration) -> int:
     return _whole_ms(total, "a duration is text, ms or a timedelta")
 
 
+def checked_ms(duration: Duration, what: str, least: int = 0, cure: str = "") -> int:
+    """`duration_ms` of ``what``; TopologyError below ``least``."""
+    found = duration_ms(duration)
+    if found < least:
+        bounds = {0: "may not be negative", 1: "is above 0"}
+        bound = bounds.get(least, f"is at least {least} ms")
+        raise _refused(f"{what} {bound}, found {found} ms{cure}")
+    return found
+
+
 def _whole_ms(value: Any, wanted: str) -> int:
     """``value`` as an int; TopologyError that says what is ``wanted`` for anything but a whole
     number that a long can hold."""
@@ -90,6 +94,18 @@ def _whole_ms(value: Any, wanted: str) -> int:
             f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'"
         )
     return ms
+
+
+def _require_ms(windows: Any, *times: int) -> None:
+    """TopologyError unless ``times`` and the grace are whole ms, and the grace is not negative."""
+    wanted = f"{type(windows).__name__}(...) takes whole milliseconds; write {windows._WRITTEN}"
+    for value in (*times, windows.grace_ms):
+        _whole_ms(value, wanted)
+    if windows.grace_ms < 0:
+        raise _refused(
+            f"a grace may not be negative, found {windows.grace_ms} ms; it is how long a window "
+            "takes late records, grace('5 minutes'); leave it out for none"
+        )
 
 
 class Windowed(NamedTuple):
@@ -112,9 +128,7 @@ class TimeWindows(Telling, metaclass=FittingClass):
 
     Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how
     long after its end, in stream time, a window still takes records.
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     size_ms: int
@@ -122,11 +136,9 @@ class TimeWindows(Telling, metaclass=FittingClass):
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "TimeWindows.of_size('1 hour')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
-        for value in (self.size_ms, self.advance_ms, self.grace_ms):
-            _whole_ms(value, f"TimeWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.size_ms, self.advance_ms)
         if self.size_ms <= 0:
             raise _refused(f"a window takes a size above zero, found {self.size_ms} ms")
         if not 0 < self.advance_ms <= self.size_ms:
@@ -134,8 +146,6 @@ class TimeWindows(Telling, metaclass=FittingClass):
                 f"windows of {self.size_ms} ms advance by 1 to {self.size_ms} ms, found "
                 f"{self.advance_ms} ms"
             )
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_size(size: Duration) -> TimeWindows:
@@ -204,9 +214,7 @@ class JoinWindows(Telling, metaclass=FittingClass):
     ``after_ms``, both ends included. ``grace_ms`` is how long after the end of its window, in
     stream time, a record still waits for its match (`everflow.operators.joins.stream_stream` has
     the rule).
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     before_ms: int
@@ -214,25 +222,19 @@ class JoinWindows(Telling, metaclass=FittingClass):
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "JoinWindows.of_time_difference('5 minutes')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
-        for value in (self.before_ms, self.after_ms, self.grace_ms):
-            _whole_ms(value, f"JoinWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.before_ms, self.after_ms)
         if self.before_ms + self.after_ms < 0:
             raise _refused(
                 f"a join's window ends {self.after_ms} ms after the left record and begins "
                 f"{self.before_ms} ms before it: its end is before its beginning"
             )
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_time_difference(difference: Duration) -> JoinWindows:
         """Records that are at most ``difference`` apart, without grace."""
-        ms = duration_ms(difference)
-        if ms < 0:
-            raise _refused(f"a time difference may not be negative, found {ms} ms")
+        ms = checked_ms(difference, "a time difference")
         return JoinWindows(ms, ms)
 
     @staticmethod
@@ -280,24 +282,18 @@ class SlidingWindows(Telling, metaclass=FittingClass):
     behind it, ``[t + 1, t + 1 + difference]``, as soon as that holds a record; it goes into every
     window that it lies in. Records before ``difference_ms`` share the window ``[0, difference]``.
     ``grace_ms`` is how long after its end, in stream time, a window still takes records.
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     difference_ms: int
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "SlidingWindows.of_time_difference_and_grace('5 minutes', '1 minute')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
-        for value in (self.difference_ms, self.grace_ms):
-            _whole_ms(value, f"SlidingWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.difference_ms)
         if self.difference_ms < 0:
             raise _refused(f"a time difference may not be negative, found {self.difference_ms} ms")
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_time_difference(difference: Duration) -> SlidingWindows:
@@ -345,7 +341,6 @@ class CountWindows(Telling, metaclass=FittingClass):
     step: int
 
     _WRITTEN: ClassVar[str] = "CountWindows.of_size(100)"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
         for value in (self.size, self.step):
@@ -389,24 +384,18 @@ class SessionWindows(Telling, metaclass=FittingClass):
     A record opens a session, extends one, or joins several into one; both ends are times of
     records. ``grace_ms`` is how long after a session's end + gap, in stream time, it still takes
     records (KIP-94, KIP-328).
-
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
-    cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for others.
     """
 
     gap_ms: int
     grace_ms: int = 0
 
     _WRITTEN: ClassVar[str] = "SessionWindows.of_inactivity_gap('5 minutes')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
-        for value in (self.gap_ms, self.grace_ms):
-            _whole_ms(value, f"SessionWindows(...) takes whole milliseconds; write {self._WRITTEN}")
+        _require_ms(self, self.gap_ms)
         if self.gap_ms < 0:
             raise _refused(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
-        if self.grace_ms < 0:
-            raise _negative_grace(self.grace_ms)
 
     @staticmethod
     def of_inactivity_gap(gap: Duration) -> SessionWindows:

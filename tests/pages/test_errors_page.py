@@ -35,14 +35,14 @@ IN_CODE = set().union(*(codes(path.read_text()) for path in SOURCES))
 
 
 def classes(source: str) -> dict[str, str | None]:
-    """Names of the classes in Python code -> the code that stands in their body."""
+    """Names of the classes in Python code -> the code that stands in their body or their head."""
     return {
         node.name: next(
             (
                 text
-                for part in node.body
-                if isinstance(part, ast.Assign)
-                for text in codes(ast.unparse(part))
+                for part in (*node.body, *node.keywords)
+                if isinstance(part, ast.Assign | ast.keyword)
+                for text in codes(ast.unparse(getattr(part, "value", part)))
             ),
             None,
         )

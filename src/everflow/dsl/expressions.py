@@ -59,8 +59,7 @@ class Edge:
         )
 
     def with_types(self, key: pa.DataType | None = None, value: pa.DataType | None = None) -> Edge:
-        """The edge behind an operator: serdes stay while the type does, else they are the type's
-        default."""
+        """The edge behind an operator: a new type has its default serde."""
         key_serde, value_serde = self.key_serde, self.value_serde
         key_type, value_type = self.type.key, self.type.value
         if key is not None and not same_type(key, key_type):
@@ -69,25 +68,30 @@ class Edge:
             value_type, value_serde = normal_type(value), default_serde(value)
         return Edge(EdgeType(key_type, value_type), key_serde, value_serde)
 
+    @staticmethod
+    def inside(key: pa.DataType, value: pa.DataType) -> Edge:
+        """The edge between two nodes of one operator, which no serde writes."""
+        return Edge(EdgeType(key, value), None, None)
+
+    def returning(self, operator: str, fn: Function, **returns: object) -> Edge:
+        """The edge behind a function; ``returns``: the types of ``key``, ``value`` or both, as
+        users name them."""
+        types = {part: result_type(given, fn, operator) for part, given in returns.items()}
+        serdes = {part: result_serde(given) for part, given in returns.items()}
+        return self.with_types(**types).with_serdes(**serdes)
+
     def with_serdes(self, key: Serde | None = None, value: Serde | None = None) -> Edge:
         """The same edge, read with other serdes of the same types."""
         return Edge(self.type, key or self.key_serde, value or self.value_serde)
 
-    def with_default_serdes(self) -> Edge:
-        """The same types with the serdes that belong to them."""
-        return Edge(self.type, default_serde(self.type.key), default_serde(self.type.value))
-
-    def serdes(self, operator: str, where: str | None) -> tuple[Serde, Serde]:
+    def serdes(self, operator: str) -> tuple[Serde, Serde]:
         """Both serdes, for a place that writes bytes; TopologyError where a type has none."""
-        return self.written_key(operator, where), self.written_value(operator, where)
+        value = _required(self.value_serde, "value", self.type.value, operator)
+        return self.written_key(operator), value
 
-    def written_key(self, operator: str, where: str | None) -> Serde:
+    def written_key(self, operator: str) -> Serde:
         """The key's serde, for a place that writes keys."""
-        return _required(self.key_serde, "key", self.type.key, operator, where)
-
-    def written_value(self, operator: str, where: str | None) -> Serde:
-        """The value's serde, for a place that writes values."""
-        return _required(self.value_serde, "value", self.type.value, operator, where)
+        return _required(self.key_serde, "key", self.type.key, operator)
 
 
 def column_named(name: str, type_: EdgeType) -> str | None:
@@ -121,52 +125,51 @@ def _has_no_text(type_: pa.DataType) -> bool:
     return any(_has_no_text(type_.field(i).type) for i in range(type_.num_fields))
 
 
-def checked_serde(given: object, part: str, operator: str, where: str | None) -> Serde:
+def checked_serde(given: object, part: str, operator: str) -> Serde:
     """``given`` as a whole serde if it is one, else TopologyError with the way to write one."""
     problem = no_serde(given, serdes.__all__)
     if problem is not None:
-        raise TopologyError(f"{operator}: {part}={given!r} {problem}", where=where)
+        raise TopologyError(f"{operator}: {part}={given!r} {problem}")
     try:
         return adopted(given)
     except EverflowError as error:
         raise TopologyError(
-            f"{operator}: the type of {part}={given!r} is not one: {error}", where=where
+            f"{operator}: the type of {part}={given!r} is not one: {error}"
         ) from None
 
 
 def fitting_serde(
-    given: object | None, type_: pa.DataType, part: str, operator: str, where: str | None
+    given: object | None, type_: pa.DataType, part: str, operator: str
 ) -> Serde | None:
     """``given`` checked against the type it is to write; None stays None."""
     if given is None:
         return None
-    serde = checked_serde(given, part, operator, where)
+    serde = checked_serde(given, part, operator)
     if not same_type(serde.type, type_):
         raise TopologyError(
             f"{operator}: the {part} is {type_text(type_)}, which {part}={serde!r} (for "
             f"{type_text(serde.type)}) cannot write; "
-            f"leave {part}= out for the type's own serde, or cast the {part} first",
-            where=where,
+            f"leave {part}= out for the type's own serde, or cast the {part} first"
         )
     return serde
 
 
-def is_column(expression: object, operator: str, where: str | None) -> TypeIs[Column]:
+def is_column(expression: object, operator: str) -> TypeIs[Column]:
     """True for a Column, False for a Python function, TopologyError for anything else."""
     if isinstance(expression, Column):
         return True
     if callable(expression):
-        refuse_pyspark(expression, operator, where)
+        refuse_pyspark(expression, operator)
         return False
     cure = ""
     if isinstance(expression, str):
         cure = f"; write F.{'col' if _A_COLUMN.fullmatch(expression) else 'expr'}({expression!r})"
     raise TopologyError(
-        f"{operator} takes a Column or a Python function, found {expression!r}{cure}", where=where
+        f"{operator} takes a Column or a Python function, found {expression!r}{cure}"
     )
 
 
-def checked_column(given: object, part: str, operator: str, where: str | None) -> None:
+def checked_column(given: object, part: str, operator: str) -> None:
     """TopologyError unless ``given``, if it is not None, is a Column."""
     if given is None or isinstance(given, Column):
         return
@@ -178,21 +181,20 @@ def checked_column(given: object, part: str, operator: str, where: str | None) -
             f"one function gives both: {operator}(lambda key, value: (key, value), "
             f"returns=('string', 'double'))"
         )
-    raise TopologyError(f"{operator}: {part}={given!r} is not a Column; {cure}", where=where)
+    raise TopologyError(f"{operator}: {part}={given!r} is not a Column; {cure}")
 
 
-def predicate(column: Column, edge: Edge, where: str | None) -> ColumnExpr:
+def predicate(column: Column, edge: Edge) -> ColumnExpr:
     """``column`` as a condition."""
-    return analyse(column, edge.type, where, expected=pa.bool_())
+    return analyse(column, edge.type, expected=pa.bool_())
 
 
-def refuse_calls(expression: ColumnExpr, what: str, where: str | None) -> None:
+def refuse_calls(expression: ColumnExpr, what: str) -> None:
     """TopologyError for a Column that calls Python functions."""
     if expression.calls:
         raise TopologyError(
             f"{what} cannot be a Column that calls Python functions; pass a function of (key, "
-            f"value), or make a field of it with map_values before",
-            where=where,
+            f"value), or make a field of it with map_values before"
         )
 
 
@@ -201,43 +203,39 @@ def is_true(column: Column) -> Column:
     return F.coalesce(column, F.lit(False))
 
 
-def unless_deleted(column: Column, edge: Edge, where: str | None) -> ColumnExpr:
+def unless_deleted(column: Column, edge: Edge) -> ColumnExpr:
     """``column`` as the value of a table: deletions pass by it."""
-    analyse(column, edge.type, where)  # judged as the user wrote it, for the message
-    value = analyse(F.when(F.col("value").isNotNull(), column), edge.type, where)
+    analyse(column, edge.type)  # judged as the user wrote it, for the message
+    value = analyse(F.when(F.col("value").isNotNull(), column), edge.type)
     return replace(value, skips_null=True)
 
 
-def struct_of(fields: dict[str, Column], operator: str, where: str | None) -> Column:
+def struct_of(fields: dict[str, Column], operator: str) -> Column:
     """``name=Column`` arguments as one struct Column."""
     for name, column in fields.items():
         if not isinstance(column, Column):
             raise TopologyError(
-                f"{operator}: {name}={column!r} is not a Column; constants are F.lit(...)",
-                where=where,
+                f"{operator}: {name}={column!r} is not a Column; constants are F.lit(...)"
             )
     return F.struct(*[column.alias(name) for name, column in fields.items()])
 
 
-def result_type(
-    returns: object, fn: Callable[..., Any], operator: str, where: str | None
-) -> pa.DataType:
+def result_type(returns: object, fn: Callable[..., Any], operator: str) -> pa.DataType:
     """The Arrow type that ``returns=`` names: DDL text, an Arrow type, a serde or a StructType."""
     if returns is None:
         raise TopologyError(
             f"{operator}: the result type of the Python function {function_name(fn)} is not known; "
             f"add returns=..., e.g. "
-            "returns='double', returns='carrier string, delay double' or a serde",
-            where=where,
+            "returns='double', returns='carrier string, delay double' or a serde"
         )
     if is_serde(returns):
-        return normal_type(checked_serde(returns, "returns", operator, where).type)
+        return normal_type(checked_serde(returns, "returns", operator).type)
     try:
         return normal_type(serdes.arrow_type(returns))
     except EverflowError as error:
         hint = f"; write returns={_PYTHON_TYPES[returns]!r}" if returns in _PYTHON_TYPES else ""
         raise TopologyError(
-            f"{operator}: returns={returns!r} is not a type: {error}{hint}", where=where
+            f"{operator}: returns={returns!r} is not a type: {error}{hint}"
         ) from None
 
 
@@ -246,16 +244,11 @@ def result_serde(returns: object) -> Serde | None:
     return adopted(returns) if is_serde(returns) else None
 
 
-def _required(
-    serde: Serde | None, part: str, type_: pa.DataType, operator: str, where: str | None
-) -> Serde:
+def _required(serde: Serde | None, part: str, type_: pa.DataType, operator: str) -> Serde:
     if serde is None:
         raise TopologyError(
-            (
-                f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; "
-                f"cast it, for example to string"
-            ),
-            where=where,
+            f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; "
+            f"cast it, for example to string"
         )
     return serde
 
@@ -281,8 +274,7 @@ Function = Callable[..., Any]
 
 
 def required_parameters(fn: Function) -> int | None:
-    """Number of positional parameters without default; 2 for ``*args``; None where Python cannot
-    tell."""
+    """Positional parameters without default; 2 for ``*args``; None where Python cannot tell."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
@@ -293,48 +285,37 @@ def required_parameters(fn: Function) -> int | None:
     return sum(1 for p in parameters if p.kind in positional and p.default is p.empty)
 
 
-def key_value_function(fn: Function, operator: str, where: str | None) -> Function:
-    """``fn`` as a function of key and value; TopologyError if it takes neither one nor two
-    arguments."""
+def key_value_function(fn: Function, operator: str) -> Function:
+    """``fn`` as a function of key and value; TopologyError unless it takes one or two."""
     count = required_parameters(fn)
     if count == 2:
         return fn
     if count in (None, 1):
         return ValueOnly(fn)
     raise TopologyError(
-        (
-            f"{operator} calls its function with (value) or (key, value); {function_name(fn)} "
-            f"takes "
-            f"{count} arguments"
-        ),
-        where=where,
+        f"{operator} calls its function with (value) or (key, value); {function_name(fn)} takes "
+        f"{count} arguments"
     )
 
 
-def check_parameters(fn: Function, names: Sequence[str], operator: str, where: str | None) -> None:
+def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
     """TopologyError unless ``fn`` can be called with as many arguments as there are ``names``."""
-    refuse_pyspark(fn, operator, where)
+    refuse_pyspark(fn, operator)
     if not callable(fn):
-        raise TopologyError(
-            f"{operator} takes a function of ({', '.join(names)}), found {fn!r}", where=where
-        )
+        raise TopologyError(f"{operator} takes a function of ({', '.join(names)}), found {fn!r}")
     count = required_parameters(fn)
     try:
         inspect.signature(fn).bind(*names)
     except TypeError:
         raise TopologyError(
-            (
-                f"{operator} calls its function with ({', '.join(names)}); {function_name(fn)} "
-                f"takes "
-                f"{count} arguments"
-            ),
-            where=where,
+            f"{operator} calls its function with ({', '.join(names)}); {function_name(fn)} takes "
+            f"{count} arguments"
         ) from None
     except ValueError:
         return
 
 
-def refuse_pyspark(given: object, operator: str, where: str | None) -> None:
+def refuse_pyspark(given: object, operator: str) -> None:
     """TopologyError for a function of PySpark (``F.upper``), or what ``F.udf`` or ``F.pandas_udf``
     made of the user's: they take Columns, not values."""
     if isinstance(
@@ -349,17 +330,12 @@ def refuse_pyspark(given: object, operator: str, where: str | None) -> None:
         written = f"{part}={function}" if part else f"{operator}({function}{returns})"
         raise TopologyError(
             f"{operator} found a PySpark UDF; call it with Columns, as in "
-            f"{function}(F.col('value')), or pass the Python function itself: {written}",
-            where=where,
+            f"{function}(F.col('value')), or pass the Python function itself: {written}"
         )
     if callable(given) and str(getattr(given, "__module__", "")).startswith("pyspark.sql"):
         name = function_name(given)
         raise TopologyError(
-            (
-                f"{operator} found PySpark's function {name} itself; call it: "
-                f"{operator}(F.{name}(...))"
-            ),
-            where=where,
+            f"{operator} found PySpark's function {name} itself; call it: {operator}(F.{name}(...))"
         )
 
 
@@ -369,13 +345,10 @@ def function_name(fn: Function) -> str:
 
 
 @dataclass(frozen=True)
-class ValueOnly:
-    """Calls a function of the value."""
+class _Calling:
+    """A function of the user in another shape, under its own name."""
 
     fn: Function
-
-    def __call__(self, key: Any, value: Any) -> Any:
-        return self.fn(value)
 
     @property
     def __name__(self) -> str:
@@ -383,89 +356,72 @@ class ValueOnly:
 
 
 @dataclass(frozen=True)
-class TableFilter:
-    """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass
-    unasked."""
+class ValueOnly(_Calling):
+    """Calls a function of the value."""
 
-    predicate: Function
+    def __call__(self, key: Any, value: Any) -> Any:
+        return self.fn(value)
+
+
+@dataclass(frozen=True)
+class TableFilter(_Calling):
+    """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass."""
+
     negate: bool
 
     def __call__(self, key: Any, value: Any) -> Any:
-        if value is None or bool(self.predicate(key, value)) == self.negate:
+        if value is None or bool(self.fn(key, value)) == self.negate:
             return None
         return value
 
 
 @dataclass(frozen=True)
-class TableMapper:
+class TableMapper(_Calling):
     """A table's value mapper: tombstones pass unasked."""
-
-    fn: Function
 
     def __call__(self, key: Any, value: Any) -> Any:
         return None if value is None else self.fn(key, value)
 
 
 @dataclass(frozen=True)
-class TablePairs:
+class TablePairs(_Calling):
     """A table's mapper to key and value: tombstones have neither, unasked."""
-
-    fn: Function
 
     def __call__(self, key: Any, value: Any) -> Any:
         return (None, None) if value is None else self.fn(key, value)
 
 
 @dataclass(frozen=True)
-class ForeignKeyOf:
+class ForeignKeyOf(_Calling):
     """A foreign key's function as one that gives it beside the value."""
-
-    fn: Function
 
     def __call__(self, key: Any, value: Any) -> Any:
         return {"fk": self.fn(key, value), "value": value}
 
-    @property
-    def __name__(self) -> str:
-        return function_name(self.fn)
-
 
 @dataclass(frozen=True)
-class OfSides:
+class OfSides(_Calling):
     """A joiner as a function of key and joined value."""
 
-    fn: Function
     keyed: bool
 
     def __call__(self, key: Any, value: Any) -> Any:
         left, right = value["left"], value["right"]
         return self.fn(key, left, right) if self.keyed else self.fn(left, right)
 
-    @property
-    def __name__(self) -> str:
-        return function_name(self.fn)
-
 
 @dataclass(frozen=True)
-class OfMappedSides:
+class OfMappedSides(_Calling):
     """A joiner with a global table as a function of key and joined value (KIP-1340)."""
-
-    fn: Function
 
     def __call__(self, key: Any, value: Any) -> Any:
         return self.fn(key, value["mapped"], value["left"], value["right"])
 
-    @property
-    def __name__(self) -> str:
-        return function_name(self.fn)
-
 
 @dataclass(frozen=True)
-class WithoutKey:
+class WithoutKey(_Calling):
     """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the
     key, too."""
-
-    fn: Function
 
     def __call__(self, key: Any, one: Any, two: Any) -> Any:
         return self.fn(one, two)

@@ -15,14 +15,13 @@ import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import fields, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from everflow.dsl.materialized import Materialized, kept_for, kept_globally, materialized
-from everflow.errors import TopologyError
+from everflow.errors import TopologyError, naming_the_line
 from everflow.foreign_names import entry_of
 from everflow.records import names_a_topic
 from everflow.serdes import Serde
@@ -40,6 +39,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
     StatefulNode,
+    WholeTableNode,
 )
 from everflow.topology.idle_sources import require_room
 from everflow.topology.partitioners import key_partitioners
@@ -48,6 +48,7 @@ from everflow.travel.refusals import TravelCheck
 from everflow.user_program import place, user_line
 from everflow.windows import Duration
 
+_AnyNode = TypeVar("_AnyNode", bound=Node)
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 
 
@@ -63,26 +64,14 @@ class GraphBuilder:
         self._counter = 0
         self._stores: dict[str, str | None] = {}
         self._options: dict[str, Materialized] = {}
-        self._declared: dict[str, StoreSpec] = {}
+        self.declared: dict[str, StoreSpec] = {}
+        """The stores of processors, by their names."""
         self._topics: dict[str, str | None] = {}
         self._subscriptions: dict[object, str] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
         self._unkept: dict[str, StatefulNode] = {}
         self.regrouped: dict[object, str] = {}
         """Groups, and the source node of the repartition topic that each one has."""
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """A block that raises leaves everything here as it was before. Other threads' blocks wait
-        for its end."""
-        with self.lock:
-            state = {name: value for name, value in vars(self).items() if name != "lock"}
-            before = {name: copy(value) for name, value in state.items()}
-            try:
-                yield
-            except BaseException:
-                vars(self).update(before)
-                raise
 
     def __str__(self) -> str:
         topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self._stores)
@@ -94,22 +83,22 @@ class GraphBuilder:
         self._counter += 1
         return name
 
-    def node_name(self, name: str | None, prefix: str, where: str | None) -> str:
+    def node_name(self, name: str | None, prefix: str) -> str:
         """``name`` checked, or the next generated one."""
         if name is None:
             return self.new_name(prefix)
-        check_name("node", name, where)
+        check_name("node", name)
         return name
 
     def add(self, node: Node) -> str:
         """Append ``node`` and return its name; TopologyError if the name is taken, or if its
         functions or serdes cannot be sent to the workers."""
+        node = _with_line(node)
         taken = self._nodes.get(node.name)
         if taken is not None:
             raise TopologyError(
                 f"the node name {node.name!r} is used twice (first at {_first(taken.where)}); give "
-                f"one of them another name=..."
-                f"{_or_anew(taken.where)}",
+                f"one of them another name=...{_or_anew(taken.where)}",
                 where=node.where,
             )
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
@@ -142,7 +131,7 @@ class GraphBuilder:
     def keep_when_asked(self, keeper: StatefulNode) -> None:
         """The table of the node called as ``keeper`` has a store as soon as somebody asks what it
         holds: then ``keeper``, whose input is what gives its values, takes the node's place."""
-        self._unkept[keeper.name] = keeper
+        self._unkept[keeper.name] = _with_line(keeper)
 
     def keep(self, name: str) -> None:
         """Somebody asks what the table of this node holds."""
@@ -158,20 +147,17 @@ class GraphBuilder:
         nodes[at : at + 1] = made, keeper
         self._nodes = {node.name: node for node in nodes}
 
-    def claim_topics(self, topics: Iterable[str], where: str | None) -> None:
-        """Register source topics; each may be read by one source only. Those of streams:
-        `subscribe`."""
+    def claim_topics(self, topics: Iterable[str]) -> None:
+        """Register source topics of one source. Those of streams: `subscribe`."""
         for topic in topics:
-            check_name("topic", topic, where)
+            check_name("topic", topic)
             if topic in self._topics:
                 raise TopologyError(
                     f"the topic {topic!r} is read twice (first at {_first(self._topics[topic])}), "
-                    f"and only streams of exactly the same topics are one source; keep the first "
-                    f"stream or table in a variable and use it "
-                    f"twice{_or_anew(self._topics[topic])}",
-                    where=where,
+                    "and only streams of exactly the same topics are one source; keep the first "
+                    f"stream or table in a variable and use it twice{_or_anew(self._topics[topic])}"
                 )
-            self._topics[topic] = where
+            self._topics[topic] = user_line()
 
     def subscribe(self, source: SourceNode) -> str:
         """Append the source of a stream; returns its name, or that of the one there is for the same
@@ -179,12 +165,12 @@ class GraphBuilder:
         TopologyError for topics that another source reads, or reads in another way."""
         pattern = source.reading.pattern
         for topic in source.topics if pattern is None else ():
-            check_name("topic", topic, source.where)
+            check_name("topic", topic)
         subscribed = frozenset(source.topics) if pattern is None else pattern
         first = self._nodes.get(self._subscriptions.get(subscribed, ""))
         if first is None:
             if pattern is None:
-                self.claim_topics(source.topics, source.where)
+                self.claim_topics(source.topics)
             self._subscriptions[subscribed] = source.name
             return self.add(source)
         assert isinstance(first, SourceNode)
@@ -193,36 +179,30 @@ class GraphBuilder:
             raise TopologyError(
                 f"stream({', '.join(map(repr, source.topics))}) is read twice (first at "
                 f"{_first(first.where)}), and a source has one {differing[0]}; give both the same, "
-                f"or keep the first stream in a variable and use it "
-                f"twice{_or_anew(first.where)}",
-                where=source.where,
+                f"or keep the first stream in a variable and use it twice{_or_anew(first.where)}"
             )
         return first.name
 
-    def claim_store(self, name: object, operator: str, where: str | None) -> str:
+    def claim_store(self, name: object, operator: str, where: str | None = None) -> str:
         """Register a store, a name or a `Materialized`; returns the name. TopologyError if it has
-        none or the name is taken."""
+        none or the name is taken. ``where``: its line, where that is not the call's."""
         given = name if isinstance(name, Materialized) else None
         if given is not None:
             name = given.name
         if name is None:
             raise TopologyError(
                 f"{operator} keeps state and its store has no name; write {operator}(..., "
-                f"store='a-name'). "
-                "The name is part of the changelog topic's, so it must not change when the program "
-                "grows",
-                where=where,
+                "store='a-name'). The name is part of the changelog topic's, so it must not "
+                "change when the program grows"
             )
-        check_name("store", name, where)
+        check_name("store", name)
         assert isinstance(name, str)
         if name in self._stores:
             raise TopologyError(
                 f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); "
-                f"give one of them another name"
-                f"{_or_anew(self._stores[name])}",
-                where=where,
+                f"give one of them another name{_or_anew(self._stores[name])}"
             )
-        self._stores[name] = where
+        self._stores[name] = where or user_line()
         if given is not None:
             self._options[name] = given
         return name
@@ -234,14 +214,10 @@ class GraphBuilder:
 
     def declare_store(self, spec: StoreSpec, operator: str) -> StoreSpec:
         """Register a store that processors share. The same one may be declared again."""
-        if self._declared.get(spec.name) != spec:
+        if self.declared.get(spec.name) != spec:
             self.claim_store(spec.name, operator, spec.where)
-            self._declared[spec.name] = spec
+            self.declared[spec.name] = spec
         return spec
-
-    def declared_store(self, name: str) -> StoreSpec | None:
-        """The store of processors that is called so."""
-        return self._declared.get(name)
 
     def keeper_of(self, store: str) -> StatefulNode | GlobalTableNode | None:
         """The node whose store it is; None: there is none."""
@@ -257,9 +233,9 @@ class GraphBuilder:
         given = self._options.get(store)
         return None if given is None else given.history
 
-    def claim_beside(self, name: str, store: str, operator: str, where: str | None) -> str:
+    def claim_beside(self, name: str, store: str, operator: str) -> str:
         """Register a store that goes with ``store``: it lies and is logged as that one is."""
-        self.claim_store(name, operator, where)
+        self.claim_store(name, operator)
         given = self._options.get(store)
         if given is not None:
             self._options[name] = Materialized(
@@ -267,39 +243,34 @@ class GraphBuilder:
             )
         return name
 
-    def claim_each(
-        self, store: object, suffixes: Iterable[str], operator: str, where: str | None
-    ) -> tuple[str, ...]:
+    def claim_each(self, store: object, suffixes: Iterable[str], operator: str) -> tuple[str, ...]:
         """Register the stores of an operator that has several, all with the options of ``store``,
         after whose name and a suffix each is called."""
-        base = self.claim_store(store, operator, where)
+        base = self.claim_store(store, operator)
         given = self._options.pop(base, None)
         names = tuple(f"{base}{suffix}" for suffix in suffixes)
         for name in names:
-            self.claim_store(name if given is None else replace(given, name=name), operator, where)
+            self.claim_store(name if given is None else replace(given, name=name), operator)
         return names
 
-    def retention_ms(self, store: str, least_ms: int, where: str | None) -> int:
+    def retention_ms(self, store: str, least_ms: int) -> int:
         """How long the store ``store`` keeps its windows, which need ``least_ms``."""
-        return kept_for(self._options.get(store), least_ms, where)
+        return kept_for(self._options.get(store), least_ms)
 
-    def check_repartition_name(self, name: str | None, operator: str, where: str | None) -> str:
+    def check_repartition_name(self, name: str | None, operator: str) -> str:
         """A repartition topic needs a name from the user, for the same reason as a store."""
         if name is None:
             raise TopologyError(
                 f"{operator} needs a repartition topic (the key changes), and it has no name; "
                 f"write {operator}(..., name='a-name'). "
-                "The name is part of the topic's, so it must not change when the program grows",
-                where=where,
+                "The name is part of the topic's, so it must not change when the program grows"
             )
-        check_name("repartition topic", name, where)
+        check_name("repartition topic", name)
         if f"{name}-repartition" in self._repartitions:
             first = self._repartitions[f"{name}-repartition"][1]
             raise TopologyError(
                 f"the repartition name {name!r} is used twice (first at {_first(first)}); give one "
-                f"of them another name"
-                f"{_or_anew(first)}",
-                where=where,
+                f"of them another name{_or_anew(first)}"
             )
         return name
 
@@ -309,7 +280,6 @@ class GraphBuilder:
         source: str,
         edge: EdgeType,
         serdes: tuple[Serde, Serde],
-        where: str | None,
         topic_of: tuple[int | None, ColumnExpr | FunctionExpr | str | None] = (None, None),
     ) -> str:
         """Write ``source`` to a new repartition topic and read it back; returns the name of the new
@@ -318,13 +288,13 @@ class GraphBuilder:
 
         The numbers of the original's sink, filter and source are burnt by the caller with ``burn``.
         """
-        topic = f"{self.check_repartition_name(name, 'repartition', where)}-repartition"
+        topic = f"{self.check_repartition_name(name, 'repartition')}-repartition"
         partitions, partitioner = topic_of
-        self._repartitions[topic] = (RepartitionTopic(topic, partitions), where)
-        sink = SinkNode(f"{topic}-sink", (source,), edge, where, topic, *serdes, "repartition")
+        self._repartitions[topic] = (RepartitionTopic(topic, partitions), user_line())
+        sink = SinkNode(f"{topic}-sink", (source,), edge, topic, *serdes, "repartition")
         self.add(replace(sink, partitioner=partitioner))
         return self.add(
-            SourceNode(f"{topic}-source", (), edge, where, (topic,), *serdes, kind="repartition")
+            SourceNode(f"{topic}-source", (), edge, (topic,), *serdes, kind="repartition")
         )
 
     def burn(self, numbers: int) -> None:
@@ -344,11 +314,7 @@ class GraphBuilder:
                 )
 
     def build(self) -> Topology:
-        """The frozen topology."""
-        with self.lock:
-            return self._built()
-
-    def _built(self) -> Topology:
+        """The frozen topology. The caller holds ``lock``."""
         if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
             raise TopologyError(
                 "the topology reads no topic; begin with builder.stream('topic') or "
@@ -379,6 +345,20 @@ def _read(source: SourceNode) -> dict[str, object]:
     }
 
 
+def _with_line(node: _AnyNode) -> _AnyNode:
+    """The node, and its stores, with the user's line that is lowered."""
+    found: Any = node if node.where else replace(node, where=user_line())
+
+    def located(spec: StoreSpec) -> StoreSpec:
+        return spec if spec.where else replace(spec, where=found.where)
+
+    if isinstance(node, StatefulNode):
+        found = replace(found, stores=tuple(map(located, node.stores)))
+    if isinstance(node, WholeTableNode):
+        found = replace(found, store=located(node.store))
+    return cast(_AnyNode, found)
+
+
 def _first(where: str | None) -> str:
     return "a line that is not known" if where is None else place(where)
 
@@ -403,15 +383,14 @@ def _travelling(node: Node) -> dict[str, object]:
     return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
 
 
-def check_name(what: str, name: object, where: str | None) -> None:
+def check_name(what: str, name: object) -> None:
     """TopologyError unless ``name`` is text that Kafka allows in topic names."""
     if not names_a_topic(name):
         pattern = what == "topic" and isinstance(name, str) and _PATTERN.search(name)
         cure = f"; a pattern is given as stream(re.compile({name!r}))" if pattern else ""
         raise TopologyError(
             f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed"
-            f"{cure}",
-            where=where,
+            f"{cure}"
         )
 
 
@@ -453,15 +432,18 @@ def builder_call(method: _Method) -> _Method:
             signature.bind(self, *args, **keywords)
         except TypeError:
             said = _misfit(type(self).__name__, method.__name__, signature, args, keywords)
-            raise TopologyError(said, where=user_line()) from None
-        with self.graph.undone_on_error():
-            return method(self, *args, **keywords)
+            raise TopologyError(said) from None
+        graph = self.graph
+        with graph.lock:  # a call that raises leaves everything as it was before
+            state = {name: value for name, value in vars(graph).items() if name != "lock"}
+            before = {name: copy(value) for name, value in state.items()}
+            try:
+                return method(self, *args, **keywords)
+            except BaseException:
+                vars(graph).update(before)
+                raise
 
-    return call  # type: ignore[return-value]
-
-
-def _shown(given: object) -> str:
-    return f"the function {given.__name__}" if inspect.isfunction(given) else f"{given!r:.100}"
+    return naming_the_line(call)  # type: ignore[return-value]
 
 
 def _misfit(
@@ -473,11 +455,11 @@ def _misfit(
 ) -> str:
     """Why the arguments do not fit, and how to write them."""
     parameters = list(signature.parameters.values())[1:]
-    by_place = [
-        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    known = [*by_place, *by_name]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    by_place = [p.name for p in parameters if p.kind in positional]
+    by_name = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = [*by_place, *(p.name for p in by_name)]
+    listed = ", ".join([*by_place, *(f"{p.name}=" for p in by_name)]) or "no arguments"
     for keyword in keywords:
         if keyword not in known:
             near = OTHER_KEYWORDS.get(keyword, "")
@@ -485,33 +467,21 @@ def _misfit(
             if theirs is not None:
                 return f"{name} takes no {keyword}=; {theirs}"
             close = [near] if near in known else difflib.get_close_matches(keyword, known, n=1)
-            hint = (
-                f"did you mean {close[0]}=?" if close else f"it takes {_listed(by_place, by_name)}"
-            )
+            hint = f"did you mean {close[0]}=?" if close else f"it takes {listed}"
             return f"{name} takes no {keyword}=; {hint}"
     if len(args) > len(by_place):
         extra = args[len(by_place)]
-        functions = [
-            p.name for p in parameters if p.name in by_name and "Callable" in str(p.annotation)
-        ]
+        functions = [p.name for p in by_name if "Callable" in str(p.annotation)]
         given = sum(map(callable, args[len(by_place) :]))
         if callable(extra) and given <= len(functions):
             named = ", ".join(f"{function}=..." for function in functions[:given])
-            return (
-                f"{name} takes {_listed(by_place, by_name)}; functions are given by name: "
-                f"{name}({named})"
-            )
+            return f"{name} takes {listed}; functions are given by name: {name}({named})"
         example = entry_of(owner, name)
         like = f", as in {example.advice}" if example is not None and example.here == name else ""
-        return (
-            f"{name} takes {_listed(by_place, by_name)}; {_shown(extra)} is one too many: give "
-            f"it by name{like}"
-        )
+        function = inspect.isfunction(extra)
+        shown = f"the function {extra.__name__}" if function else f"{extra!r:.100}"
+        return f"{name} takes {listed}; {shown} is one too many: give it by name{like}"
     doubled = [keyword for keyword in keywords if keyword in by_place[: len(args)]]
     if doubled:
         return f"{name}: {doubled[0]} is given twice, by place and by name"
-    return f"{name} takes {_listed(by_place, by_name)}; {by_place[len(args)]} is missing"
-
-
-def _listed(by_place: list[str], by_name: list[str]) -> str:
-    return ", ".join([*by_place, *(f"{name}=" for name in by_name)]) or "no arguments"
+    return f"{name} takes {listed}; {by_place[len(args)]} is missing"

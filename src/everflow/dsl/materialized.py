@@ -11,8 +11,7 @@ from everflow.errors import TopologyError
 from everflow.foreign_names import FittingClass, Telling
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import StatefulNode
-from everflow.user_program import user_line
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms, duration_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,33 +43,30 @@ class Materialized(Telling, metaclass=FittingClass):
     in_memory: bool = False
 
     _WRITTEN: ClassVar[str] = "Materialized('counts', retention='1 day')"
-    """An example, for messages."""
 
     def __post_init__(self) -> None:
-        if self.retention is not None and self.retention_ms <= 0:
-            raise self._refused(f"a retention is above zero, found {self.retention_ms} ms")
-        if self.history is not None and duration_ms(self.history) <= 0:
-            raise self._refused(
-                f"a history says how long a table keeps what its values were, and is above zero; "
-                f"found {duration_ms(self.history)} ms: write history='1 hour', or leave it out"
-            )
+        for option in ("retention", "history"):
+            given = getattr(self, option)
+            if given is not None:
+                checked_ms(given, f"Materialized({self.name!r}): {option}", 1)
         for option in ("caching", "logging", "in_memory"):
             if not isinstance(getattr(self, option), bool):
                 raise self._refused(f"{option} is True or False, found {getattr(self, option)!r}")
-        given: object = self.topic_config
-        if not isinstance(given, Mapping) or not all(
-            isinstance(text, str) for pair in given.items() for text in pair
+        settings: object = self.topic_config
+        if not isinstance(settings, Mapping) or not all(
+            isinstance(text, str) for pair in settings.items() for text in pair
         ):
             raise self._refused(
-                f"topic_config is a dict of texts, {{'segment.bytes': '1000000'}}, found {given!r}"
+                "topic_config is a dict of texts, {'segment.bytes': '1000000'}, found "
+                f"{settings!r}"
             )
-        if given and not self.logging:
+        if settings and not self.logging:
             raise self._refused(
                 "topic_config= is for the changelog topic, and logging=False leaves that out"
             )
 
     def _refused(self, text: str) -> TopologyError:
-        return TopologyError(f"Materialized({self.name!r}): {text}", where=user_line())
+        return TopologyError(f"Materialized({self.name!r}): {text}")
 
     @property
     def retention_ms(self) -> int:
@@ -81,7 +77,7 @@ class Materialized(Telling, metaclass=FittingClass):
         return hash(self.name)
 
 
-def kept_for(given: Materialized | None, least_ms: int, where: str | None) -> int:
+def kept_for(given: Materialized | None, least_ms: int) -> int:
     """The retention of windows or sessions that need ``least_ms``; TopologyError for less."""
     if given is None or given.retention is None:
         return least_ms
@@ -89,8 +85,7 @@ def kept_for(given: Materialized | None, least_ms: int, where: str | None) -> in
         raise TopologyError(
             f"store {given.name!r} keeps its windows for {given.retention_ms} ms, and they take "
             f"records for {least_ms} ms; write Materialized({given.name!r}, "
-            f"retention='{least_ms} ms') or more, or a shorter grace",
-            where=where,
+            f"retention='{least_ms} ms') or more, or a shorter grace"
         )
     return given.retention_ms
 
@@ -101,7 +96,7 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
     if not any(found):
         return node
     stores = tuple(
-        spec if given is None else _stored(spec, given, node.where)
+        spec if given is None else _stored(spec, given)
         for spec, given in zip(node.stores, found, strict=True)
     )
     operator: Any = node.operator
@@ -110,7 +105,6 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
             raise TopologyError(
                 f"caching=False is for operators that give results by key, and {node.label} gives "
                 f"every one; leave it out",
-                where=node.where,
             )
         operator = replace(operator, emit_every_update=True)
     return replace(node, stores=stores, operator=operator)
@@ -124,23 +118,20 @@ def kept_globally(spec: StoreSpec, given: Materialized | None) -> StoreSpec:
         raise TopologyError(
             f"a global table has its topic for a changelog, and gives no results: of Materialized "
             f"it takes in_memory= only, Materialized({given.name!r}, in_memory=True)",
-            where=spec.where,
         )
     return replace(spec, in_memory=given.in_memory)
 
 
-def _stored(spec: StoreSpec, given: Materialized, where: str | None) -> StoreSpec:
+def _stored(spec: StoreSpec, given: Materialized) -> StoreSpec:
     if given.retention is not None and spec.retention_ms != given.retention_ms:
         raise TopologyError(
             f"retention= is how long windows and sessions are kept, and store {spec.name!r} has "
-            "none of its own to choose; leave it out",
-            where=where,
+            "none of its own to choose; leave it out"
         )
     if given.history is not None and not spec.versioned:
         raise TopologyError(
             f"history= is of tables, in the call that makes one: table(..., "
-            f"store=Materialized({spec.name!r}, history='1 hour')), or to_table; leave it out",
-            where=where,
+            f"store=Materialized({spec.name!r}, history='1 hour')), or to_table; leave it out"
         )
     return replace(
         spec,

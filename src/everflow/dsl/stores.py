@@ -8,12 +8,11 @@ from typing import ClassVar
 
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.graph_builder import check_name
-from everflow.errors import TopologyError
 from everflow.foreign_names import FittingClass, Telling
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.user_program import user_line
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms
 
 
 def _written(call: str, more: str = "") -> str:
@@ -50,7 +49,7 @@ class Stores(Telling, metaclass=FittingClass):
         """One with the last value that was put under each key, and the time of the put. ``ttl``:
         how long (stream time) an entry stays behind its time; then it is not there, and is
         deleted in the changelog, too. What is itself that old when it is put changes nothing."""
-        ttl_ms = None if ttl is None else _positive("ttl", ttl)
+        ttl_ms = None if ttl is None else checked_ms(ttl, f"Stores.key_value({name!r}): ttl", 1)
         return _made("key_value", name, key, value, (logging, in_memory), ttl_ms)
 
     @staticmethod
@@ -66,14 +65,9 @@ class Stores(Telling, metaclass=FittingClass):
     ) -> StoreSpec:
         """A value of each key and window start; windows of ``size`` that are kept until stream time
         is ``retention`` behind their start."""
-        where = user_line()
-        size_ms, retention_ms = _positive("size", size), _positive("retention", retention)
-        if retention_ms < size_ms:
-            raise TopologyError(
-                f"Stores.window({name!r}): the retention, {retention_ms} ms, is at least the "
-                f"windows' size, {size_ms} ms",
-                where=where,
-            )
+        size_ms = checked_ms(size, f"Stores.window({name!r}): size", 1)
+        what = f"Stores.window({name!r}): retention"
+        retention_ms = checked_ms(retention, what, size_ms, ", and the windows have that size")
         return _made("window", name, key, value, (logging, in_memory), retention_ms, size_ms)
 
     @staticmethod
@@ -87,9 +81,8 @@ class Stores(Telling, metaclass=FittingClass):
         in_memory: bool = False,
     ) -> StoreSpec:
         """A value of each key's session, kept until stream time is ``retention`` behind its end."""
-        return _made(
-            "session", name, key, value, (logging, in_memory), _positive("retention", retention)
-        )
+        retention_ms = checked_ms(retention, f"Stores.session({name!r}): retention", 1)
+        return _made("session", name, key, value, (logging, in_memory), retention_ms)
 
     @staticmethod
     def versioned(
@@ -104,26 +97,8 @@ class Stores(Telling, metaclass=FittingClass):
         """Versions of each key's value, each with the time from which it is valid (KIP-889), kept
         until ``history`` behind the highest time of a version; the latest is kept for ever. A
         version that is older than that when it comes is ignored."""
-        history_ms = _history(history, name)
+        history_ms = checked_ms(history, f"Stores.versioned({name!r}): history")
         return _made("versioned", name, key, value, (logging, in_memory), history_ms)
-
-
-def _history(history: Duration, name: str) -> int:
-    history_ms = duration_ms(history)
-    if history_ms < 0:
-        raise TopologyError(
-            f"Stores.versioned({name!r}): a history may not be negative, found {history_ms} ms; it "
-            f"says how long the store keeps what values were: history='1 hour'",
-            where=user_line(),
-        )
-    return history_ms
-
-
-def _positive(what: str, duration: Duration) -> int:
-    found = duration_ms(duration)
-    if found < 1:
-        raise TopologyError(f"{what} is above 0, found {duration!r}", where=user_line())
-    return found
 
 
 def _made(
@@ -135,16 +110,16 @@ def _made(
     retention_ms: int | None = None,
     size_ms: int | None = None,
 ) -> StoreSpec:
-    where, (logging, in_memory) = user_line(), options
-    check_name("store", name, where)
+    logging, in_memory = options
+    check_name("store", name)
     return StoreSpec(
         name=name,
         kind=kind,
-        key_serde=checked_serde(key, "key", f"Stores.{kind}", where),
-        value_serde=checked_serde(value, "value", f"Stores.{kind}", where),
+        key_serde=checked_serde(key, "key", f"Stores.{kind}"),
+        value_serde=checked_serde(value, "value", f"Stores.{kind}"),
         retention_ms=retention_ms,
         window_size_ms=size_ms,
         logging=bool(logging),
         in_memory=bool(in_memory),
-        where=where,
+        where=user_line(),
     )

@@ -28,43 +28,44 @@ from everflow.dsl.expressions import (
     column_named,
     fields_from_options,
     in_expressions,
-    result_serde,
-    result_type,
 )
-from everflow.dsl.graph_builder import GraphBuilder, builder_call, check_name
+from everflow.dsl.graph_builder import builder_call, check_name
 from everflow.dsl.lowering import stateless
 from everflow.dsl.lowering.aggregation import (
     Aggregation,
-    CogroupAggregation,
     CogroupedStreams,
-    GroupCall,
     GroupedStream,
     GroupedTable,
     Member,
-    TableAggregation,
     Windows,
     check_aggregates,
     given_fields,
+    grouped_table,
 )
 from everflow.dsl.lowering.global_tables import joined_with_global, whole_table
 from everflow.dsl.lowering.join_call import JoinCall
-from everflow.dsl.lowering.processors import Deduplication, ProcessorCall, Supplier, Transformer
+from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.lowering.stream_joins import (
-    LookupCall,
     joined_as_of,
     joined_in_interval,
     joined_with_stream,
     joined_with_table,
+    looked_up,
 )
-from everflow.dsl.lowering.table_joins import ForeignKeyJoin, joined_by_foreign_key, joined_by_key
+from everflow.dsl.lowering.table_joins import joined_by_foreign_key, joined_by_key
 from everflow.dsl.lowering.table_reads import checked_ttl, store_of
 from everflow.dsl.lowering.tables import TableCall, table_of
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import EmitStrategy, Suppressed
 from everflow.dsl.topics import partitioner_of
-from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError
+from everflow.errors import (
+    TopologyError,
+    UnknownBranchError,
+    UnknownNameError,
+    naming_the_line,
+)
 from everflow.foreign_names import Telling, entry_of
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
@@ -73,7 +74,6 @@ from everflow.serdes import Serde
 from everflow.serdes.arrow_types import type_text
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import same_type, write_alike
-from everflow.user_program import user_line
 from everflow.windows import (
     CountWindows,
     Duration,
@@ -101,6 +101,7 @@ class _StreamOrTable(Telling):
     if not TYPE_CHECKING:
         __iter__ = None  # else Python would ask for [0]
 
+        @naming_the_line
         def __getattr__(self, name: str) -> Any:
             owner, edge = type(self).__name__, vars(self).get("edge")
             if (
@@ -109,10 +110,9 @@ class _StreamOrTable(Telling):
                 or (column := column_named(name, edge.type)) is None
             ):
                 return super().__getattr__(name)
-            raise UnknownNameError(
-                f"{owner} has no {name}: {in_expressions(column)}", name=name, where=user_line()
-            )
+            raise UnknownNameError(f"{owner} has no {name}: {in_expressions(column)}", name=name)
 
+        @naming_the_line
         def __getitem__(self, name: object) -> Any:
             owner = type(self).__name__
             if isinstance(name, Column):
@@ -122,7 +122,7 @@ class _StreamOrTable(Telling):
                     (column_named(name, self.edge.type) if isinstance(name, str) else None)
                     or "value"
                 )
-            raise TopologyError(f"{owner} has no [...]: {cure}", where=user_line())
+            raise TopologyError(f"{owner} has no [...]: {cure}")
 
 
 class KStream(_StreamOrTable):
@@ -141,18 +141,12 @@ class KStream(_StreamOrTable):
     @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
         """Records for which ``predicate`` is true (a NULL is not). Headers stay."""
-        return KStream(
-            stateless.filtered(self._stream, "filter", predicate, name, user_line(), negate=False)
-        )
+        return KStream(stateless.filtered(self._stream, "filter", predicate, name, negate=False))
 
     @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
         """The records that ``filter`` would leave out. Headers stay."""
-        return KStream(
-            stateless.filtered(
-                self._stream, "filter_not", predicate, name, user_line(), negate=True
-            )
-        )
+        return KStream(stateless.filtered(self._stream, "filter_not", predicate, name, negate=True))
 
     @builder_call
     def map(
@@ -167,10 +161,9 @@ class KStream(_StreamOrTable):
         """New key and value: ``map(key=Column, value=Column)``, a Column ``struct<key, value>``, or
         a function that returns ``(key, value)`` with ``returns=(key type, value type)``. A grouping
         behind it repartitions. Headers stay."""
-        where = user_line()
         for part, given in (("key", key), ("value", value)):
-            checked_column(given, part, "map", where)
-        return KStream(stateless.mapped(self._stream, mapper, (key, value), returns, name, where))
+            checked_column(given, part, "map")
+        return KStream(stateless.mapped(self._stream, mapper, (key, value), returns, name))
 
     @builder_call
     def map_values(
@@ -187,11 +180,8 @@ class KStream(_StreamOrTable):
         Fields called ``name`` and ``returns`` are told from the options by being Columns.
         Headers stay.
         """
-        where = user_line()
         node_name, returns, fields = fields_from_options(name, returns, fields)
-        return KStream(
-            stateless.values_mapped(self._stream, mapper, fields, returns, node_name, where)
-        )
+        return KStream(stateless.values_mapped(self._stream, mapper, fields, returns, node_name))
 
     @builder_call
     def select_key(
@@ -199,25 +189,19 @@ class KStream(_StreamOrTable):
     ) -> KStream:
         """A new key; a grouping behind it repartitions, even where keys turn out equal.
         Headers stay."""
-        return KStream(
-            stateless.keyed(self._stream, "select_key", mapper, returns, name, user_line())
-        )
+        return KStream(stateless.keyed(self._stream, "select_key", mapper, returns, name))
 
     @builder_call
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
         """Calls ``action`` for every record and passes it on; may run again after a failure, also
         under exactly-once. Headers stay."""
-        label = ("KSTREAM-PEEK-", "PEEK")
-        return KStream(
-            stateless.called_for_effect(self._stream, label, "peek", action, name, user_line())
-        )
+        return KStream(stateless.called_for_effect(self._stream, "PEEK", "peek", action, name))
 
     @builder_call
     def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
         """Calls ``action`` for every record and ends the stream; may run again after a failure,
         also under exactly-once."""
-        label = ("KSTREAM-FOREACH-", "FOREACH")
-        stateless.called_for_effect(self._stream, label, "for_each", action, name, user_line())
+        stateless.called_for_effect(self._stream, "FOREACH", "for_each", action, name)
 
     # --- one record in, any number out ------------------------------------------------------------
 
@@ -232,7 +216,7 @@ class KStream(_StreamOrTable):
         """Any number of records for each: a Column ``array<struct<key, value>>``, or a function
         that returns an iterable of ``(key, value)`` with ``returns=(key type, value type)``. Null
         and empty give none. Headers stay."""
-        return KStream(stateless.flat_mapped(self._stream, mapper, returns, name, user_line()))
+        return KStream(stateless.flat_mapped(self._stream, mapper, returns, name))
 
     @builder_call
     def flat_map_values(
@@ -240,9 +224,7 @@ class KStream(_StreamOrTable):
     ) -> KStream:
         """Any number of values under the same key: an array Column, or a function that returns an
         iterable of values with ``returns=`` (the type of one value). Headers stay."""
-        return KStream(
-            stateless.values_flat_mapped(self._stream, mapper, returns, name, user_line())
-        )
+        return KStream(stateless.values_flat_mapped(self._stream, mapper, returns, name))
 
     # --- several streams --------------------------------------------------------------------------
 
@@ -251,29 +233,27 @@ class KStream(_StreamOrTable):
         """The records of all streams, which must have equal types; there is no order between them
         but record time. A stream merged with itself comes once, as in the original. Headers
         stay."""
-        where = user_line()
         if not others:
-            raise TopologyError("merge needs at least one other stream", where=where)
+            raise TopologyError("merge needs at least one other stream")
         for other in others:
             if not isinstance(other, KStream):
                 raise TopologyError(
-                    f"merge takes streams, found {other!r}; a table gives one with to_stream()",
-                    where=where,
+                    f"merge takes streams, found {other!r}; a table gives one with to_stream()"
                 )
-        return KStream(stateless.merged((self._stream, *(s._stream for s in others)), name, where))
+        return KStream(stateless.merged((self._stream, *(s._stream for s in others)), name))
 
     @builder_call
     def split(self, *, name: str | None = None) -> BranchedKStream:
         """Begin to split the stream: ``.branch(predicate, name=...)`` as often as needed, then
         ``.default_branch(name=...)`` or ``.no_default_branch()``, which give the dict of branches.
         The first predicate that is true takes a record. Headers stay."""
-        return BranchedKStream(self._stream, name, user_line())
+        return BranchedKStream(self._stream, name)
 
     @builder_call
     def branch(self, default: str | None = None, **predicates: Expression) -> dict[str, KStream]:
         """``split`` in one call: ``stream.branch(big=F.col("value.n") > 9,
         default="rest")["big"]``. Headers stay."""
-        branched = BranchedKStream(self._stream, None, user_line())
+        branched = BranchedKStream(self._stream, None)
         for name, condition in predicates.items():
             branched.branch(condition, name=name)
         return (
@@ -386,8 +366,10 @@ class KStream(_StreamOrTable):
         """
         options: dict[str, Any] = {"how": how, "grace": grace, "tolerance": tolerance}
         options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(JoinKind.INNER, joiner, options, fields, "join_asof")
-        return KStream(joined_as_of(self._stream, _stream_of(other, call), call, **options))
+        call, options = JoinCall.of(
+            self._stream, JoinKind.INNER, joiner, options, fields, "join_asof"
+        )
+        return KStream(joined_as_of(call, _stream_of(other, call), **options))
 
     @builder_call
     def join_interval(
@@ -413,8 +395,10 @@ class KStream(_StreamOrTable):
         """
         options: dict[str, Any] = {"how": how, "grace": grace, "before": before, "after": after}
         options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(JoinKind.INNER, joiner, options, fields, "join_interval")
-        return KStream(joined_in_interval(self._stream, _stream_of(other, call), call, **options))
+        call, options = JoinCall.of(
+            self._stream, JoinKind.INNER, joiner, options, fields, "join_interval"
+        )
+        return KStream(joined_in_interval(call, _stream_of(other, call), **options))
 
     @builder_call
     def lookup_join(
@@ -446,14 +430,13 @@ class KStream(_StreamOrTable):
         options: dict[str, Any] = {"grace": grace, "timeout": timeout, "on_timeout": on_timeout}
         options |= {"most_per_key": most_per_key}
         options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(JoinKind.LEFT, joiner, options, fields, "lookup_join")
+        call, options = JoinCall.of(
+            self._stream, JoinKind.LEFT, joiner, options, fields, "lookup_join"
+        )
         if not isinstance(table, KTable | GlobalKTable):
-            raise TopologyError(
-                f"lookup_join takes a table or a global table, found {table!r}", where=call.where
-            )
-        called, is_global = options.pop("name"), isinstance(table, GlobalKTable)
-        lookup = LookupCall.of(self._stream, table._stream, is_global, call, on, **options)
-        return KStream(lookup.joined(called))
+            raise TopologyError(f"lookup_join takes a table or a global table, found {table!r}")
+        is_global = isinstance(table, GlobalKTable)
+        return KStream(looked_up(call, table._stream, is_global, on, **options))
 
     def _joined(
         self,
@@ -464,28 +447,24 @@ class KStream(_StreamOrTable):
         fields: dict[str, Column],
         on: Expression | None = None,
     ) -> KStream:
-        call, options = JoinCall.of(kind, joiner, options, fields)
-        left = self._stream
+        call, options = JoinCall.of(self._stream, kind, joiner, options, fields)
         if isinstance(other, GlobalKTable):
-            return KStream(joined_with_global(left, other._stream, kind, call, on, **options))
+            return KStream(joined_with_global(call, other._stream, on, **options))
         if on is not None:
             raise TopologyError(
                 f"{call.operator} matches by the records' keys, and on= is for global tables; "
-                f"choose the key first: select_key(...).{call.operator}(..., name='a-name')",
-                where=call.where,
+                f"choose the key first: select_key(...).{call.operator}(..., name='a-name')"
             )
         if isinstance(other, KTable):
-            return KStream(joined_with_table(left, other._stream, kind, call, **options))
+            return KStream(joined_with_table(call, other._stream, **options))
         if isinstance(other, KStream):
-            return KStream(joined_with_stream(left, other._stream, kind, call, **options))
+            return KStream(joined_with_stream(call, other._stream, **options))
         cure = (
             "; make a table of it: builder.global_table_from(dataframe, key=..., store=...)"
             if isinstance(other, DataFrame)
             else ""
         )
-        raise TopologyError(
-            f"{call.operator} takes a stream or a table, found {other!r}{cure}", where=call.where
-        )
+        raise TopologyError(f"{call.operator} takes a stream or a table, found {other!r}{cure}")
 
     # --- processors -------------------------------------------------------------------------------
 
@@ -509,17 +488,16 @@ class KStream(_StreamOrTable):
         names of streams that ``forward(record, child)`` may choose, the result is the dict of them;
         else it is the stream. Headers are those that are forwarded.
         """
-        call = ProcessorCall("process", processor, stores, name, user_line())
+        call = ProcessorCall("process", processor, stores, name)
         edge = self.edge
         if returns is not None:
             if not isinstance(returns, tuple) or len(returns) != 2:
                 raise TopologyError(
                     "process: a processor forwards keys and values; name both types, e.g. "
-                    f"returns=('string', 'double'), found {returns!r}",
-                    where=call.where,
+                    f"returns=('string', 'double'), found {returns!r}"
                 )
-            kinds = [result_type(one, call.named, "process", call.where) for one in returns]
-            edge = edge.with_types(*kinds).with_serdes(*map(result_serde, returns))
+            key, value = returns
+            edge = edge.returning("process", call.named, key=key, value=value)
         made = call.made(self._stream, edge, tuple(children), keeps_key=False)
         if isinstance(made, Stream):
             return KStream(made)
@@ -538,11 +516,10 @@ class KStream(_StreamOrTable):
         nothing behind has to be repartitioned; ``returns`` is the type of the value. A method that
         a clock calls cannot forward here: it has no record.
         Headers are those that are forwarded."""
-        call = ProcessorCall("process_values", processor, stores, name, user_line())
+        call = ProcessorCall("process_values", processor, stores, name)
         edge = self.edge
         if returns is not None:
-            kind = result_type(returns, call.named, "process_values", call.where)
-            edge = edge.with_types(value=kind).with_serdes(value=result_serde(returns))
+            edge = edge.returning("process_values", call.named, value=returns)
         made = call.made(self._stream, edge, (), keeps_key=True)
         assert isinstance(made, Stream)
         return KStream(made)
@@ -569,8 +546,8 @@ class KStream(_StreamOrTable):
         (KIP-655); after an operator that changes the key the records go through a repartition
         topic called after ``name``, or ``store``. Headers stay.
         """
-        call = Deduplication.of(self.graph, within, grace, store, name, user_line())
-        return KStream(call.made(self._stream, by, returns))
+        found = deduplicated(self._stream, within, grace, by, returns, store, name)
+        return KStream(found)
 
     # --- keys, groups, tables ---------------------------------------------------------------------
 
@@ -589,15 +566,14 @@ class KStream(_StreamOrTable):
 
         ``partitions`` fixes the number of partitions, ``partitioner`` says each record's, as in
         `to`. Records with a null key are dropped. Headers stay."""
-        where = user_line()
-        checked = self.graph.check_repartition_name(name, "repartition", where)
+        checked = self.graph.check_repartition_name(name, "repartition")
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
             raise TopologyError(
-                f"repartition: partitions is a number above 0, found {partitions!r}", where=where
+                f"repartition: partitions is a number above 0, found {partitions!r}"
             )
-        stream = self._stream.with_serdes("repartition", key, value, where)
-        chosen = partitions, partitioner_of(partitioner, self.edge, "repartition", where)
-        return KStream(stream.repartitioned(checked, where, "repartition", chosen))
+        stream = self._stream.with_serdes("repartition", key, value)
+        chosen = partitions, partitioner_of(partitioner, self.edge, "repartition")
+        return KStream(stream.repartitioned(checked, "repartition", chosen))
 
     @builder_call
     def group_by(
@@ -610,20 +586,19 @@ class KStream(_StreamOrTable):
     ) -> KGroupedStream:
         """Group by a new key, through the repartition topic
         ``<application.id>-<name>-repartition``. Headers stay."""
-        where = user_line()
-        checked = self.graph.check_repartition_name(name, "group_by", where)
-        keyed = stateless.keyed(self._stream, "group_by", key, returns, checked, where)
-        return KGroupedStream(keyed.with_serdes("group_by", key_serde, None, where), checked)
+        checked = self.graph.check_repartition_name(name, "group_by")
+        keyed = stateless.keyed(self._stream, "group_by", key, returns, checked)
+        keyed = keyed.with_serdes("group_by", key_serde, None)
+        return KGroupedStream(GroupedStream(keyed, checked))
 
     @builder_call
     def group_by_key(self, *, name: str | None = None) -> KGroupedStream:
         """Group by the key there is. After an operator that changes the key the records go through
         the repartition topic ``<application.id>-<name>-repartition``, and ``name`` is needed.
         Headers stay."""
-        where = user_line()
         if self.key_changed:
-            name = self.graph.check_repartition_name(name, "group_by_key", where)
-        return KGroupedStream(self._stream, name)
+            name = self.graph.check_repartition_name(name, "group_by_key")
+        return KGroupedStream(GroupedStream(self._stream, name))
 
     @builder_call
     def to_table(
@@ -641,7 +616,7 @@ class KStream(_StreamOrTable):
         After an operator that changes the key the records go through a repartition topic named
         after ``name``, or ``store``. Headers stay.
         """
-        return KTable(table_of(self._stream, store, key, value, ttl, name, user_line()))
+        return KTable(table_of(self._stream, store, key, value, ttl, name))
 
     # --- what ends a stream -----------------------------------------------------------------------
 
@@ -665,7 +640,7 @@ class KStream(_StreamOrTable):
         or NULL: as its key says. Left out it is ``murmur2``, of a windowed key without its window,
         so that all windows of a key lie in one partition. Headers stay.
         """
-        stateless.written(self._stream, topic, (key, value), partitioner, name, user_line())
+        stateless.written(self._stream, topic, (key, value), partitioner, name)
 
     @builder_call
     def print_table(
@@ -675,7 +650,7 @@ class KStream(_StreamOrTable):
         cell: of each committed micro-batch the first ``rows``, and at most as many each half a
         second, with how many more there were. For looking; it writes nothing, and nothing waits for
         it. ``title``: stands above it; left out, the name of what comes before."""
-        stateless.printed(self._stream, title, rows, name, user_line())
+        stateless.printed(self._stream, title, rows, name)
 
 
 def _stream_of(other: object, call: JoinCall) -> Stream:
@@ -688,9 +663,7 @@ def _stream_of(other: object, call: JoinCall) -> Stream:
         if isinstance(other, KTable)
         else "give it what builder.stream(...) returned"
     )
-    raise TopologyError(
-        f"{call.operator} takes a stream, found {other!r}; {cure}", where=call.where
-    )
+    raise TopologyError(f"{call.operator} takes a stream, found {other!r}; {cure}")
 
 
 class Branches(dict[str, KStream]):
@@ -702,13 +675,13 @@ class Branches(dict[str, KStream]):
         super().__init__()
         self._prefix = prefix
 
+    @naming_the_line
     def __missing__(self, name: object) -> KStream:
         alone = str(name).removeprefix(self._prefix)
         near = [alone] if alone in self else difflib.get_close_matches(str(name), self, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownBranchError(
-            f"no branch is called {name!r}; there are {', '.join(map(repr, self))}{hint}",
-            where=user_line(),
+            f"no branch is called {name!r}; there are {', '.join(map(repr, self))}{hint}"
         )
 
 
@@ -722,45 +695,39 @@ class BranchedKStream(Telling):
     before took it.
     """
 
-    def __init__(self, stream: Stream, name: str | None, where: str | None) -> None:
-        self.graph, self._split = stream.graph, stateless.Split(stream, name, where)
+    def __init__(self, stream: Stream, name: str | None) -> None:
+        self.graph, self._split = stream.graph, stateless.Split(stream, name)
         self._branches = Branches(self._split.name)
 
     @builder_call
     def branch(self, condition: Expression, *, name: str | None = None) -> BranchedKStream:
         """Add a branch for the records that no earlier branch took and for which ``condition`` is
         true. Headers stay."""
-        where = user_line()
         key = name or str(len(self._branches) + 1)
-        child = self._claimed(key, where)
-        self._branches[key] = KStream(self._split.branch(child, condition, where))
+        child = self._claimed(key)
+        self._branches[key] = KStream(self._split.branch(child, condition))
         return self
 
     @builder_call
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream]:
         """The branches, with one for the records that no branch took. Headers stay."""
-        where = user_line()
         key = name or "0"
-        child = self._claimed(key, where)
-        self._branches[key] = KStream(self._split.rest(child, where))
+        child = self._claimed(key)
+        self._branches[key] = KStream(self._split.rest(child))
         return self._branches
 
     @builder_call
     def no_default_branch(self) -> dict[str, KStream]:
         """The branches; records that no branch took are dropped."""
         if not self._branches:
-            raise TopologyError(
-                "split() without a branch; add .branch(predicate, name=...)", where=user_line()
-            )
+            raise TopologyError("split() without a branch; add .branch(predicate, name=...)")
         return self._branches
 
-    def _claimed(self, key: str, where: str | None) -> str:
+    def _claimed(self, key: str) -> str:
         """The name of the node of the branch ``key``."""
-        check_name("branch", key, where)
+        check_name("branch", key)
         if key in self._branches:
-            raise TopologyError(
-                f"two branches are called {key!r}; give one of them another name", where=where
-            )
+            raise TopologyError(f"two branches are called {key!r}; give one of them another name")
         self.graph.burn(1)
         return f"{self._split.name}{key}"
 
@@ -790,8 +757,7 @@ class KTable(_StreamOrTable):
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
         deletion, if it did not fail before. ``store``: keeps them, for queries and joins. Headers
         stay."""
-        call = TableCall("filter", store, name, user_line())
-        return KTable(call.filtered(self._stream, predicate, negate=False))
+        return KTable(TableCall(self._stream, "filter", store, name).filtered(predicate))
 
     @builder_call
     def filter_not(
@@ -802,8 +768,7 @@ class KTable(_StreamOrTable):
         name: str | None = None,
     ) -> KTable:
         """The entries that ``filter`` would leave out. Headers stay."""
-        call = TableCall("filter_not", store, name, user_line())
-        return KTable(call.filtered(self._stream, predicate, negate=True))
+        return KTable(TableCall(self._stream, "filter_not", store, name).filtered(predicate))
 
     @builder_call
     def map_values(
@@ -818,12 +783,11 @@ class KTable(_StreamOrTable):
         """A new value for every entry: a Column, ``field=Column`` arguments (a struct), or a
         function with ``returns=``. ``store``: keeps the result, for queries and joins.
         Headers stay."""
-        where = user_line()
         node_name, returns, fields = fields_from_options(name, returns, fields)
         if isinstance(store, Column):
             fields, store = {**fields, "store": store}, None
-        call = TableCall("map_values", store, node_name, where)
-        return KTable(call.mapped(self._stream, mapper, fields, returns))
+        call = TableCall(self._stream, "map_values", store, node_name)
+        return KTable(call.mapped(mapper, fields, returns))
 
     @builder_call
     def transform_values(
@@ -841,8 +805,8 @@ class KTable(_StreamOrTable):
         ``stores``: what it may use, as of `KStream.process`; ``store``: keeps the result, for
         queries; joins and groupings need it of a transformer with stores or a clock alone, and have
         another one made otherwise. Headers stay."""
-        call = TableCall("transform_values", store, name, user_line())
-        return KTable(call.transformed(self._stream, transformer, returns, stores))
+        call = TableCall(self._stream, "transform_values", store, name)
+        return KTable(call.transformed(transformer, returns, stores))
 
     @builder_call
     def join(
@@ -911,18 +875,15 @@ class KTable(_StreamOrTable):
         fields: dict[str, Column],
         on: Expression | None = None,
     ) -> KTable:
-        call, options = JoinCall.of(kind, joiner, options, fields)
+        call, _ = JoinCall.of(self._stream, kind, joiner, options, fields)
         if not isinstance(other, KTable):
             raise TopologyError(
                 f"{call.operator} of a table takes a table, found {other!r}; a stream is enriched "
-                f"by stream.{call.operator}(table), by a global table with on=...",
-                where=call.where,
+                f"by stream.{call.operator}(table), by a global table with on=..."
             )
-        left, right, store, name = self._stream, other._stream, options["store"], options["name"]
         if on is None:
-            return KTable(joined_by_key(left, right, kind, call, store, name))
-        joined_on = ForeignKeyJoin(call=call, kind=kind, left=left, right=right, on=on, name=name)
-        return KTable(joined_by_foreign_key(joined_on, store))
+            return KTable(joined_by_key(call, other._stream))
+        return KTable(joined_by_foreign_key(call, other._stream, on))
 
     @builder_call
     def suppress(
@@ -939,13 +900,13 @@ class KTable(_StreamOrTable):
         wait for the next record, of any key, in the same partition.
         Headers are those of the update.
         """
-        return KTable(suppressed_stream(self._stream, suppressed, store, name, user_line()))
+        return KTable(suppressed_stream(self._stream, suppressed, store, name))
 
     @builder_call
     def to_stream(self, *, name: str | None = None) -> KStream:
         """The table's changes as a stream; deletions are records with a null value.
         Headers stay."""
-        return KStream(stateless.changes_of(self._stream, name, user_line()))
+        return KStream(stateless.changes_of(self._stream, name))
 
     @builder_call
     def print_table(
@@ -973,17 +934,9 @@ class KTable(_StreamOrTable):
         An entry without a new key or value is in no group. What an entry was is looked up in the
         table's store, or in those of what it is made of. Headers stay.
         """
-        where = user_line()
-        checked_column(value, "value", "group_by", where)
-        call = GroupCall(
-            key=key,
-            value=value,
-            returns=returns,
-            key_serde=key_serde,
-            value_serde=value_serde,
-            where=where,
-        )
-        return KGroupedTable(call.made(self._stream, name))
+        checked_column(value, "value", "group_by")
+        written = key_serde, value_serde
+        return KGroupedTable(grouped_table(self._stream, key, value, returns, name, written))
 
 
 class GlobalKTable(_StreamOrTable):
@@ -999,14 +952,11 @@ class GlobalKTable(_StreamOrTable):
 class _Groups(Telling):
     """What groups have in common, whole, in windows and in sessions."""
 
-    _group: GroupedStream
     _windows: Windows | None = None
     _emit = EmitStrategy()
 
-    @property
-    def graph(self) -> GraphBuilder:
-        """The graph that is built."""
-        return self._group.graph
+    def __init__(self, group: GroupedStream) -> None:
+        self._group, self.graph = group, group.graph
 
     @builder_call
     def count(
@@ -1019,7 +969,7 @@ class _Groups(Telling):
         """Number of records per key (and window or session), ``bigint``. Records with a null key
         are skipped; those with a null value where there are no windows, or sliding ones. ``ttl``:
         as in `aggregate`. A result has the headers of the record that made it."""
-        aggregation = self._aggregation("count", store, name, user_line(), ttl)
+        aggregation = self._aggregation("count", store, name, ttl)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
     @builder_call
@@ -1035,7 +985,7 @@ class _Groups(Telling):
         first value is taken as it is, None deletes. Sessions that merge are reduced, too:
         ``reducer(earlier, later)``. ``ttl``: as in `aggregate`.
         A result has the headers of the record that made it."""
-        aggregation = self._aggregation("reduce", store, name, user_line(), ttl)
+        aggregation = self._aggregation("reduce", store, name, ttl)
         return KTable(aggregation.reduce(reducer))
 
     @builder_call
@@ -1068,53 +1018,31 @@ class _Groups(Telling):
             "aggregator": aggregator,
         }
         options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
-        return self._aggregate(options, aggregators, user_line())
+        return self._aggregate(options, aggregators)
 
     def _aggregation(
-        self,
-        operator: str,
-        store: str | Materialized | None,
-        name: str | None,
-        where: str | None,
-        ttl: object = None,
+        self, operator: str, store: str | Materialized | None, name: str | None, ttl: object = None
     ) -> Aggregation:
-        ttl_ms = None if ttl is None else checked_ttl(ttl, operator, where)
+        ttl_ms = None if ttl is None else checked_ttl(ttl, operator)
         if ttl_ms is not None and self._windows is not None:
             raise TopologyError(
                 f"{operator}: windows and sessions end by themselves, so they take no ttl=; "
-                "leave it out, or leave windowed_by(...) out",
-                where=where,
+                "leave it out, or leave windowed_by(...) out"
             )
         return Aggregation(
-            self._group,
-            self._windows,
-            operator,
-            store,
-            name,
-            where,
-            emit=self._emit,
-            ttl_ms=ttl_ms,
+            self._group, self._windows, operator, store, name, emit=self._emit, ttl_ms=ttl_ms
         )
 
-    def _aggregate(
-        self, options: dict[str, Any], aggregators: dict[str, Aggregator], where: str | None
-    ) -> KTable:
+    def _aggregate(self, options: dict[str, Any], aggregators: dict[str, Aggregator]) -> KTable:
         fields, options = given_fields(options, aggregators)
-        check_aggregates(fields, options, where)
-        aggregation = self._aggregation(
-            "aggregate", options["store"], options["name"], where, options.get("ttl")
-        )
-        return KTable(
-            aggregation.built_in(fields, bare=False) if fields else aggregation.functions(options)
-        )
+        check_aggregates(fields, options)
+        store, name, ttl = (options[key] for key in ("store", "name", "ttl"))
+        return KTable(self._aggregation("aggregate", store, name, ttl).aggregate(fields, options))
 
 
 class KGroupedStream(_Groups):
     """Records grouped by key. ``name`` is that of the repartition topic, used where the key was
     changed; several aggregations of one grouped stream share the topic."""
-
-    def __init__(self, stream: Stream, name: str | None) -> None:
-        self._group = GroupedStream(stream, name)
 
     @overload
     def windowed_by(
@@ -1145,25 +1073,20 @@ def _check_windows(windows: object) -> None:
     """TopologyError for what are no windows, and for those that would hold one record each."""
     if isinstance(windows, SlidingWindows) and windows.retention_ms == 0:
         raise TopologyError(  # as with sessions below
-            "sliding windows of a difference of zero need a grace above zero",
-            where=user_line(),
+            "sliding windows of a difference of zero need a grace above zero"
         )
     if isinstance(windows, TimeWindows | SlidingWindows | CountWindows):
         return
     if isinstance(windows, SessionWindows):
-        if (
-            windows.retention_ms == 0
-        ):  # its store would show nothing: every record would be a session of its own
-            raise TopologyError(
-                "sessions with a gap of zero need a grace above zero", where=user_line()
-            )
+        # Its store would show nothing: every record would be a session of its own.
+        if windows.retention_ms == 0:
+            raise TopologyError("sessions with a gap of zero need a grace above zero")
         return
     raise TopologyError(
         "windowed_by takes TimeWindows, SlidingWindows, CountWindows or SessionWindows, found "
         f"{windows!r}; write TimeWindows.of_size('1 hour').grace('5 minutes'), "
         "SlidingWindows.of_time_difference('10 minutes'), CountWindows.of_size(100) or "
-        "SessionWindows.of_inactivity_gap('30 minutes')",
-        where=user_line(),
+        "SessionWindows.of_inactivity_gap('30 minutes')"
     )
 
 
@@ -1177,8 +1100,8 @@ class _WindowedKStream(_Groups):
         windows: Windows,
         emit: EmitStrategy | None = None,
     ) -> None:
-        self._group, self._windows = group, windows
-        self._emit = self._emit if emit is None else emit
+        super().__init__(group)
+        self._windows, self._emit = windows, emit or self._emit
 
     @builder_call
     def emit_strategy(self: _Windowed, strategy: EmitStrategy) -> _Windowed:
@@ -1190,8 +1113,7 @@ class _WindowedKStream(_Groups):
         if not isinstance(strategy, EmitStrategy):
             raise TopologyError(
                 "emit_strategy takes EmitStrategy.on_window_close(), EmitStrategy.every(100) or "
-                f"EmitStrategy.on_window_update(), found {strategy!r}",
-                where=user_line(),
+                f"EmitStrategy.on_window_update(), found {strategy!r}"
             )
         if strategy.early is not None:
             self._check_early(strategy.early.wait_ms is not None)
@@ -1203,13 +1125,11 @@ class _WindowedKStream(_Groups):
             raise TopologyError(
                 "EmitStrategy.every is for windows that stay where they are, and a session becomes "
                 "another one with each record; write EmitStrategy.on_window_close(), or use "
-                "TimeWindows",
-                where=user_line(),
+                "TimeWindows"
             )
         if by_time and isinstance(self._windows, CountWindows):
             raise TopologyError(
-                "count windows go by records, not by time; write EmitStrategy.every(10)",
-                where=user_line(),
+                "count windows go by records, not by time; write EmitStrategy.every(10)"
             )
 
 
@@ -1250,47 +1170,56 @@ class SessionWindowedKStream(_WindowedKStream):
             "merger": merger,
         }
         options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
-        return self._aggregate(options, aggregators, user_line())
+        return self._aggregate(options, aggregators)
 
 
 class _Cogroups(Telling):
     """What cogrouped streams have in common, whole, in time windows and in sessions."""
 
-    _members: tuple[Member, ...]
-    _windows: Windows | None = None
+    def __init__(self, members: tuple[Member, ...], windows: Windows | None = None) -> None:
+        self._members, self._windows = members, windows
+        self.graph = members[0][0].graph
 
-    @property
-    def graph(self) -> GraphBuilder:
-        """The graph that is built."""
-        return self._members[0][0].graph
-
-    def _aggregated(self, options: dict[str, Any], where: str | None) -> KTable:
-        union, (store, name) = (
-            CogroupedStreams(self._members),
-            (options.pop("store"), options.pop("name")),
+    def _aggregated(self, options: dict[str, Any]) -> KTable:
+        store, name = options.pop("store"), options.pop("name")
+        union = CogroupedStreams(self._members)
+        return KTable(
+            Aggregation(union, self._windows, "aggregate", store, name).functions(options)
         )
-        aggregation = CogroupAggregation(union, self._windows, "aggregate", store, name, where)
-        return KTable(aggregation.cogrouped(options))
 
 
-class CogroupedKStream(_Cogroups):
+class _OneAggregator(_Cogroups):
+    @builder_call
+    def aggregate(
+        self,
+        initializer: Callable[[], Any],
+        *,
+        store: str | Materialized | None = None,
+        returns: object = None,
+        value: Serde | None = None,
+        name: str | None = None,
+    ) -> KTable:
+        """The table of the aggregates, which begin with ``initializer()``; nulls as in
+        `KGroupedStream.aggregate`. ``returns``: the aggregate's type, or ``value``: its serde. In
+        windows the table's keys are `Windowed`, and null values reach the aggregators (not those of
+        sliding windows). A result has the headers of the record that made it."""
+        options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
+        return self._aggregated({**options, "name": name})
+
+
+class CogroupedKStream(_OneAggregator):
     """Grouped streams, each with its aggregator: ``grouped.cogroup(aggregator).cogroup(other,
     its_aggregator).aggregate(...)``."""
-
-    def __init__(self, members: tuple[Member, ...]) -> None:
-        self._members = members
 
     @builder_call
     def cogroup(self, grouped: KGroupedStream, aggregator: Callable[..., Any]) -> CogroupedKStream:
         """And another stream, of the same keys; ``aggregator`` gets (key, value, aggregate) or
         (value, aggregate)."""
-        where = user_line()
         first = self._members[0][0]
         if not isinstance(grouped, KGroupedStream) or grouped.graph is not first.graph:
             raise TopologyError(
                 f"cogroup takes a grouped stream of the same StreamsBuilder, found {grouped!r}; "
-                "write other.group_by_key()",
-                where=where,
+                "write other.group_by_key()"
             )
         mine, its = first.edge, grouped._group.edge
         if not same_type(mine.type.key, its.type.key) or not write_alike(
@@ -1301,7 +1230,6 @@ class CogroupedKStream(_Cogroups):
                 f"{type_text(mine.type.key)} written as {mine.key_serde!r} and "
                 f"{type_text(its.type.key)} written as {its.key_serde!r}; group one side anew with "
                 f"group_by(..., name='a-name', key_serde={mine.key_serde!r})",
-                where=where,
                 code="EF-COPARTITION",
             )
         return CogroupedKStream((*self._members, (grouped._group, aggregator)))
@@ -1324,53 +1252,13 @@ class CogroupedKStream(_Cogroups):
             return SessionWindowedCogroupedKStream(self._members, windows)
         return TimeWindowedCogroupedKStream(self._members, windows)
 
-    @builder_call
-    def aggregate(
-        self,
-        initializer: Callable[[], Any],
-        *,
-        store: str | Materialized | None = None,
-        returns: object = None,
-        value: Serde | None = None,
-        name: str | None = None,
-    ) -> KTable:
-        """The table of the aggregates, which begin with ``initializer()``; nulls as in
-        `KGroupedStream.aggregate`. ``returns``: the aggregate's type, or ``value``: its serde.
-        A result has the headers of the record that made it."""
-        options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
-        return self._aggregated({**options, "name": name}, user_line())
 
-
-class TimeWindowedCogroupedKStream(_Cogroups):
+class TimeWindowedCogroupedKStream(_OneAggregator):
     """Cogrouped streams in time, sliding or count windows; late is what is late for all of them."""
-
-    def __init__(
-        self, members: tuple[Member, ...], windows: TimeWindows | SlidingWindows | CountWindows
-    ) -> None:
-        self._members, self._windows = members, windows
-
-    @builder_call
-    def aggregate(
-        self,
-        initializer: Callable[[], Any],
-        *,
-        store: str | Materialized | None = None,
-        returns: object = None,
-        value: Serde | None = None,
-        name: str | None = None,
-    ) -> KTable:
-        """As `CogroupedKStream.aggregate`; the table's keys are `Windowed`, and null values reach
-        the aggregators (not those of sliding windows).
-        A result has the headers of the record that made it."""
-        options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
-        return self._aggregated({**options, "name": name}, user_line())
 
 
 class SessionWindowedCogroupedKStream(_Cogroups):
     """Cogrouped streams in sessions; late is what is late for all of them together."""
-
-    def __init__(self, members: tuple[Member, ...], windows: SessionWindows) -> None:
-        self._members, self._windows = members, windows
 
     @builder_call
     def aggregate(
@@ -1387,7 +1275,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         or (aggregate, aggregate), the earlier session's first, where two become one.
         A result has the headers of the record that made it."""
         options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
-        return self._aggregated({**options, "merger": merger, "name": name}, user_line())
+        return self._aggregated({**options, "merger": merger, "name": name})
 
 
 class KGroupedTable(Telling):
@@ -1401,7 +1289,7 @@ class KGroupedTable(Telling):
     def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable:
         """Number of entries per group, ``bigint``; 0 for one that has lost all of them.
         A result has the headers of the change that made it."""
-        aggregation = TableAggregation(self._group, None, "count", store, name, user_line())
+        aggregation = Aggregation(self._group, None, "count", store, name)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
     @builder_call
@@ -1416,8 +1304,8 @@ class KGroupedTable(Telling):
         """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
         it is; the first value is taken as it is, None deletes.
         A result has the headers of the change that made it."""
-        aggregation = TableAggregation(self._group, None, "reduce", store, name, user_line())
-        return KTable(aggregation.reduced(adder, subtractor))
+        aggregation = Aggregation(self._group, None, "reduce", store, name)
+        return KTable(aggregation.reduce(adder, subtractor))
 
     @builder_call
     def aggregate(
@@ -1443,18 +1331,12 @@ class KGroupedTable(Telling):
         """
         options: dict[str, Any] = {"store": store, "name": name, "initializer": initializer}
         options |= {"adder": adder, "subtractor": subtractor, "returns": returns, "value": value}
-        where = user_line()
         fields, options = given_fields(options, aggregators)
         functions = [options[key] for key in ("initializer", "adder", "subtractor")]
         if any(one is not None for one in functions) == bool(fields):
             raise TopologyError(
                 "aggregate of a grouped table takes either built-ins, e.g. n=agg.count(), or "
-                "initializer=, adder= and subtractor= functions",
-                where=where,
+                "initializer=, adder= and subtractor= functions"
             )
-        aggregation = TableAggregation(
-            self._group, None, "aggregate", options["store"], options["name"], where
-        )
-        return KTable(
-            aggregation.built_in(fields, bare=False) if fields else aggregation.functions(options)
-        )
+        aggregation = Aggregation(self._group, None, "aggregate", options["store"], options["name"])
+        return KTable(aggregation.aggregate(fields, options))

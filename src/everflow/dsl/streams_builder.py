@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from everflow import serdes
@@ -29,28 +28,13 @@ from everflow.topology.graph import (
     GlobalTableNode,
     Reading,
     SourceNode,
-    StatefulNode,
     TimestampExtractor,
 )
 from everflow.topology.program import Topology
 from everflow.travel.parcel import Inert, in_worker
-from everflow.user_program import user_line
 from everflow.windows import Duration
 
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Keywords:
-    """How a topic is read, as the user said it."""
-
-    key: object | None
-    value: object | None
-    offset_reset: object | None
-    timestamp: object | None
-    idle_advance: Duration | None
-    partitioner: object | None = None
-    pattern: re.Pattern[str] | None = None
 
 
 class StreamsBuilder(Telling):
@@ -109,9 +93,11 @@ class StreamsBuilder(Telling):
         function of (topic, key, value, number of partitions) as in `KStream.to`, called with None
         as the value. What is repartitioned to meet these records is spread by the same one.
         """
-        where = user_line()
         pattern = topics if isinstance(topics, re.Pattern) else None
-        given = _Keywords(
+        node, edge = self._source(
+            "stream",
+            _topics(topics),
+            name,
             key=key,
             value=value,
             offset_reset=offset_reset,
@@ -120,7 +106,6 @@ class StreamsBuilder(Telling):
             partitioner=partitioner,
             pattern=pattern,
         )
-        node, edge = self._source("stream", _topics(topics, where), given, name, where)
         return KStream(Stream(self.graph, node, edge))
 
     @builder_call
@@ -149,17 +134,18 @@ class StreamsBuilder(Telling):
         ``ttl``: how long (stream time) an entry stays behind its record; then it is deleted, and
         the table gets a tombstone; older updates are ignored. Headers stay.
         """
-        where = user_line()
         if not isinstance(topic, str):
             raise TopologyError(
-                f"table reads one topic, found {topic!r}; merge streams and use to_table",
-                where=where,
+                f"table reads one topic, found {topic!r}; merge streams and use to_table"
             )
-        store = self.graph.claim_store(store, "table", where)
+        store = self.graph.claim_store(store, "table")
         source_name = None if name is None else f"{name}-source"
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
-        given = _Keywords(
+        source, edge = self._source(
+            "table",
+            (topic,),
+            source_name,
             key=key,
             value=value,
             offset_reset=offset_reset,
@@ -167,11 +153,10 @@ class StreamsBuilder(Telling):
             idle_advance=idle_advance,
             partitioner=partitioner,
         )
-        source, edge = self._source("table", (topic,), given, source_name, where)
-        stores, operator = table_stores(self.graph, store, edge, "table", where, ttl)
-        node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
-        node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, stores)
-        return KTable(Stream(self.graph, self.graph.add(node), edge))
+        stores, operator = table_stores(self.graph, store, edge, "table", ttl)
+        node_name = self.graph.node_name(name, "KTABLE-SOURCE-")
+        stream = Stream(self.graph, source, edge)
+        return KTable(stream.kept(node_name, "SOURCE", operator, stores))
 
     @builder_call
     def global_table(
@@ -190,23 +175,19 @@ class StreamsBuilder(Telling):
 
         Null values delete; records with a null key are dropped.
         """
-        where = user_line()
         if not isinstance(topic, str):
-            raise TopologyError(f"global_table reads one topic, found {topic!r}", where=where)
-        kept = self.graph.claim_store(store, "global_table", where)
-        self.graph.claim_topics((topic,), where)
-        edge = Edge.of(*_serdes("global_table", key, value, where))
+            raise TopologyError(f"global_table reads one topic, found {topic!r}")
+        kept = self.graph.claim_store(store, "global_table")
+        self.graph.claim_topics((topic,))
+        edge = Edge.of(*_serdes("global_table", key, value))
         if name is not None:
             self.graph.burn(1)
-        source = self.graph.node_name(
-            None if name is None else f"{name}-source", "KSTREAM-SOURCE-", where
-        )
-        key_serde, value_serde = edge.serdes("global_table", where)
+        source = self.graph.node_name(None if name is None else f"{name}-source", "KSTREAM-SOURCE-")
+        key_serde, value_serde = edge.serdes("global_table")
         node = GlobalTableNode(
-            name=self.graph.node_name(name, "KTABLE-SOURCE-", where),
+            name=self.graph.node_name(name, "KTABLE-SOURCE-"),
             inputs=(),
             out=edge.type,
-            where=where,
             source=source,
             topic=topic,
             store=StoreSpec(
@@ -215,7 +196,6 @@ class StreamsBuilder(Telling):
                 key_serde=key_serde,
                 value_serde=value_serde,
                 logging=False,
-                where=where,
             ),
         )
         return GlobalKTable(Stream(self.graph, self.graph.add(node), edge))
@@ -228,8 +208,7 @@ class StreamsBuilder(Telling):
         if not isinstance(store, StoreSpec):
             raise TopologyError(
                 "add_state_store takes what Stores makes, Stores.key_value('seen', "
-                f"key=serdes.string(), value=serdes.long()), found {store!r}",
-                where=user_line(),
+                f"key=serdes.string(), value=serdes.long()), found {store!r}"
             )
         self.graph.declare_store(store, "add_state_store")
         return self
@@ -255,72 +234,64 @@ class StreamsBuilder(Telling):
         (a struct); no two rows may have the same, rows with a null key are left out. The value is
         the row, a struct of all columns.
         """
-        return GlobalKTable(loaded_table(self.graph, frame, key, refresh, store, name, user_line()))
+        return GlobalKTable(loaded_table(self.graph, frame, key, refresh, store, name))
 
     def build(self) -> Topology:
         """The frozen topology; TopologyError if it reads nothing. The builder may be used further
         and built again."""
-        return self.graph.build()
+        with self.graph.lock:
+            return self.graph.build()
 
     def _source(
         self,
         operator: str,
         topics: tuple[str, ...],
-        given: _Keywords,
         name: str | None,
-        where: str | None,
+        *,
+        key: object | None,
+        value: object | None,
+        offset_reset: object | None,
+        timestamp: object | None,
+        idle_advance: Duration | None,
+        partitioner: object | None,
+        pattern: re.Pattern[str] | None = None,
     ) -> tuple[str, Edge]:
         if not topics:
-            raise TopologyError(f"{operator} needs at least one topic", where=where)
-        key, value = given.key, given.value
-        reset = reset_of(given.offset_reset, where)
-        key_serde, value_serde = _serdes(operator, key, value, where)
+            raise TopologyError(f"{operator} needs at least one topic")
+        reset = reset_of(offset_reset)
+        key_serde, value_serde = _serdes(operator, key, value)
         edge = Edge.of(key_serde, value_serde)
-        timestamp = time_of(given.timestamp, edge, operator, where)
-        node_name = self.graph.node_name(name, "KSTREAM-SOURCE-", where)
-        node = SourceNode(
-            node_name,
-            (),
-            edge.type,
-            where,
-            topics,
-            key_serde,
-            value_serde,
-            reading=Reading(
-                offset_reset=reset,
-                timestamp=timestamp,
-                pattern=given.pattern,
-                idle_ms=idle_ms_of(given.idle_advance, operator, where),
-                partitioner=key_partitioner_of(given.partitioner, operator, where),
-            ),
+        reading = Reading(
+            offset_reset=reset,
+            timestamp=time_of(timestamp, edge, operator),
+            pattern=pattern,
+            idle_ms=idle_ms_of(idle_advance, operator),
+            partitioner=key_partitioner_of(partitioner, operator),
         )
+        node_name = self.graph.node_name(name, "KSTREAM-SOURCE-")
+        node = SourceNode(node_name, (), edge.type, topics, key_serde, value_serde, reading=reading)
         if operator == "stream":
             return self.graph.subscribe(node), edge
-        self.graph.claim_topics(topics, where)
+        self.graph.claim_topics(topics)
         return self.graph.add(node), edge
 
 
-def _serdes(
-    operator: str, key: object | None, value: object | None, where: str | None
-) -> tuple[Serde, Serde]:
+def _serdes(operator: str, key: object | None, value: object | None) -> tuple[Serde, Serde]:
     return (
-        serdes.bytes_() if key is None else checked_serde(key, "key", operator, where),
-        serdes.bytes_() if value is None else checked_serde(value, "value", operator, where),
+        serdes.bytes_() if key is None else checked_serde(key, "key", operator),
+        serdes.bytes_() if value is None else checked_serde(value, "value", operator),
     )
 
 
-def _topics(given: object, where: str | None) -> tuple[str, ...]:
+def _topics(given: object) -> tuple[str, ...]:
     if isinstance(given, str):
         return (given,)
     if isinstance(given, re.Pattern):
         if not isinstance(given.pattern, str) or not given.pattern:
             raise TopologyError(
-                f"stream takes a pattern of text, re.compile('orders-.*'), found {given!r}",
-                where=where,
+                f"stream takes a pattern of text, re.compile('orders-.*'), found {given!r}"
             )
         return (given.pattern,)
     if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
         return tuple(given)
-    raise TopologyError(
-        f"stream takes the name of a topic or a list of names, found {given!r}", where=where
-    )
+    raise TopologyError(f"stream takes the name of a topic or a list of names, found {given!r}")

@@ -13,8 +13,7 @@ from typing import ClassVar
 from everflow.errors import TopologyError
 from everflow.foreign_names import FittingClass, Telling
 from everflow.operators.suppress import BufferBounds, EarlyResults
-from everflow.user_program import user_line
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class BufferConfig(Telling, metaclass=FittingClass):
     bounds: BufferBounds = field(default_factory=BufferBounds)
 
     _WRITTEN: ClassVar[str] = "BufferConfig.max_records(100_000).shut_down_when_full()"
-    """An example, for messages."""
 
     @staticmethod
     def unbounded() -> BufferConfig:
@@ -90,11 +88,7 @@ class Suppressed(Telling, metaclass=FittingClass):
     def until_time_limit(limit: Duration, buffer: BufferConfig | None = None) -> Suppressed:
         """The last update of each key, ``limit`` (stream time) after the first that was held
         back."""
-        wait_ms = duration_ms(limit)
-        if wait_ms < 0:
-            raise TopologyError(
-                f"a time limit may not be negative, found {wait_ms} ms", where=user_line()
-            )
+        wait_ms = checked_ms(limit, "a time limit")
         return Suppressed(wait_ms, BufferConfig() if buffer is None else buffer)
 
 
@@ -111,7 +105,6 @@ class EmitStrategy(Telling, metaclass=FittingClass):
     _WRITTEN: ClassVar[str] = (
         "EmitStrategy.on_window_close(), or EmitStrategy.every('10 seconds') for early results, too"
     )
-    """An example, for messages."""
 
     @staticmethod
     def on_window_update() -> EmitStrategy:
@@ -131,17 +124,12 @@ class EmitStrategy(Telling, metaclass=FittingClass):
         given twice, and none depends on where a micro-batch was cut."""
         if isinstance(amount, int) and not isinstance(amount, bool):
             return EmitStrategy(True, EarlyResults(records=_positive(amount, "every")))
-        wait_ms = duration_ms(amount)
-        if wait_ms <= 0:
-            raise TopologyError(
-                f"every takes a time above zero, found {wait_ms} ms; write "
-                "EmitStrategy.every('10 seconds'), or every(100) for a number of records",
-                where=user_line(),
-            )
+        cure = "; write EmitStrategy.every('10 seconds'), or every(100) for a number of records"
+        wait_ms = checked_ms(amount, "the time of every", 1, cure)
         return EmitStrategy(True, EarlyResults(wait_ms=wait_ms))
 
 
 def _positive(count: object, what: str) -> int:
     if isinstance(count, int) and not isinstance(count, bool) and count > 0:
         return count
-    raise TopologyError(f"{what} takes a number above zero, found {count!r}", where=user_line())
+    raise TopologyError(f"{what} takes a number above zero, found {count!r}")

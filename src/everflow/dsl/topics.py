@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -36,13 +35,13 @@ from everflow.topology.graph import (
     TimeFunction,
     TimestampExtractor,
 )
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms
 
 Time = TimestampExtractor | ColumnExpr
 LEAST_IDLE_MS = 1_000
 
 
-def time_of(given: object, edge: Edge, operator: str, where: str | None) -> Time | None:
+def time_of(given: object, edge: Edge, operator: str) -> Time | None:
     """``given`` checked; None stays None. TopologyError with the cure for anything else."""
     if given is None:
         return None
@@ -53,61 +52,48 @@ def time_of(given: object, edge: Edge, operator: str, where: str | None) -> Time
     if isinstance(given, TimestampExtractor):
         return given
     part = f"{operator}: timestamp"
-    if is_column(given, part, where):
-        return _column_time(given, edge, part, where)
-    return _function_time(given, part, where)
+    if is_column(given, part):
+        return _column_time(given, edge, part)
+    assert callable(given)
+    count = required_parameters(given)
+    if count is None or 1 <= count <= 4:
+        return TimeFunction(given, 1 if count is None else count)
+    raise TopologyError(
+        f"{part} calls its function with (value), (key, value), (key, value, record) or (key, "
+        f"value, record, partition_time); {function_name(given)} takes {count} arguments"
+    )
 
 
-def idle_ms_of(given: Duration | None, operator: str, where: str | None) -> int | None:
+def idle_ms_of(given: Duration | None, operator: str) -> int | None:
     """``idle_advance`` in ms; None stays None. TopologyError for less than a second."""
     if given is None:
         return None
-    idle_ms = duration_ms(given)
-    if idle_ms < LEAST_IDLE_MS:
-        raise TopologyError(
-            f"{operator}: idle_advance says how long a partition is silent before its time goes on "
-            f"by the wall clock, and is at least 1 second, as records are that long on their way; "
-            f"found {idle_ms} ms; write for example idle_advance='30 seconds'",
-            where=where,
-        )
-    return idle_ms
+    cure = "; records are that long on their way: write for example idle_advance='30 seconds'"
+    return checked_ms(given, f"{operator}: idle_advance", LEAST_IDLE_MS, cure)
 
 
-def _column_time(column: Column, edge: Edge, part: str, where: str | None) -> ColumnExpr:
+def _column_time(column: Column, edge: Edge, part: str) -> ColumnExpr:
     """In ms: a whole number is taken as that, a timestamp becomes it."""
-    found = analyse(column, edge.type, where)
+    found = analyse(column, edge.type)
     if found.calls:
         raise TopologyError(
             f"{part} cannot be a Column that calls Python functions; pass a function of (key, "
-            f"value, record, partition_time) that gives the time in ms",
-            where=where,
+            f"value, record, partition_time) that gives the time in ms"
         )
     if pa.types.is_int64(found.type):
         return found
     if pa.types.is_integer(found.type):
-        return analyse(column.cast("bigint"), edge.type, where)
+        return analyse(column.cast("bigint"), edge.type)
     if pa.types.is_timestamp(found.type) and found.type.tz is not None:
-        return analyse(F.unix_millis(column), edge.type, where)
+        return analyse(F.unix_millis(column), edge.type)
     raise TopologyError(
         f"{part}: {found.column} is {type_text(found.type)}; a time is a number of ms since 1970 "
         f"(bigint) or a timestamp, e.g. F.to_timestamp(...), or (F.col('value.seconds') * "
-        f"1000).cast('bigint')",
-        where=where,
+        f"1000).cast('bigint')"
     )
 
 
-def _function_time(fn: Any, part: str, where: str | None) -> TimeFunction:
-    count = required_parameters(fn)
-    if count is None or 1 <= count <= 4:
-        return TimeFunction(fn, 1 if count is None else count)
-    raise TopologyError(
-        f"{part} calls its function with (value), (key, value), (key, value, record) or (key, "
-        f"value, record, partition_time); {function_name(fn)} takes {count} arguments",
-        where=where,
-    )
-
-
-def reset_of(given: object, where: str | None) -> str | None:
+def reset_of(given: object) -> str | None:
     """``given`` as ``auto.offset.reset`` has it; None stays None."""
     if given is None:
         return None
@@ -115,26 +101,19 @@ def reset_of(given: object, where: str | None) -> str | None:
         given = f"{BY_DURATION}PT{given.total_seconds():f}S"
     problem = offset_reset(given)
     if problem is not None:
-        raise TopologyError(f"offset_reset = {given!r} {problem}", where=where)
+        raise TopologyError(f"offset_reset = {given!r} {problem}")
     return str(given)
 
 
-def key_partitioner_of(
-    given: object, operator: str, where: str | None
-) -> str | FunctionExpr | None:
-    """``partitioner`` of ``operator``, checked; None stays None."""
-    if given is None or (isinstance(given, str) and given in BY_HASH):
-        return given
-    if callable(given):
-        part = f"{operator}: partitioner"
-        check_parameters(given, ("topic", "key", "value", "partitions"), part, where)
-        return FunctionExpr(given, pa.int64())
-    raise TopologyError(
-        f"{operator}: partitioner is one of {', '.join(BY_HASH)}, or a function of (topic, key, "
-        f"value, number of partitions) that gives a partition, found {given!r}; 'crc32' is "
-        f"confluent-kafka's (librdkafka's consistent_random), 'murmur2' Java's",
-        where=where,
-    )
+def key_partitioner_of(given: object, operator: str) -> str | FunctionExpr | None:
+    """``partitioner`` of a source, checked; None stays None."""
+    part = f"{operator}: partitioner"
+    if given is None:
+        return None
+    if not callable(given):
+        return _by_hash(given, part, "or")
+    check_parameters(given, ("topic", "key", "value", "partitions"), part)
+    return FunctionExpr(given, pa.int64())
 
 
 SEVERAL = pa.list_(pa.int64())
@@ -142,66 +121,58 @@ SEVERAL = pa.list_(pa.int64())
 Partitioner = ColumnExpr | FunctionExpr | str
 
 
-def target_of(
-    topic: str | Expression, edge: Edge, where: str | None
-) -> str | ColumnExpr | FunctionExpr:
+def target_of(topic: str | Expression, edge: Edge) -> str | ColumnExpr | FunctionExpr:
     """``topic`` of ``to``, checked."""
     if isinstance(topic, str):
-        check_name("topic", topic, where)
+        check_name("topic", topic)
         return topic
-    if is_column(topic, "to", where):
-        target = analyse(topic, edge.type, where, expected=pa.string())
-        refuse_calls(target, "to: the topic", where)
+    if is_column(topic, "to"):
+        target = analyse(topic, edge.type, expected=pa.string())
+        refuse_calls(target, "to: the topic")
         return target
-    return FunctionExpr(key_value_function(topic, "to", where), pa.string())
+    return FunctionExpr(key_value_function(topic, "to"), pa.string())
 
 
 def partitioner_of(
-    given: object, edge: Edge, operator: str, where: str | None, topic: object = ""
+    given: object, edge: Edge, operator: str, topic: object = ""
 ) -> Partitioner | None:
     """``partitioner`` of ``operator``, checked; None stays None."""
     if given is None:
         return None
     part = f"{operator}: partitioner"
     if isinstance(given, str):
-        return _by_hash(given, part, where)
-    if not is_column(given, part, where):
+        return _by_hash(given, part, f"a Column, F.col({given!r}), or")
+    if not is_column(given, part):
         assert callable(given)
-        check_parameters(given, ("topic", "key", "value", "partitions"), part, where)
+        check_parameters(given, ("topic", "key", "value", "partitions"), part)
         return FunctionExpr(given, SEVERAL)
     if isinstance(topic, ColumnExpr):
         raise TopologyError(
             f"{part} and topic are both Columns; give one of them as a function, as in "
-            f"partitioner=lambda topic, key, value, partitions: ...",
-            where=where,
+            f"partitioner=lambda topic, key, value, partitions: ..."
         )
-    found = analyse(given, edge.type, where)
+    found = analyse(given, edge.type)
     if found.calls:
         raise TopologyError(
             f"{part} cannot be a Column that calls Python functions; pass a function of (topic, "
-            f"key, value, partitions)",
-            where=where,
+            f"key, value, partitions)"
         )
     if pa.types.is_integer(found.type):
-        return found if pa.types.is_int64(found.type) else _cast(given, "bigint", edge, where)
+        is_long = pa.types.is_int64(found.type)
+        return found if is_long else analyse(given.cast("bigint"), edge.type)
     if pa.types.is_list(found.type) and pa.types.is_integer(found.type.value_type):
-        return _cast(given, "array<bigint>", edge, where)
+        return analyse(given.cast("array<bigint>"), edge.type)
     raise TopologyError(
         f"{part}: {found.column} is {type_text(found.type)}; it is the number of a partition, e.g. "
-        f"F.pmod(F.col('value.customer'), F.lit(4)).cast('int'), or an array of numbers",
-        where=where,
+        f"F.pmod(F.col('value.customer'), F.lit(4)).cast('int'), or an array of numbers"
     )
 
 
-def _by_hash(given: str, part: str, where: str | None) -> str:
-    if given in BY_HASH:
+def _by_hash(given: object, part: str, others: str) -> str:
+    if isinstance(given, str) and given in BY_HASH:
         return given
     raise TopologyError(
-        f"{part} is one of {', '.join(BY_HASH)}, a Column, or a function of (topic, key, value, "
-        f"number of partitions), found {given!r}; for a Column write F.col({given!r})",
-        where=where,
+        f"{part} is one of {', '.join(BY_HASH)}, {others} a function of (topic, key, value, number "
+        f"of partitions) that gives a partition, found {given!r}; 'crc32' is confluent-kafka's "
+        f"(librdkafka's consistent_random), 'murmur2' Java's"
     )
-
-
-def _cast(column: object, kind: str, edge: Edge, where: str | None) -> ColumnExpr:
-    return analyse(column.cast(kind), edge.type, where)  # type: ignore[attr-defined]

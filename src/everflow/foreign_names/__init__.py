@@ -22,7 +22,12 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from everflow.errors import TopologyError, UnknownImportError, UnknownNameError
+from everflow.errors import (
+    TopologyError,
+    UnknownImportError,
+    UnknownNameError,
+    naming_the_line,
+)
 from everflow.logs import some
 from everflow.user_program import user_line
 
@@ -230,6 +235,7 @@ class FittingClass(TellingClass):
             own = inspect.signature(cls.__init__)
             return own.replace(parameters=list(own.parameters.values())[1:])
 
+        @naming_the_line
         def __call__(cls, *args: Any, **keywords: Any) -> Any:
             try:
                 cls.__signature__.bind(*args, **keywords)
@@ -254,7 +260,7 @@ def _checked(function: _Function, name: str, cure: str) -> _Function:
             raise _misfit(name, error, keywords, cure) from None
         return function(*args, **keywords)
 
-    return call  # type: ignore[return-value]
+    return naming_the_line(call)  # type: ignore[return-value]
 
 
 def _misfit(called: str, error: TypeError, keywords: Mapping[str, Any], cure: str) -> TopologyError:
@@ -267,4 +273,4 @@ def _misfit(called: str, error: TypeError, keywords: Mapping[str, Any], cure: st
         and (entry := entry_of(owner, keyword) or entry_of(owner, f"with_{keyword}"))
     ]
     text = said[0] if said else f"{called}(...): {error}; write {cure}"
-    return TopologyError(text, where=user_line())
+    return TopologyError(text)

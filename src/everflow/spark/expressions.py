@@ -272,7 +272,10 @@ _quiet = threading.RLock()
 
 
 def analyse(
-    column: Column, edge: EdgeType, where: str | None, expected: pa.DataType | None = None
+    column: Column,
+    edge: EdgeType,
+    where: str | None = None,
+    expected: pa.DataType | None = None,
 ) -> ColumnExpr:
     """Resolve ``column`` against the columns of ``edge`` without running anything.
 

@@ -26,7 +26,7 @@ from everflow.clock import in_utc
 from everflow.columns.key_partitions import java_partitions
 from everflow.dsl.expressions import checked_serde
 from everflow.dsl.topics import key_partitioner_of
-from everflow.errors import TopologyError
+from everflow.errors import TopologyError, naming_the_line
 from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.handlers import Handlers
@@ -232,6 +232,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     # -- topics ------------------------------------------------------------------------------------
 
+    @naming_the_line
     def create_input_topic(
         self,
         topic: str,
@@ -246,33 +247,29 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         for what is no serde. Records without a time get ``start_ms`` and then ``advance_ms`` more
         each. ``partitioner``: of the producer that the handle stands for, as of
         `StreamsBuilder.stream`; left out, what the source says."""
-        where = user_line()
         known = [*{tp.topic: None for tp in self._offsets}, *self._tables.topics]
         if topic not in known:
             near = difflib.get_close_matches(topic, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(sorted(known))}"
-            raise TopologyError(f"the topology does not read topic {topic!r}; {hint}", where=where)
+            raise TopologyError(f"the topology does not read topic {topic!r}; {hint}")
         created = InputTopic(
             self._pipe,
             topic,
-            _serdes("create_input_topic", key, value, where),
+            _serdes("create_input_topic", key, value),
             start_ms,
             advance_ms,
-            self._topics.places(
-                topic, key, key_partitioner_of(partitioner, "create_input_topic", where)
-            ),
+            self._topics.places(topic, key, key_partitioner_of(partitioner, "create_input_topic")),
         )
         self._inputs.append(created)
         return created
 
+    @naming_the_line
     def create_output_topic(self, topic: str, key: Serde, value: Serde) -> OutputTopic:
         """A handle to read what the topology wrote to ``topic``, which may be an internal topic,
         too. TopologyError if it writes no such topic (unless it chooses topics per record), or for
         what is no serde."""
-        where = user_line()
-        return OutputTopic(
-            self._outputs.of(topic, where), topic, _serdes("create_output_topic", key, value, where)
-        )
+        found = self._outputs.of(topic)
+        return OutputTopic(found, topic, _serdes("create_output_topic", key, value))
 
     def produced_topics(self) -> set[str]:
         """Topics that have been written to since the start or the last `reset`, whether or not they
@@ -523,7 +520,7 @@ class _Outputs:
         self._written: dict[str, deque[RawRecord]] = {}
         self.produced: set[str] = set()
 
-    def of(self, topic: str, where: str | None) -> deque[RawRecord]:
+    def of(self, topic: str) -> deque[RawRecord]:
         """The records of a topic that have not been read; TopologyError for one that is never
         written."""
         if topic not in self._fixed | self._internal and not self._chosen_per_record:
@@ -534,8 +531,7 @@ class _Outputs:
                 f" (and internally {', '.join(sorted(self._internal))})" if self._internal else ""
             )
             raise TopologyError(
-                f"the topology does not write topic {topic!r}; it writes {writes}{internal}{hint}",
-                where=where,
+                f"the topology does not write topic {topic!r}; it writes {writes}{internal}{hint}"
             )
         return self._written.setdefault(topic, deque())
 
@@ -583,10 +579,8 @@ def _anywhere(key: bytes) -> int | None:
     return None
 
 
-def _serdes(operator: str, key: object, value: object, where: str | None) -> tuple[Serde, Serde]:
-    return checked_serde(key, "key", operator, where), checked_serde(
-        value, "value", operator, where
-    )
+def _serdes(operator: str, key: object, value: object) -> tuple[Serde, Serde]:
+    return checked_serde(key, "key", operator), checked_serde(value, "value", operator)
 
 
 def _dead(letters: EdgeBatch, topic: str, sources: Sources) -> Iterator[RawRecord]:

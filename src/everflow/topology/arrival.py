@@ -141,15 +141,15 @@ def ways_in_turn(
             read[node.name] = tuple(
                 tuple(way for name in side for way in behind(name)) for side in sides_of[node.name]
             )
-            table_bytes = len(read[node.name][0][0].edges) if _passes_on(node) else 0
+            passes_on = isinstance(node, StatefulNode) and node.operator.passes_on
+            table_bytes = len(read[node.name][0][0].edges) if passes_on else 0
             found[node.name] = (Way(node.name, b"", table_bytes),)
         elif isinstance(node, SourceNode):
             found[node.name] = tuple(Way(f"{node.name}/{topic}", b"") for topic in node.topics)
-        elif isinstance(node, MergeNode):
-            inputs = in_order_of_arrival(listed, node)
-            found[node.name] = tuple(way for name in inputs for way in behind(name))
         else:
             inputs = list(node.inputs) if isinstance(node, ProjectNode) else []
+            if isinstance(node, MergeNode):
+                inputs = in_order_of_arrival(listed, node)
             found[node.name] = tuple(way for name in inputs for way in behind(name))
     places = _Places()
     for node in listed:
@@ -173,11 +173,6 @@ def _ways(node: Node, sides: tuple[tuple[Way, ...], ...], group: tuple[str, ...]
         member=_digits(group.index(node.name)) if group else b"",
         several=gives_several(node),
     )
-
-
-def _passes_on(node: Node) -> bool:
-    """True if its results are updates of the table that it reads."""
-    return isinstance(node, StatefulNode) and node.operator.passes_on
 
 
 def _meets(node: Node, sides: int) -> Iterable[Iterable[int]]:
@@ -255,8 +250,7 @@ def _order(children: Mapping[str, list[str]], root: str) -> list[str]:
 
 
 def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """For each processor that shares a store, also through others: all that do, in the order in
-    which a record reaches them."""
+    """For each processor that shares a store: all that do, as a record reaches them."""
     groups: list[tuple[set[str], set[str]]] = []
     for node in graph.nodes:
         if not isinstance(node, StatefulNode) or not isinstance(node.operator, ProcessorOperator):
@@ -278,13 +272,10 @@ def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
 def ways_to(
     graph: Graph, node: Node, group: Collection[str]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
-    """The links by which others of its ``group`` hand a processor its records, and the other nodes
-    that it reads."""
+    """The links from others of its ``group`` to a processor, and the other nodes that it reads."""
     found = list(_results_of(graph, node.inputs[0], group, None))
-    return (
-        tuple(one for one in found if isinstance(one, Link)),
-        tuple(one for one in found if not isinstance(one, Link)),
-    )
+    links = tuple(one for one in found if isinstance(one, Link))
+    return links, tuple(one for one in found if not isinstance(one, Link))
 
 
 def require_direct(graph: Graph) -> None:

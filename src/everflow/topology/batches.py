@@ -49,14 +49,12 @@ def spread(column: pa.Array, rows: Int64, count: int) -> pa.Array:
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column in its edge's type: a session in another time zone names that zone in its
-    types."""
+    """The column in its edge's type: a session's types name its time zone."""
     return array if array.type.equals(kind) else array.cast(kind)
 
 
 def readable(array: pa.Array) -> pa.Array:
-    """Catalyst passes bytes through as text unchecked; Arrow's check of a whole column costs next
-    to nothing."""
+    """Catalyst passes bytes as text unchecked; Arrow's check costs next to nothing."""
     if not pa.types.is_string(array.type):
         return array
     try:

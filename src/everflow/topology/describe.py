@@ -81,9 +81,11 @@ def as_text(topology: Graph) -> str:
     parts = ["Topologies:\n "]
     for sub in in_numbers(topology):
         shown = shown_nodes(sub)
-        of = " for global store (will not generate tasks)" if _is_global(sub) else ""
+        of = ""
+        if isinstance(sub, GlobalSubTopology):
+            of = " for global store (will not generate tasks)"
         parts.append(f"  Sub-topology: {sub.index}{of}\n")
-        parts += [f"    {_node_text(node, shown)}\n" for node in _in_order(shown, shown)]
+        parts += [f"    {_node_text(node)}\n" for node in _in_order(shown, shown)]
         parts.append("" if of else "\n")
     return "".join(parts)
 
@@ -94,8 +96,9 @@ def as_json(topology: Graph) -> str:
     found = []
     for sub in in_numbers(topology):
         shown = shown_nodes(sub)
-        nodes = [_node_json(node, shown) for node in _in_order(shown, shown)]
-        found.append({"id": sub.index, "global": _is_global(sub), "nodes": nodes})
+        nodes = [_node_json(node) for node in _in_order(shown, shown)]
+        whole = isinstance(sub, GlobalSubTopology)
+        found.append({"id": sub.index, "global": whole, "nodes": nodes})
     return json.dumps({"subtopologies": found}, indent=2)
 
 
@@ -134,10 +137,6 @@ def in_numbers(topology: Graph) -> list[SubTopology | GlobalSubTopology]:
     return sorted((*subs.subtopologies, *subs.global_tables), key=lambda sub: sub.index)
 
 
-def _is_global(sub: SubTopology | GlobalSubTopology) -> bool:
-    return isinstance(sub, GlobalSubTopology)
-
-
 def _topics_of(node: Node) -> tuple[str, ...]:
     if isinstance(node, GlobalTableNode):
         return (node.topic,)
@@ -165,15 +164,15 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
                 name=filter_name, kind="Processor", node=node, predecessors=inputs
             )
             inputs = [filter_name]
+        stores = (*node.stores, *node.reads) if isinstance(node, StatefulNode) else ()
         kind, detail = _kind(node)
-        predecessors = list(dict.fromkeys(inputs))
         shown[node.name] = Shown(
             name=node.name,
             kind=kind,
             detail=detail,
             node=node,
-            stores=_stores(node),
-            predecessors=predecessors,
+            stores=sorted(store.name for store in stores),
+            predecessors=list(dict.fromkeys(inputs)),
         )
     for entry in shown.values():
         for name in entry.predecessors:
@@ -188,15 +187,11 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
 
 def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
     """The two nodes that Kafka Streams has for a global table."""
+    detail = f"topics: [{', '.join(_topics_of(node))}]"
+    if isinstance(node, LoadedTableNode):
+        detail = f"rows: {node.schedule}"
     source = Shown(
-        name=node.source,
-        kind="Source",
-        detail=f"rows: {node.schedule}"
-        if isinstance(node, LoadedTableNode)
-        else f"topics: [{', '.join(_topics_of(node))}]",
-        node=node,
-        successors=[node.name],
-        size=2,
+        name=node.source, kind="Source", detail=detail, node=node, successors=[node.name], size=2
     )
     table = Shown(
         name=node.name,
@@ -243,13 +238,6 @@ def _kind(node: Node) -> tuple[str, str]:
     return "Processor", ""
 
 
-def _stores(node: Node) -> list[str]:
-    """The stores that it writes or reads."""
-    if not isinstance(node, StatefulNode):
-        return []
-    return sorted(store.name for store in (*node.stores, *node.reads))
-
-
 def sink_topic(node: Node) -> str:
     assert isinstance(node, SinkNode)
     if isinstance(node.topic, ColumnExpr):
@@ -259,7 +247,7 @@ def sink_topic(node: Node) -> str:
     return node.topic
 
 
-def _node_text(entry: Shown, shown: dict[str, Shown]) -> str:
+def _node_text(entry: Shown) -> str:
     detail = entry.detail or f"stores: [{', '.join(entry.stores)}]"
     lines = [f"{entry.kind}: {entry.name} ({detail})"]
     if entry.kind != "Sink":
@@ -269,7 +257,7 @@ def _node_text(entry: Shown, shown: dict[str, Shown]) -> str:
     return "\n".join(lines)
 
 
-def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
+def _node_json(entry: Shown) -> dict[str, object]:
     found: dict[str, object] = {"name": entry.name, "type": entry.kind.lower()}
     node = entry.node
     if entry.kind == "Source":
@@ -342,7 +330,8 @@ def summary(listed: list[Road]) -> str:
 
 def _of_projection(found: Projection | Choice) -> Road:
     columns = columns_of(found)
-    why = ", ".join(_column_text(column) for column, _ in columns)
+    texts = (str(column.column) for column, _ in columns)
+    why = ", ".join(text.removeprefix("Column<'").removesuffix("'>") for text in texts)
     if isinstance(found, Projection) and found.node.label == PREPARE:
         why = "prepares values"
     if isinstance(found, Choice):
@@ -396,11 +385,6 @@ def _serdes(verb: str, key: Any, value: Any) -> tuple[str, str]:
     if own:
         return PYTHON, f"{verb} by {', '.join(map(repr, own))}, record by record"
     return ARROW, f"{verb} {key!r}, {value!r}"
-
-
-def _column_text(given: ColumnExpr) -> str:
-    text = str(given.column)
-    return text.removeprefix("Column<'").removesuffix("'>")
 
 
 def _functions(found: Any) -> Iterator[Callable[..., Any]]:

@@ -124,8 +124,7 @@ class EdgeType:
 
 
 def joined_sides(value: pa.DataType) -> dict[str, pa.DataType]:
-    """``left`` and ``right`` of a joined value, which expressions name as they name ``value``; of
-    other types nothing."""
+    """``left`` and ``right`` of a joined value, which expressions may name; else nothing."""
     if not pa.types.is_struct(value) or [field.name for field in value] != ["left", "right"]:
         return {}
     return {field.name: field.type for field in value}
@@ -183,7 +182,7 @@ class Node:
     name: str
     inputs: tuple[str, ...]
     out: EdgeType
-    where: str | None
+    where: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,8 +373,7 @@ class Operator:
 
     @property
     def wall_clock_interval_ms(self) -> int | None:
-        """Interval (ms) at which the wall clock runs every task, with records or without; None:
-        never."""
+        """Interval (ms) at which the wall clock runs every task; None: never."""
         return None
 
     @property
@@ -665,8 +663,7 @@ def _inner(serde: Any) -> Serde | None:
 
 
 def _same_of_users(one: Any, other: Any) -> bool:
-    """True if two serdes of the user's are of one class, with the same in them: a class seldom says
-    when its objects are equal."""
+    """True if two serdes of the user's are of one class, with the same in them."""
     mine, its = getattr(one, "own", one), getattr(other, "own", other)
     if type(mine) is not type(its) or not same_type(one.type, other.type):
         return False
@@ -677,8 +674,7 @@ def _same_of_users(one: Any, other: Any) -> bool:
 
 
 def column_names(key: pa.DataType, value: pa.DataType) -> list[str]:
-    """The names that a Column on an edge may use, with types; struct fields are listed one level
-    deep."""
+    """The names that a Column on an edge may use, with types; of structs one level deep."""
     names: list[str] = []
     for root, type_ in (("key", key), ("value", value)):
         names.append(

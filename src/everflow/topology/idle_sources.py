@@ -122,8 +122,7 @@ def _times_bytes(sub: SubTopology, idle: _Idle) -> int:
 
 
 def _timed(node: Node, idle: _Idle) -> list[str]:
-    """The names under which times of the node are kept: its own, and of what the wall clock
-    calls; a source's partition times, and those that its silence moves."""
+    """The names of times that are kept: of an operator and its clocks, or of a source."""
     if isinstance(node, SourceNode):
         moved = [one.kept for one in idle.get(node.name, {}).values()]
         return [*node.partition_times().values(), *moved]

@@ -63,8 +63,7 @@ def partitioner_name(partitioner: KeyPartitioner) -> str:
 def partitions_of(
     partitioner: KeyPartitioner, topic: str, keys: pa.Array, serde: Serde, partitions: int
 ) -> Int64:
-    """The partition of each key of a topic; ``keys``: bytes, of which a function takes no null.
-    Raises what a function and its serde raise."""
+    """The partition of each key (bytes, for a function no nulls); raises what that raises."""
     if partitioner == OF_WINDOWS:
         return key_partitions(without_windows(keys, serde), partitions, MURMUR2)
     if isinstance(partitioner, str):
@@ -158,7 +157,8 @@ def _meetings(graph: Graph) -> list[tuple[StatefulNode, frozenset[str]]]:
     of_store: dict[str, frozenset[str]] = {}
     found = []
     for node in graph.nodes:
-        topics = _own(node).union(*(topics_of.get(name, frozenset()) for name in node.inputs))
+        own = node.topics if isinstance(node, SourceNode) else ()
+        topics = frozenset(own).union(*(topics_of[name] for name in node.inputs))
         if isinstance(node, StatefulNode):
             topics = topics.union(*(of_store.get(one.name, frozenset()) for one in node.reads))
             for store in node.stores:
@@ -167,10 +167,6 @@ def _meetings(graph: Graph) -> list[tuple[StatefulNode, frozenset[str]]]:
                 found.append((node, topics))
         topics_of[node.name] = topics
     return found
-
-
-def _own(node: Node) -> frozenset[str]:
-    return frozenset(node.topics) if isinstance(node, SourceNode) else frozenset()
 
 
 def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> TopologyError:
@@ -186,8 +182,7 @@ def _differing(node: StatefulNode, known: Mapping[str, KeyPartitioner]) -> Topol
 
 
 def topics_into_stores(topology: Graph, application_id: str) -> dict[str, frozenset[str]]:
-    """Store -> full names of the topics whose keys it holds: those that reach an operator of it.
-    They are co-partitioned."""
+    """Store -> full names of the topics whose keys it holds, which are co-partitioned."""
     nodes: dict[str, Node] = {node.name: node for node in topology.nodes}
     reach: dict[str, frozenset[str]] = {}
     found: dict[str, frozenset[str]] = {}

@@ -210,61 +210,54 @@ class TimeOp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionOp:
-    """A FunctionNode: calls the user's function record by record."""
+class _Step:
+    """An operator that takes the records of some slots; ``output``: the slot of its results."""
 
     name: str
+    inputs: tuple[int, ...]
+    output: int = -1
+    where: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionOp(_Step):
+    """A FunctionNode: calls the user's function record by record."""
+
     op: str
     fn: Callable[..., Any]
     type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
-    where: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskOp:
+class AskOp(_Step):
     """A transformer of a table (`Operator.asked`) for rows that are no records of its own."""
 
-    name: str
     operator: ProcessorOperator
     subtopology: int
     type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
-    where: str | None
-
-
-@dataclass(frozen=True)
-class TakeOp:
-    """A TakeNode."""
-
-    name: str
-    taken: bool
-    inputs: tuple[int, ...]
-    output: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrintOp:
+class TakeOp(_Step):
+    """A TakeNode."""
+
+    taken: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintOp(_Step):
     """A PrintNode."""
 
-    name: str
     title: str
     rows: int
-    inputs: tuple[int, ...]
-    where: str | None
 
 
-@dataclass(frozen=True)
-class UnnestOp:
+@dataclass(frozen=True, kw_only=True)
+class UnnestOp(_Step):
     """An UnnestNode."""
 
-    name: str
     keyed: bool
     type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,10 +313,9 @@ class StatefulOp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkOp:
+class SinkOp(_Step):
     """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``."""
 
-    name: str
     topic: str | Callable[..., Any] | None
     key_serde: Serde
     value_serde: Serde
@@ -332,8 +324,6 @@ class SinkOp:
     """A function; or "column": the input's value is ``struct<partition, value>``; or how the bytes
     of the key say it, one of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`. None: as
     Java does."""
-    inputs: tuple[int, ...]
-    where: str | None
 
 
 StepOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
@@ -345,7 +335,7 @@ def _made(op: PlanOp) -> tuple[int, ...]:
         return tuple(projection.output for projection in op.projections)
     if isinstance(op, StatefulOp) and op.old is not None:
         return op.output, op.old
-    return () if isinstance(op, SinkOp | PrintOp) else (op.output,)
+    return () if op.output < 0 else (op.output,)
 
 
 def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
@@ -419,8 +409,7 @@ class PhysicalPlan:
 
     @property
     def columns(self) -> tuple[ColumnsOp, ...]:
-        """All that compute Columns, in the order in which they run; those of rows that an operator
-        looks up behind the operator's records."""
+        """All that compute Columns, as they run; those of looked-up rows behind the records'."""
         found: list[Any] = []
         for op in (*self.times, *self.ops):
             found += [op]
@@ -440,10 +429,8 @@ class PhysicalPlan:
 
     def whole_stores(self) -> tuple[StoreSpec, ...]:
         """The stores of global tables, of topics and of DataFrames."""
-        return (
-            *(table.store for table in self.global_tables),
-            *(table.store for table in self.loaded_tables),
-        )
+        tables: list[GlobalTable | LoadedTable] = [*self.global_tables, *self.loaded_tables]
+        return tuple(table.store for table in tables)
 
     @property
     def functions(self) -> bool:
@@ -452,8 +439,7 @@ class PhysicalPlan:
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
-        """Sub-topologies that the wall clock has to look at, and how often (ms): as often as the
-        fastest of their operators."""
+        """Sub-topologies that the wall clock runs, and how often (ms): for their fastest."""
         found: dict[int, int] = {}
         for op in self.stateful:
             if (every_ms := op.operator.wall_clock_interval_ms) is not None:
@@ -491,18 +477,14 @@ class PhysicalPlan:
 
 def shown_by(op: StatefulOp, spec: StoreSpec) -> ResultDecoder:
     """Reads the values of one of an operator's stores as `PhysicalPlan.value_results`."""
-    if isinstance(op.operator, ProcessorOperator) or _beside(op, spec):
-        return spec.value_serde
     operator: Any = op.operator
+    beside = spec is not op.stores[0] and not operator.joins  # the one that the table shows
+    if isinstance(operator, ProcessorOperator) or beside:
+        return spec.value_serde
     if getattr(operator, "value_serde", None) != spec.value_serde:
         return BytesSerde()  # no table shows them
     results: ResultDecoder = operator.results
     return results
-
-
-def _beside(op: StatefulOp, spec: StoreSpec) -> bool:
-    """True if it is a store beside the one that an operator's table shows."""
-    return spec is not op.stores[0] and not op.operator.joins
 
 
 def _has_function(value: Any) -> bool:
@@ -578,11 +560,8 @@ _Graph = TypeVar("_Graph", bound=Graph)
 
 
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
-    """The operators of ``topology`` in order. ``subtopology_of`` maps node names to sub-topology
-    numbers."""
-    planner = _Planner(topology, subtopology_of, application_id)
-    planner.place_all()
-    return planner.finish()
+    """The operators in order. ``subtopology_of``: the number of each node's sub-topology."""
+    return _Planner(topology, subtopology_of, application_id).finish()
 
 
 def emitting_every_update(topology: Graph) -> Graph:
@@ -610,37 +589,32 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
     return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
 
 
-def _function_op(node: FunctionNode, inputs: tuple[int, ...], output: int) -> FunctionOp:
-    return FunctionOp(
-        name=node.name,
-        op=node.op,
-        fn=node.fn,
-        type=node.out,
-        inputs=inputs,
-        output=output,
-        where=node.where,
-    )
+def _step_op(
+    node: FunctionNode | TakeNode | UnnestNode, inputs: tuple[int, ...], output: int
+) -> FunctionOp | TakeOp | UnnestOp:
+    found: dict[str, Any] = {"name": node.name, "inputs": inputs, "output": output}
+    found["where"] = node.where
+    match node:
+        case FunctionNode():
+            return FunctionOp(**found, op=node.op, fn=node.fn, type=node.out)
+        case TakeNode():
+            return TakeOp(**found, taken=node.taken)
+        case UnnestNode():
+            return UnnestOp(**found, keyed=node.keyed, type=node.out)
 
 
-def _is_op_of(op: object, name: str) -> bool:
-    return isinstance(op, StatefulOp) and op.name == name
-
-
+@dataclass
 class _Columns:
     """Projections that become one `ColumnsOp`."""
 
-    def __init__(self, given: int) -> None:
-        self.input = given
-        self.projections: list[Projection | Choice] = []
+    input: int
+    projections: list[Projection | Choice] = field(default_factory=list)
 
     def op(self, read: Collection[int]) -> ColumnsOp:
         """``read``: the slots that operators read."""
         made = (projection.output for projection in self.projections)
-        return ColumnsOp(
-            projections=tuple(self.projections),
-            input=self.input,
-            outputs=tuple(slot for slot in made if slot in read),
-        )
+        outputs = tuple(slot for slot in made if slot in read)
+        return ColumnsOp(projections=tuple(self.projections), input=self.input, outputs=outputs)
 
 
 class _Planner:
@@ -695,10 +669,6 @@ class _Planner:
 
     # -- placing -----------------------------------------------------------------------------------
 
-    def place_all(self) -> None:
-        for node in self._topology.nodes:
-            self._outputs[node.name] = tuple(self._place(node))
-
     def _place(self, node: Node) -> Iterator[int]:
         match node:
             case SourceNode():
@@ -715,7 +685,16 @@ class _Planner:
             case SinkNode():
                 self._place_sink(node)
             case PrintNode():
-                self._place_print(node)
+                self._sides[node.name] = (node.inputs,)
+                self._ops.append(
+                    PrintOp(
+                        name=node.name,
+                        title=node.title,
+                        rows=node.rows,
+                        inputs=self._inputs(node),
+                        where=node.where,
+                    )
+                )
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
@@ -728,6 +707,8 @@ class _Planner:
                 )
 
     def _place_source(self, node: SourceNode) -> Iterator[int]:
+        # Somebody else writes keys that a store relies on.
+        relied_on = node.kind != "repartition" and node.name in self._keyed
         for topic in node.topics:
             slot = self._slot(node.name, node.out)
             self._sources.append(
@@ -744,14 +725,10 @@ class _Planner:
                     slot=slot,
                     own_times=node.extractor is None,
                     idle=self._idle.get(node.name, {}).get(topic),
-                    partitioner=self._partitioners.get(topic) if self._looked_at(node) else None,
+                    partitioner=self._partitioners.get(topic) if relied_on else None,
                 )
             )
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
-
-    def _looked_at(self, node: SourceNode) -> bool:
-        """True if somebody else writes keys that a store relies on."""
-        return node.kind != "repartition" and node.name in self._keyed
 
     def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
         """The slot of a topic's records with the times that the source's extractor gives them."""
@@ -802,33 +779,28 @@ class _Planner:
         sides = tuple(tuple(slot for name in side for slot in self._outputs[name]) for side in read)
         inputs = tuple(slot for side in sides for slot in side)
         out = self._slot(node.name, node.out)
-        op: StepOp
-        if isinstance(node, FunctionNode):
-            op = _function_op(node, inputs, out)
-        elif isinstance(node, TakeNode):
-            op = TakeOp(node.name, node.taken, inputs, out)
-        elif isinstance(node, UnnestNode):
-            op = UnnestOp(node.name, node.keyed, node.out, inputs, out)
-        else:
-            op = StatefulOp(
-                name=node.name,
-                operator=node.operator,
-                stores=node.stores,
-                reads=node.reads,
-                subtopology=self._sub[node.name],
-                type=node.out,
-                sides=sides,
-                output=out,
-                where=node.where,
-                together=group,
-                links=links,
-                idle=self._idle_names(node),
-                old_sides=self._old_sides(node, node.operator.old_sides),
-            )
+        if not isinstance(node, StatefulNode):
+            self._ops.append(_step_op(node, inputs, out))
+            yield out
+            return
+        op = StatefulOp(
+            name=node.name,
+            operator=node.operator,
+            stores=node.stores,
+            reads=node.reads,
+            subtopology=self._sub[node.name],
+            type=node.out,
+            sides=sides,
+            output=out,
+            where=node.where,
+            together=group,
+            links=links,
+            idle=self._idle_names(node),
+            old_sides=self._old_sides(node, node.operator.old_sides),
+        )
         self._ops.append(op)
-        if isinstance(node, StatefulNode):
-            for names in dict.fromkeys(node.operator.through):
-                self._through.append((node.name, self._place_through(node, names)))
+        for names in dict.fromkeys(node.operator.through):
+            self._through.append((node.name, self._place_through(node, names)))
         yield out
 
     # -- tables that are asked (note 035) ----------------------------------------------------------
@@ -852,7 +824,7 @@ class _Planner:
             case ProjectNode():
                 self._project(Projection(node, given, out), ops)
             case FunctionNode():
-                ops.append(_function_op(node, (given,), out))
+                ops.append(_step_op(node, (given,), out))
             case StatefulNode():
                 assert isinstance(node.operator.asked, ProcessorOperator)
                 ask = AskOp(
@@ -882,10 +854,10 @@ class _Planner:
         if isinstance(node, StatefulNode) and node.operator.asked is None:
             self._old[name] = self._slot(name, node.out)
             sides = self._old_sides(node, node.operator.old_from)
-            at = next(n for n, op in enumerate(self._ops) if _is_op_of(op, name))
-            op = self._ops[at]
-            assert isinstance(op, StatefulOp)
-            self._ops[at] = replace(op, old=self._old[name], old_sides={**op.old_sides, **sides})
+            for at, op in enumerate(self._ops):
+                if isinstance(op, StatefulOp) and op.name == name:
+                    sides = {**op.old_sides, **sides}
+                    self._ops[at] = replace(op, old=self._old[name], old_sides=sides)
         else:
             given = self._old_of(node.inputs[0])
             self._old[name] = self._again(node, given, self._ops, self._sub[name])
@@ -897,50 +869,38 @@ class _Planner:
         found = (self._idle.get(source.name, {}) for source in sources_of(self._topology, node))
         return tuple(one.kept for topics in found for one in topics.values())
 
-    def _place_print(self, node: PrintNode) -> None:
-        inputs = self._inputs(node)
-        self._sides[node.name] = (node.inputs,)
-        op = PrintOp(
-            name=node.name, title=node.title, rows=node.rows, inputs=inputs, where=node.where
-        )
-        self._ops.append(op)
-
     def _place_sink(self, node: SinkNode) -> None:
         inputs = self._inputs(node)
         self._sides[node.name] = (node.inputs,)
+        repartition = node.kind == "repartition"
+
+        def chosen(what: str, column: ColumnExpr, kind: pa.DataType) -> tuple[int, ...]:
+            return tuple(self._choice(node, what, column, kind, one, self._ops) for one in inputs)
+
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, ColumnExpr):
-            topic = None
-            chosen = node.topic
-            inputs = tuple(
-                self._choice(node, "topic", chosen, pa.string(), slot, self._ops) for slot in inputs
-            )
+            topic, inputs = None, chosen("topic", node.topic, pa.string())
         elif isinstance(node.topic, FunctionExpr):
             topic = node.topic.fn
         else:
-            topic = f"{self._app}-{node.topic}" if node.kind == "repartition" else node.topic
-        partitioner: str | Callable[..., Any] | None = None
+            topic = f"{self._app}-{node.topic}" if repartition else node.topic
+        partitioner: str | Callable[..., Any] | None
         if isinstance(node.partitioner, ColumnExpr):
-            said = node.partitioner
-            inputs = tuple(
-                self._choice(node, "partition", said, said.type, slot, self._ops) for slot in inputs
-            )
             partitioner = "column"
+            inputs = chosen("partition", node.partitioner, node.partitioner.type)
         elif isinstance(node.partitioner, FunctionExpr):
             partitioner = node.partitioner.fn
-        elif node.kind == "repartition":
-            by = self._partitioners.get(str(node.topic), MURMUR2)
-            partitioner = None if by == MURMUR2 else by
+        elif repartition:
+            partitioner = self._partitioners.get(str(node.topic))
         else:
-            by = node.partitioner or usual(node.key_serde)
-            partitioner = None if by == MURMUR2 else by
+            partitioner = node.partitioner or usual(node.key_serde)
         op = SinkOp(
             name=node.name,
             topic=topic,
-            partitioner=partitioner,
+            partitioner=None if partitioner == MURMUR2 else partitioner,
             key_serde=node.key_serde,
             value_serde=node.value_serde,
-            drop_null_keys=node.kind == "repartition" and not self._null_keys_are_taken(node),
+            drop_null_keys=repartition and not self._null_keys_are_taken(node),
             inputs=inputs,
             where=node.where,
         )
@@ -979,6 +939,8 @@ class _Planner:
     # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
+        for node in self._topology.nodes:
+            self._outputs[node.name] = tuple(self._place(node))
         through = [one for _, one in self._through]
         read = {one.output for one in through}
         for op in (*self._times, *self._ops, *(op for one in through for op in one.ops)):

@@ -45,44 +45,30 @@ class Topology(Graph, Telling):
 
     def flows(self) -> dict[str, list[str]]:
         """The topics that the program reads and writes, and the stores that it keeps."""
-        sources = [
-            node
-            for node in self.nodes
-            if isinstance(node, SourceNode) and node.kind != "repartition"
-        ]
-        sinks = [
-            node for node in self.nodes if isinstance(node, SinkNode) and node.kind != "repartition"
-        ]
-        stores = [
-            spec.name
-            for node in self.nodes
-            if isinstance(node, StatefulNode)
-            for spec in node.stores
-        ]
-        tables = [node for node in self.nodes if isinstance(node, WholeTableNode)]
-        return {
-            "reads": [
-                *(topic for node in sources for topic in node.topics),
-                *(node.topic for node in tables if isinstance(node, GlobalTableNode)),
-            ],
-            "keeps": [*stores, *(node.store.name for node in tables)],
-            "writes": [
-                node.topic if isinstance(node.topic, str) else "a topic per record"
-                for node in sinks
-            ],
-        }
+        parts: dict[str, list[str]] = {"reads": [], "keeps": [], "writes": []}
+        whole = [node for node in self.nodes if isinstance(node, WholeTableNode)]
+        for node in self.nodes:
+            if isinstance(node, SourceNode) and node.kind != "repartition":
+                parts["reads"] += node.topics
+            elif isinstance(node, SinkNode) and node.kind != "repartition":
+                named = isinstance(node.topic, str)
+                parts["writes"].append(str(node.topic) if named else "a topic per record")
+            elif isinstance(node, StatefulNode):
+                parts["keeps"] += [spec.name for spec in node.stores]
+        parts["reads"] += [node.topic for node in whole if isinstance(node, GlobalTableNode)]
+        parts["keeps"] += [node.store.name for node in whole]
+        return parts
 
     def __repr__(self) -> str:
-        parts = [f"{verb} {', '.join(names)}" for verb, names in self.flows().items() if names]
-        return f"Topology({'; '.join(parts)})"
+        said = (f"{verb} {', '.join(names)}" for verb, names in self.flows().items() if names)
+        return f"Topology({'; '.join(said)})"
 
     def _repr_html_(self) -> str:
         return as_svg(self)
 
 
 def checked_topology(given: object, taker: str) -> Topology:
-    """``given`` if it is a topology, else TopologyError: what ``taker``, the name of a class,
-    takes."""
+    """``given`` if it is a topology, else TopologyError: what the class ``taker`` takes."""
     if isinstance(given, Topology):
         return given
     builder = not isinstance(given, type) and callable(getattr(given, "build", None))

@@ -35,7 +35,7 @@ from everflow.serdes.by_record import ByRecord
 from everflow.serdes.lists import ListSerde
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import GlobalTableNode, Graph, SourceNode, StatefulNode, WholeTableNode
+from everflow.topology.graph import GlobalTableNode, Graph, SourceNode, StatefulNode
 from everflow.topology.partitioners import spread_otherwise
 from everflow.topology.subtopologies import SubTopologies, SubTopology
 from everflow.user_program import place
@@ -227,13 +227,12 @@ def _described(node: StatefulNode, store: StoreSpec, differs: str) -> str:
 def _refusal(application_id: str, differs: str) -> StoreLayoutError:
     return StoreLayoutError(
         f"Application {application_id} has stored something else than this program reads, so it "
-        f"was not started.\n{differs}\n"
-        "Read as it is written now, what is stored would give wrong figures. Nothing was read or "
-        "changed; instances that run the old program go on.\nTo keep what is stored, write the "
-        "operator as it was. To keep the change, give the program an application.id of its own: it "
-        "makes its stores anew, from the input as auto.offset.reset says; or give the store "
-        "another name and start once with --create-new-topics: it begins empty, with what is read "
-        f"from then on.\n{start_over(application_id)}",
+        f"was not started.\n{differs}\nRead as it is written now, what is stored would give wrong "
+        "figures. Nothing was read or changed; instances that run the old program go on.\nTo keep "
+        "what is stored, write the operator as it was. To keep the change, give the program an "
+        "application.id of its own: it makes its stores anew, from the input as auto.offset.reset "
+        "says; or give the store another name and start once with --create-new-topics: it begins "
+        f"empty, with what is read from then on.\n{start_over(application_id)}",
         difference=differs,
     )
 
@@ -248,8 +247,7 @@ def _json(data: object) -> str:
 def _words(
     type_: pa.DataType, folds: tuple[str, ...], *, ordered: bool, ordered_inside: bool
 ) -> str:
-    """A type; of a struct its fields. Whether fields may be null is left out: the bytes are the
-    same."""
+    """A type, of a struct its fields; without null or not: the bytes are the same."""
     fields = (
         _fields(type_, ordered, ordered_inside)
         if pa.types.is_struct(type_)
@@ -286,20 +284,19 @@ _LINES_SHOWN = 12
 
 
 def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
-    """The sorted lines, without the application id: one per input topic, repartition topic written,
-    and store."""
-    kept = [
-        f"sub-topology {one.index} keeps all of {_origin(one.node)} in {_store(one.node.store)}"
-        for one in subs.global_tables
-    ]
+    """Sorted lines without the application id: of input and repartition topics and stores."""
+    kept = []
+    for one in subs.global_tables:
+        topic = one.node.topic if isinstance(one.node, GlobalTableNode) else None
+        origin = "a DataFrame" if topic is None else f"topic {topic}"
+        kept.append(f"sub-topology {one.index} keeps all of {origin} in {_store(one.node.store)}")
     spread = spread_otherwise(subs.topology)
     kept += [f"store {store} is spread by {by}" for store, by in spread.items()]
     return tuple(sorted([line for sub in subs.subtopologies for line in _lines(sub)] + kept))
 
 
 def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """The lines that only one side has (``+`` here, ``-`` there), at most 12; empty if they are
-    equal."""
+    """The lines that only one side has (``+`` here, ``-`` there), at most 12."""
     only_mine, only_theirs = set(mine) - set(theirs), set(theirs) - set(mine)
     # Sorted by the line, so that the two versions of a store stand side by side.
     lines = sorted(
@@ -312,10 +309,6 @@ def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
     return "\n".join(shown)
 
 
-def _origin(node: WholeTableNode) -> str:
-    return f"topic {node.topic}" if isinstance(node, GlobalTableNode) else "a DataFrame"
-
-
 def _lines(sub: SubTopology) -> list[str]:
     at = f"sub-topology {sub.index}"
     sources = {
@@ -324,10 +317,10 @@ def _lines(sub: SubTopology) -> list[str]:
     # Not the types of the user's topics: what an instance reads of a record is its own affair until
     # it is stored.
     lines = [f"{at} reads {_named(sources[topic], topic)}" for topic in sub.source_topics]
-    lines += [
-        f"{at} reads repartition topic {topic} ({_types(sources[topic])})"
-        for topic in sub.repartition_sources
-    ]
+    for topic in sub.repartition_sources:
+        key = serde_words(sources[topic].key_serde, key=True)
+        value = serde_words(sources[topic].value_serde)
+        lines.append(f"{at} reads repartition topic {topic} (key {key}, value {value})")
     lines += [f"{at} writes repartition topic {topic}" for topic in sub.repartition_sinks]
     # A pattern once: an instance that starts when there is one topic more fits the others.
     return list(dict.fromkeys(lines)) + [f"{at} has {_store(store)}" for store in sub.stores]
@@ -336,10 +329,6 @@ def _lines(sub: SubTopology) -> list[str]:
 def _named(source: SourceNode, topic: str) -> str:
     pattern = source.reading.pattern
     return f"topic {topic}" if pattern is None else f"topics that match {pattern.pattern}"
-
-
-def _types(node: SourceNode) -> str:
-    return f"key {serde_words(node.key_serde, key=True)}, value {serde_words(node.value_serde)}"
 
 
 def _store(store: StoreSpec) -> str:

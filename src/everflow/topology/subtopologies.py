@@ -7,8 +7,9 @@ names are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 
 from everflow.errors import TopologyError
@@ -184,8 +185,7 @@ def tasks(
 
 
 def _groups(topology: Graph) -> dict[str, str]:
-    """Node name -> representative of its group: nodes are connected by edges and by shared
-    stores."""
+    """Node -> representative of its group: edges and shared stores connect nodes."""
     parent = {node.name: node.name for node in topology.nodes}
 
     def root(name: str) -> str:
@@ -208,28 +208,21 @@ def _groups(topology: Graph) -> dict[str, str]:
 def _subtopology(index: int, nodes: tuple[Node, ...]) -> SubTopology:
     sources = [node for node in nodes if isinstance(node, SourceNode)]
     sinks = [node for node in nodes if isinstance(node, SinkNode) and node.kind == "repartition"]
-    stores = {
-        store.name: store
-        for node in nodes
-        if isinstance(node, StatefulNode)
-        for store in node.stores
-    }
+    stateful = [node for node in nodes if isinstance(node, StatefulNode)]
+    stores = {store.name: store for node in stateful for store in node.stores}
+
+    def topics(internal: bool) -> tuple[str, ...]:
+        read = (node.topics for node in sources if (node.kind == "repartition") is internal)
+        return tuple(dict.fromkeys(chain.from_iterable(read)))
+
     return SubTopology(
         index=index,
         nodes=nodes,
-        source_topics=_unique(
-            topic for node in sources if node.kind != "repartition" for topic in node.topics
-        ),
-        repartition_sources=_unique(
-            topic for node in sources if node.kind == "repartition" for topic in node.topics
-        ),
-        repartition_sinks=_unique(str(node.topic) for node in sinks),
+        source_topics=topics(internal=False),
+        repartition_sources=topics(internal=True),
+        repartition_sinks=tuple(dict.fromkeys(str(node.topic) for node in sinks)),
         stores=tuple(stores.values()),
     )
-
-
-def _unique(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
 
 
 # --- partition counts -----------------------------------------------------------------------------
@@ -237,11 +230,11 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int]) -> None:
     for node in subs.topology.nodes:
-        topics: tuple[str, ...] = ()
-        if isinstance(node, SourceNode) and node.kind != "repartition":
-            topics = node.topics
-        elif isinstance(node, GlobalTableNode):
+        topics = node.topics if isinstance(node, SourceNode) else ()
+        if isinstance(node, GlobalTableNode):
             topics = (node.topic,)
+        elif isinstance(node, SourceNode) and node.kind == "repartition":
+            continue
         missing = [topic for topic in topics if topic not in partition_counts]
         if missing:
             raise TopologyError(
@@ -332,9 +325,8 @@ def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) ->
     for name in declared:
         count(name, frozenset())
     changed = True
-    while (
-        changed
-    ):  # groups of internal topics only share the largest count, which may widen topics behind them
+    # Groups of internal topics only share the largest count, which may widen topics behind them.
+    while changed:
         changed = False
         for meeting in meetings:
             widest = max(resolved[name] for name in meeting.topics)
@@ -349,12 +341,9 @@ def _fixed_by_copartitioning(
     external: Mapping[str, int],
     declared: Mapping[str, RepartitionTopic],
 ) -> dict[str, int]:
-    """Repartition topics whose count is enforced, or given by topics that they meet; TopologyError
-    where those disagree."""
-    fixed: dict[str, int] = {}
-    for name, topic in declared.items():
-        if topic.partitions is not None:
-            fixed[name] = topic.partitions
+    """Counts that are enforced, or given by topics that are met; TopologyError for several."""
+    counts = {name: topic.partitions for name, topic in declared.items()}
+    fixed = {name: count for name, count in counts.items() if count is not None}
     for meeting in meetings:
         known = {**fixed, **external}
         meeting.require_equal(known)

@@ -7,54 +7,32 @@ They cost a second decoding; batches that do not fail never see them.
 """
 
 from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextlib import ExitStack
-from contextlib import contextmanager
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from everflow.errors import DamagedEntryError
-from everflow.handlers import chain
-from everflow.handlers import is_outage
-from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.processors.stores import VersionEntries
-from everflow.operators.processors.stores import entry_with
-from everflow.operators.processors.stores import shown_changes
-from everflow.protocol.messages import StorePlace
-from everflow.protocol.messages import TaskContext
-from everflow.records import EdgeBatch
-from everflow.records import StoreChanges
-from everflow.records import TaskId
-from everflow.records import TasksResult
-from everflow.serdes.base import ResultDecoder
-from everflow.serdes.base import SerdeError
-from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.changelog import TIMESTAMP_BYTES
-from everflow.state.changelog import expiry_times
-from everflow.state.overlay import OverlayView
-from everflow.state.store import Bounds
-from everflow.state.store import Entry
-from everflow.state.store import OPEN
-from everflow.state.store import StoreSpec
-from everflow.state.store import StoreView
-from everflow.state.store import Version
-from everflow.state.store import WholeView
-from everflow.topology.plan import StatefulOp
-from everflow.topology.plan import shown_by
-from everflow.user_program import error_text
-from everflow.user_program import shown
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
+
 import numpy as np
 import pyarrow as pa
-import struct
+
+from everflow.errors import DamagedEntryError
+from everflow.handlers import chain, is_outage
+from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.processors.stores import VersionEntries, entry_with, shown_changes
+from everflow.protocol.messages import StorePlace, TaskContext
+from everflow.records import EdgeBatch, StoreChanges, TaskId, TasksResult
+from everflow.serdes.base import ResultDecoder, SerdeError
+from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES, expiry_times
+from everflow.state.overlay import OverlayView
+from everflow.state.store import OPEN, Bounds, Entry, StoreSpec, StoreView, Version, WholeView
+from everflow.topology.plan import StatefulOp, shown_by
+from everflow.user_program import error_text, shown
 
 # --- views ----------------------------------------------------------------------------------------
 

@@ -30,10 +30,10 @@ def test_a_function_that_fails_names_the_record() -> None:
     ("build", "message"),
     [
         (lambda s: s.deduplicate("1 second"), "deduplicate keeps"),
-        (lambda s: s.deduplicate("0 s", store="s"), r"within='0 s' is 0 ms; it is 1 ms at least"),
+        (lambda s: s.deduplicate("0 s", store="s"), r"within is above 0, found 0 ms"),
         (
             lambda s: s.deduplicate("1 s", grace=-1, store="s"),
-            r"grace=-1.*-1.*0.*least",
+            r"grace.*negative.*-1",
         ),
         (lambda s: s.deduplicate("1 s", by="value.id", store="s"), r"write F\.col\('value\.id'\)"),
         (

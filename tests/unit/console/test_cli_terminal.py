@@ -29,11 +29,11 @@ EDGE = EdgeType(pa.string(), pa.int64())
 
 
 def source(name: str, *topics: str, kind: str = "stream") -> SourceNode:
-    return SourceNode(name, (), EDGE, None, topics, TEXT, NUMBER, kind)
+    return SourceNode(name, (), EDGE, topics, TEXT, NUMBER, kind)
 
 
 def sink(name: str, topic: str, kind: str = "sink") -> SinkNode:
-    return SinkNode(name, ("a",), EDGE, None, topic, TEXT, NUMBER, kind)
+    return SinkNode(name, ("a",), EDGE, topic, TEXT, NUMBER, kind)
 
 
 def counted(name: str, store: str) -> StatefulNode:
@@ -41,7 +41,6 @@ def counted(name: str, store: str) -> StatefulNode:
         name,
         ("a",),
         EDGE,
-        None,
         "AGGREGATE",
         TableSpec(store, TEXT, NUMBER),
         (StoreSpec(name=store, kind="key_value", key_serde=TEXT, value_serde=NUMBER),),

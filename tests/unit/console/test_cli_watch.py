@@ -106,8 +106,8 @@ def test_nothing_is_known_until_all_topics_exist() -> None:
 def test_input_topics_hold_repartition_topics_by_their_full_name() -> None:
     edge, text = EdgeType(pa.string(), pa.string()), serdes.string()
     nodes: Any = (
-        SourceNode("a", (), edge, None, ("flights", "weather"), text, text),
-        SourceNode("b", (), edge, None, ("by-route-repartition",), text, text, "repartition"),
+        SourceNode("a", (), edge, ("flights", "weather"), text, text),
+        SourceNode("b", (), edge, ("by-route-repartition",), text, text, "repartition"),
     )
     assert input_topics(Topology(nodes), "app") == [
         "flights",

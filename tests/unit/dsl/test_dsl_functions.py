@@ -30,12 +30,12 @@ class Method:
     ],
 )
 def test_arguments_follow_the_signature(fn: Any, expected: object) -> None:
-    assert key_value_function(fn, "map_values", None)("key", "value") == expected
+    assert key_value_function(fn, "map_values")("key", "value") == expected
 
 
 def test_other_counts_are_refused() -> None:
     with pytest.raises(TopologyError, match="takes 3 arguments"):
-        key_value_function(lambda a, b, c: None, "filter", "app.py:1")
+        key_value_function(lambda a, b, c: None, "filter")
 
 
 def test_a_tables_filter_is_not_asked_about_deletions() -> None:

@@ -81,7 +81,7 @@ class World:
         ("w.stream.join(w.world, on=F.col('key'), store='x')", "windows=.*store="),
         ("w.stream.join(w.world, on=F.col('key'), windows=FIVE)", r"windows=.*grace="),
         ("w.stream.outer_join(w.world)", r"changes.*results"),
-        ("w.foreign.join(w.world, on=F.col('key'))", r"global.*StreamsBuilder"),
+        ("w.foreign.join(w.world, on=F.col('key'))", "same StreamsBuilder"),
         (
             "w.stream.join(w.world, lambda k, m, l, r, x: 1, on=F.col('key'), returns='int')",
             r"calls.*function",
@@ -90,7 +90,7 @@ class World:
         ("w.stream.lookup_join(w.world, grace=1, store='x')", "lookup_join needs on="),
         (
             "w.foreign.lookup_join(w.world, grace=1, on=F.col('key'), store='x')",
-            r"lookup_join.*global.*StreamsBuilder",
+            r"lookup_join.*same StreamsBuilder",
         ),
         ("w.stream.lookup_join(w.other, grace=1, store='x')", r"lookup_join.*global"),
         ("w.stream.lookup_join(w.table, grace=1, on=F.col('key'), store='x')", r"on=.*global"),

@@ -191,7 +191,7 @@ MISTAKES = [
     ),
     (
         "Materialized('n', retention=-1)",
-        r"Materialized\('n'\): a retention is above zero, found -1 ms",
+        r"Materialized\('n'\): retention is above 0, found -1 ms",
     ),
     ("Materialized('n', retention='long')", "cannot read the duration"),
     ("Materialized('n', caching='no')", "caching is True or False, found 'no'"),

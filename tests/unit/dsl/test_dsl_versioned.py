@@ -41,7 +41,10 @@ class World:
     [
         ("w.builder.table('x', store=Materialized('x', history=-1))", r"history.*-1"),
         ("w.builder.table('x', store=Materialized('x', history='long'))", "duration 'long'"),
-        ("w.builder.table('x', store=Materialized('x', history=0))", "found 0 ms: write history="),
+        (
+            "w.builder.table('x', store=Materialized('x', history=0))",
+            "history is above 0, found 0 ms",
+        ),
         ("w.builder.table('x', store='x', history=5)", "table takes no history="),
         ("w.stream.to_table(store=Materialized('x', history=-5))", r"history.*-5"),
         ("w.stream.join(w.table, grace=5, store='x')", "takes a versioned table.*history='1 hour'"),

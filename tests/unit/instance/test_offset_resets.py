@@ -23,7 +23,6 @@ def source(topic: str, offset_reset: str | None = None, kind: str = "stream") ->
         f"source-{topic}",
         (),
         BYTES,
-        None,
         (topic,),
         serdes.bytes_(),
         serdes.bytes_(),

@@ -13,7 +13,7 @@ EDGE = EdgeType(pa.string(), pa.string())
 
 def graph(**inputs: str) -> list[Node]:
     """Nodes in the order in which they were added; each with its inputs."""
-    return [MergeNode(name, tuple(given.split()), EDGE, None) for name, given in inputs.items()]
+    return [MergeNode(name, tuple(given.split()), EDGE) for name, given in inputs.items()]
 
 
 @pytest.mark.parametrize(

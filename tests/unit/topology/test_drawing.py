@@ -32,20 +32,20 @@ def topology() -> Topology:
     store = StoreSpec(name="counts", kind="key_value", key_serde=S, value_serde=S)
     return Topology(
         (
-            SourceNode("source", (), TEXTS, "a.py:1", ("orders", "returns"), S, S),
+            SourceNode("source", (), TEXTS, ("orders", "returns"), S, S, where="a.py:1"),
             FunctionNode(
-                "<b>large & small</b>", ("source",), TEXTS, "a.py:2", "FILTER", "filter", len
+                "<b>large & small</b>", ("source",), TEXTS, "FILTER", "filter", len, where="a.py:2"
             ),
             StatefulNode(
                 "count",
                 ("<b>large & small</b>",),
                 TEXTS,
-                "a.py:3",
                 "AGGREGATE",
                 TableSpec("large", store.key_serde, store.value_serde),
                 (store,),
+                where="a.py:3",
             ),
-            SinkNode("sink", ("count",), TEXTS, "a.py:4", "totals", S, S),
+            SinkNode("sink", ("count",), TEXTS, "totals", S, S, where="a.py:4"),
         )
     )
 

@@ -33,7 +33,7 @@ STORE = store_spec(
 def program(
     store: StoreSpec = STORE, topic: str = "flights", stateless: bool = False
 ) -> tuple[str, ...]:
-    source = SourceNode("SRC", (), EDGE, "app.py:1", (topic,), BYTES, BYTES)
+    source = SourceNode("SRC", (), EDGE, (topic,), BYTES, BYTES, where="app.py:1")
     middle = (
         (ProjectNode(name="MAP", inputs=("SRC",), out=EDGE, where="app.py:2", label="MAPVALUES"),)
         if stateless
@@ -43,23 +43,20 @@ def program(
         "OUT",
         ("MAP" if stateless else "SRC",),
         EDGE,
-        None,
         "by-carrier-repartition",
         BYTES,
         BYTES,
         "repartition",
     )
-    again = SourceNode(
-        "SRC2", (), EDGE, None, ("by-carrier-repartition",), BYTES, BYTES, "repartition"
-    )
+    again = SourceNode("SRC2", (), EDGE, ("by-carrier-repartition",), BYTES, BYTES, "repartition")
     count = StatefulNode(
         "COUNT",
         ("SRC2",),
         EDGE,
-        "app.py:3",
         "AGGREGATE",
         TableSpec(store.name, BYTES, BYTES),
         (store,),
+        where="app.py:3",
     )
     return fingerprint(
         cut(

@@ -57,7 +57,6 @@ def program(*stores: StoreSpec) -> Topology:
                 f"AGG-{at}",
                 (),
                 EDGE,
-                None,
                 "AGGREGATE",
                 TableSpec(one.name, one.key_serde, one.value_serde),
                 (one,),

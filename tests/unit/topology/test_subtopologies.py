@@ -29,19 +29,19 @@ DAY_MS = 86_400_000
 
 
 def source(name: str, *topics: str, kind: str = "stream") -> SourceNode:
-    return SourceNode(name, (), EDGE, f"app.py:{len(name)}", topics, BYTES, BYTES, kind)
+    return SourceNode(name, (), EDGE, topics, BYTES, BYTES, kind, where=f"app.py:{len(name)}")
 
 
 def through(topic: str, *inputs: str) -> tuple[Node, Node]:
     """Sink and source of a repartition topic."""
-    sink = SinkNode(f"{topic}-sink", inputs, EDGE, None, topic, BYTES, BYTES, "repartition")
+    sink = SinkNode(f"{topic}-sink", inputs, EDGE, topic, BYTES, BYTES, "repartition")
     return sink, source(f"{topic}-source", topic, kind="repartition")
 
 
 def stateful(name: str, *inputs: str, store: StoreSpec | None = None) -> StatefulNode:
     spec = store or store_spec(f"{name}-store", key=BYTES, value=BYTES)
     return StatefulNode(
-        name, inputs, EDGE, "app.py:9", "AGGREGATE", TableSpec(name, BYTES, BYTES), (spec,)
+        name, inputs, EDGE, "AGGREGATE", TableSpec(name, BYTES, BYTES), (spec,), where="app.py:9"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_repartition_topic_that_its_own_sub_topology_reads() -> None:
     nodes = (
         source("S1", "a"),
         *through("r-repartition", "S1"),
-        MergeNode("M", ("S1", "r-repartition-source"), EDGE, None),
+        MergeNode("M", ("S1", "r-repartition-source"), EDGE),
     )
     topology = Topology(nodes, (RepartitionTopic("r-repartition"),))
     found = internal_topics(cut(topology), {"a": 3}, "app")
@@ -170,7 +170,7 @@ def test_topics_that_meet_in_a_stateful_operator_need_equal_counts() -> None:
     nodes = (
         source("S1", "a"),
         source("S2", "b"),
-        MergeNode("M", ("S1", "S2"), EDGE, None),
+        MergeNode("M", ("S1", "S2"), EDGE),
         stateful("A", "M"),
     )
     subs = cut(Topology(nodes))
@@ -181,7 +181,7 @@ def test_topics_that_meet_in_a_stateful_operator_need_equal_counts() -> None:
 
 
 def test_a_merge_without_state_may_differ() -> None:
-    nodes = (source("S1", "a"), source("S2", "b"), MergeNode("M", ("S1", "S2"), EDGE, None))
+    nodes = (source("S1", "a"), source("S2", "b"), MergeNode("M", ("S1", "S2"), EDGE))
     subs = cut(Topology(nodes))
     counts = {"a": 1, "b": 3}
     internal_topics(subs, counts, "app")
@@ -193,7 +193,7 @@ def test_a_repartition_topic_takes_the_count_of_the_topic_it_meets() -> None:
         source("S1", "a"),
         source("S2", "b"),
         *through("r-repartition", "S1"),
-        MergeNode("M", ("r-repartition-source", "S2"), EDGE, None),
+        MergeNode("M", ("r-repartition-source", "S2"), EDGE),
         stateful("A", "M"),
     )
     free = Topology(nodes, (RepartitionTopic("r-repartition"),))

@@ -60,12 +60,16 @@ def refused(fn: Any) -> str:
     graph = GraphBuilder()
     with pytest.raises(TopologyError) as caught:
         graph.add(
-            FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", fn)
+            FunctionNode(
+                "MAPVALUES-1", ("in",), EDGE, "MAPVALUES", "map_values", fn, where="app.py:7"
+            )
         )
     assert caught.value.where == "app.py:7"
     assert caught.value.code == "EF-NOT-PORTABLE"
     graph.add(
-        FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", str.upper)
+        FunctionNode(
+            "MAPVALUES-1", ("in",), EDGE, "MAPVALUES", "map_values", str.upper, where="app.py:7"
+        )
     )
     return str(caught.value)
 
@@ -164,7 +168,7 @@ def test_what_runs_already() -> None:
 
 def test_the_topology_itself() -> None:
     graph = GraphBuilder()
-    source = graph.add(SourceNode("in", (), EDGE, None, ("in",), serdes.string(), serdes.string()))
+    source = graph.add(SourceNode("in", (), EDGE, ("in",), serdes.string(), serdes.string()))
     stream = KStream(Stream(graph, source, Edge.of(serdes.string(), serdes.string())))
     text = refused(lambda value: stream.to("x"))
     assert "uses the variable `stream`, of type KStream, which" in text
@@ -180,7 +184,9 @@ def test_a_serde_is_named_as_such() -> None:
     with pytest.raises(
         TopologyError, match=r"source: its `key_serde.lock`, of type lock, .*\n  at app.py:3"
     ):
-        graph.add(SourceNode("source", (), EDGE, "app.py:3", ("in",), Odd(LOCK), serdes.string()))  # type: ignore[arg-type]
+        graph.add(
+            SourceNode("source", (), EDGE, ("in",), Odd(LOCK), serdes.string(), where="app.py:3")  # type: ignore[arg-type]
+        )
 
 
 def test_a_variable_of_another_module_of_the_program(program: Program) -> None:
@@ -217,6 +223,6 @@ def test_a_large_table_is_pickled_once_for_all_functions_that_use_it(program: Pr
     )
     graph = GraphBuilder()
     for number, fn in enumerate((module.f, module.g)):
-        graph.add(FunctionNode(f"N-{number}", ("in",), EDGE, None, "MAPVALUES", "map_values", fn))
+        graph.add(FunctionNode(f"N-{number}", ("in",), EDGE, "MAPVALUES", "map_values", fn))
     assert module.Counted.count == 1
     assert "large" in sys.modules

@@ -32,7 +32,7 @@ RECORDS = ("r0", "r1", "r2")
 
 
 def one(name: str) -> FunctionNode:
-    return FunctionNode(name, (), EDGE, None, "MAP", "map_values", lambda _, v: f"{v}>{name}")
+    return FunctionNode(name, (), EDGE, "MAP", "map_values", lambda _, v: f"{v}>{name}")
 
 
 def several(name: str) -> FunctionNode:
@@ -41,25 +41,25 @@ def several(name: str) -> FunctionNode:
     def fn(_: object, value: str) -> list[str]:
         return [f"{value}>{name}{number}" for number in range((len(value) + 1) % 4)]
 
-    return FunctionNode(name, (), EDGE, None, "FLAT", "flat_map_values", fn)
+    return FunctionNode(name, (), EDGE, "FLAT", "flat_map_values", fn)
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """A source, operators and merges of what there is already, and a sink behind all of them."""
-    nodes: list[Node] = [SourceNode("n0", (), EDGE, None, ("in",), TEXT, TEXT)]
+    nodes: list[Node] = [SourceNode("n0", (), EDGE, ("in",), TEXT, TEXT)]
     for number in range(1, draw(st.integers(2, 9))):
         name, before = f"n{number}", st.sampled_from([node.name for node in nodes])
         merges = len(nodes) > 1 and draw(st.integers(0, 2)) == 0
         if merges:
             both = draw(st.lists(before, min_size=2, max_size=2, unique=True))
-            nodes.append(MergeNode(name, tuple(both), EDGE, None))
+            nodes.append(MergeNode(name, tuple(both), EDGE))
         else:
             made = draw(st.sampled_from([one, several]))(name)
             nodes.append(replace(made, inputs=(draw(before),)))
     read = {name for node in nodes for name in node.inputs}
     for node in [node for node in nodes if node.name not in read]:
-        nodes.append(SinkNode(f"to-{node.name}", (node.name,), EDGE, None, node.name, TEXT, TEXT))
+        nodes.append(SinkNode(f"to-{node.name}", (node.name,), EDGE, node.name, TEXT, TEXT))
     return Graph(tuple(nodes))
 
 
@@ -115,17 +115,17 @@ def test_where_one_result_goes_two_ways_nothing_is_kept_of_the_ways() -> None:
     """Branches of a stream that are merged again, behind whatever: the usual program."""
     fn = one("a").fn
     nodes = [
-        SourceNode("in", (), EDGE, None, ("in",), TEXT, TEXT),
-        FunctionNode("a", ("in",), EDGE, None, "MAP", "map_values", fn),
-        FunctionNode("b", ("in",), EDGE, None, "MAP", "map_values", fn),
-        MergeNode("both", ("b", "a"), EDGE, None),
-        FunctionNode("many", ("both",), EDGE, None, "FLAT", "flat_map_values", several("m").fn),
-        SinkNode("out", ("many",), EDGE, None, "out", TEXT, TEXT),
+        SourceNode("in", (), EDGE, ("in",), TEXT, TEXT),
+        FunctionNode("a", ("in",), EDGE, "MAP", "map_values", fn),
+        FunctionNode("b", ("in",), EDGE, "MAP", "map_values", fn),
+        MergeNode("both", ("b", "a"), EDGE),
+        FunctionNode("many", ("both",), EDGE, "FLAT", "flat_map_values", several("m").fn),
+        SinkNode("out", ("many",), EDGE, "out", TEXT, TEXT),
     ]
     assert planned(Graph(tuple(nodes))).ways == {}
-    again = FunctionNode("again", ("many",), EDGE, None, "MAP", "map_values", fn)
-    merged = MergeNode("all", ("again", "many"), EDGE, None)
-    out = SinkNode("out", ("all",), EDGE, None, "out", TEXT, TEXT)
+    again = FunctionNode("again", ("many",), EDGE, "MAP", "map_values", fn)
+    merged = MergeNode("all", ("again", "many"), EDGE)
+    out = SinkNode("out", ("all",), EDGE, "out", TEXT, TEXT)
     assert set(planned(Graph((*nodes[:-1], again, merged, out))).ways) == {
         "a",
         "b",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -17,37 +17,27 @@ from pyspark.sql import functions as F
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    ForeignKeyOf,
-    TableMapper,
     default_serde,
-    is_column,
-    key_value_function,
     required_parameters,
-    unless_deleted,
 )
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.join_call import JoinCall
+from everflow.dsl.lowering.join_call import JoinCall, with_foreign_key
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.joined_table import joined_type
 from everflow.operators.joins.stream_table import StreamGlobalJoin, mapped_type
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.spark.expressions import arrow_type, without_error_log
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
-    PREPARE,
     EdgeType,
-    FunctionNode,
     LoadedTableNode,
-    ProjectNode,
-    StatefulNode,
     WholeTableNode,
     same_type,
 )
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms
 
 
 def whole_table(table: Stream) -> JoinedTable:
@@ -58,92 +48,35 @@ def whole_table(table: Stream) -> JoinedTable:
 
 
 def joined_with_global(
-    left: Stream,
-    right: Stream,
-    kind: JoinKind,
     call: JoinCall,
+    right: Stream,
     on: Expression | None,
     windows: object,
     grace: object,
-    store: object,
-    name: str | None,
 ) -> Stream:
     """The stream's records with their entries."""
-    if kind is JoinKind.OUTER:
+    if call.kind is JoinKind.OUTER:
         raise TopologyError(
             "outer_join is for two streams or two tables: changes of a global table give no "
-            "results; use left_join",
-            where=call.where,
+            "results; use left_join"
         )
-    if windows is not None or grace is not None or store is not None:
+    if windows is not None or grace is not None or call.store is not None:
         raise TopologyError(
             f"{call.operator} with a global table takes no windows=, grace= or store=: it looks up "
-            f"what the table holds now",
-            where=call.where,
+            f"what the table holds now"
         )
-    if right.graph is not left.graph:
-        raise TopologyError(
-            f"{call.operator} takes a global table of the same StreamsBuilder", where=call.where
-        )
-    graph = left.graph
+    call.check_builder(right)
+    left, joiner = call.left, call.joiner
     # Kafka Streams calls both kinds so.
-    node_name = graph.node_name(name, "KSTREAM-LEFTJOIN-", call.where)
-    selected = with_mapped_key(left, right, on, call.operator, node_name, call.where)
-    joiner = call.joiner
+    node_name = left.graph.node_name(call.name, "KSTREAM-LEFTJOIN-")
+    selected = with_foreign_key(left, right, on, call.operator, f"{node_name}-on")
     if joiner is not None and not isinstance(joiner, Column) and required_parameters(joiner) == 4:
         call = replace(call, mapped=True)
     types = (left.edge.type.value, right.edge.type.value)
     value = mapped_type(*types, right.edge.type.key) if call.mapped else joined_type(*types)
+    operator = StreamGlobalJoin(whole_table(right), call.kind, call.mapped)
     edge = left.edge.with_types(value=value)
-    node = StatefulNode(
-        node_name,
-        (selected,),
-        edge.type,
-        call.where,
-        "JOIN",
-        StreamGlobalJoin(whole_table(right), kind, call.mapped),
-    )
-    return call.made(left.behind(graph.add(node), edge), table=False)
-
-
-def with_mapped_key(
-    left: Stream,
-    right: Stream,
-    on: Expression | None,
-    operator: str,
-    name: str,
-    where: str | None,
-) -> str:
-    """The node of the stream's records as `selected_type`, with the key of ``right`` that ``on``
-    makes of them; for a null value none is made. ``name``: of the node that reads it."""
-    graph, edge, wanted = left.graph, left.edge, right.edge.type.key
-    if on is None:
-        raise TopologyError(
-            f"{operator} needs on=, the key to look up: on=F.col('value.a_field'), or "
-            f"on=F.col('key') for the records' own",
-            where=where,
-        )
-    out = EdgeType(edge.type.key, selected_type(wanted, edge.type.value))
-    what, node = f"{operator}: on", f"{name}-on"
-    if not is_column(on, what, where):
-        selected = TableMapper(ForeignKeyOf(key_value_function(on, what, where)))
-        return graph.add(
-            FunctionNode(node, (left.node,), out, where, PREPARE, "map_values", selected)
-        )
-    found = unless_deleted(on, edge, where).type
-    if not same_type(found, wanted):
-        raise TopologyError(
-            f"{operator}: on= is {type_text(found)}, and the table's keys are "
-            f"{type_text(wanted)}; write on=(...).cast({type_text(wanted)!r})",
-            where=where,
-        )
-    both = F.struct(on.alias("fk"), F.col("value").alias("value"))
-    value = replace(unless_deleted(both, edge, where), type=out.value)
-    return graph.add(
-        ProjectNode(
-            name=node, inputs=(left.node,), out=out, where=where, label=PREPARE, value=value
-        )
-    )
+    return call.made(selected.kept(node_name, "JOIN", operator, edge=edge))
 
 
 Frame: TypeAlias = DataFrame | Callable[[], DataFrame]
@@ -161,15 +94,14 @@ class FrameRows:
     def rows(self) -> Iterator[tuple[pa.Array, pa.Array]]:
         """Keys and values, in the types of the edge. Raises what Spark and the user's function
         raise; ValueError where the DataFrame has other columns than when the program was built."""
-        selected = _selected(_frame_of(self.given), self.key)
-        found = _edge_type(selected, None)
-        for part, now, then in (
-            ("key", found.key, self.type.key),
-            ("row", found.value, self.type.value),
-        ):
+        frame = self.given if isinstance(self.given, DataFrame) else self.given()
+        selected = _selected(frame, self.key)
+        found = _edge_type(selected)
+        for part, name in (("key", "key"), ("value", "row")):
+            now, then = getattr(found, part), getattr(self.type, part)
             if not same_type(now, then):
                 raise ValueError(
-                    f"the {part} is {type_text(now)}, and was {type_text(then)} when the program "
+                    f"the {name} is {type_text(now)}, and was {type_text(then)} when the program "
                     f"was built"
                 )
         for batch in selected.toArrow().to_batches():
@@ -183,51 +115,43 @@ def loaded_table(
     refresh: Duration | None,
     store: object,
     name: str | None,
-    where: str | None,
 ) -> Stream:
-    _require_name_alone(store, where)
-    kept = graph.claim_store(store, "global_table_from", where)
-    refresh_ms = None if refresh is None else duration_ms(refresh)
-    if refresh_ms is not None and refresh_ms < 1:
+    if isinstance(store, Materialized):
         raise TopologyError(
-            f"global_table_from: refresh is above 0, found {refresh_ms} ms", where=where
+            f"global_table_from takes the name of its store alone, store={store.name!r}: Spark "
+            f"loads it when an instance starts, on its disk, without a changelog, so none of "
+            f"Materialized's options is for it"
         )
-    column = _key_column(key, where)
-    given, found = _given(frame, where)
+    kept = graph.claim_store(store, "global_table_from")
+    refresh_ms = None if refresh is None else checked_ms(refresh, "global_table_from: refresh", 1)
+    column = _key_column(key)
+    given, found = _given(frame)
     if found.isStreaming:
         raise TopologyError(
             "global_table_from takes a DataFrame of rows that are there; a streaming one is "
-            "written to a topic first, for builder.global_table",
-            where=where,
+            "written to a topic first, for builder.global_table"
         )
     try:
         with without_error_log():
             selected = _selected(found, column)
-        type_ = _edge_type(selected, where)
+        type_ = _edge_type(selected)
     except TopologyError:
         raise
     except Exception as error:
         raise TopologyError(
             f"global_table_from: the key is no column of the DataFrame, which has "
-            f"{', '.join(found.columns)} ({str(error).splitlines()[0]})",
-            where=where,
+            f"{', '.join(found.columns)} ({str(error).splitlines()[0]})"
         ) from None
     edge = Edge(type_, default_serde(type_.key), default_serde(type_.value))
-    key_serde, value_serde = edge.serdes("global_table_from", where)
-    node_name = graph.node_name(name, "KTABLE-FRAME-", where)
+    key_serde, value_serde = edge.serdes("global_table_from")
+    node_name = graph.node_name(name, "KTABLE-FRAME-")
     node = LoadedTableNode(
         name=node_name,
         inputs=(),
         out=edge.type,
-        where=where,
         source=f"{node_name}-rows",
         store=StoreSpec(
-            name=kept,
-            kind="key_value",
-            key_serde=key_serde,
-            value_serde=value_serde,
-            logging=False,
-            where=where,
+            name=kept, kind="key_value", key_serde=key_serde, value_serde=value_serde, logging=False
         ),
         rows=FrameRows(given, column, type_),
         refresh_ms=refresh_ms,
@@ -235,47 +159,25 @@ def loaded_table(
     return Stream(graph, graph.add(node), edge)
 
 
-def _require_name_alone(store: object, where: str | None) -> None:
-    if isinstance(store, Materialized):
-        raise TopologyError(
-            f"global_table_from takes the name of its store alone, store={store.name!r}: Spark "
-            f"loads it when an instance starts, on its disk, without a changelog, so none of "
-            f"Materialized's options is for it",
-            where=where,
-        )
-
-
-def _given(frame: object, where: str | None) -> tuple[Frame, DataFrame]:
+def _given(frame: object) -> tuple[Frame, DataFrame]:
     """What the user gave, and the DataFrame that it is now."""
-    if isinstance(frame, DataFrame):
-        return frame, frame
-    if callable(frame):
-        found = frame()
-        if isinstance(found, DataFrame):
-            return frame, found
-        raise TopologyError(
-            f"global_table_from: the function returned {found!r}, not a DataFrame", where=where
-        )
+    found = frame() if callable(frame) else frame
+    if isinstance(found, DataFrame):
+        return found if found is frame else cast(Frame, frame), found
     raise TopologyError(
-        f"global_table_from takes a DataFrame, or a function without arguments that returns one, "
-        f"found {frame!r}",
-        where=where,
+        "global_table_from takes a DataFrame, or a function without arguments that returns one, "
+        f"found {found!r}"
     )
 
 
-def _frame_of(given: Frame) -> DataFrame:
-    return given if isinstance(given, DataFrame) else given()
-
-
-def _key_column(key: object, where: str | None) -> Column:
+def _key_column(key: object) -> Column:
     if isinstance(key, Column):
         return key
     names = [key] if isinstance(key, str) else key
     if isinstance(names, Sequence) and names and all(isinstance(one, str) for one in names):
         return F.col(names[0]) if isinstance(key, str) else F.struct(*names)
     raise TopologyError(
-        f"global_table_from: key= is a Column, the name of one or a list of names, found {key!r}",
-        where=where,
+        f"global_table_from: key= is a Column, the name of one or a list of names, found {key!r}"
     )
 
 
@@ -284,9 +186,9 @@ def _selected(frame: DataFrame, key: Column) -> DataFrame:
     return frame.select(key.alias("key"), F.struct(*quoted).alias("value"))
 
 
-def _edge_type(selected: DataFrame, where: str | None) -> EdgeType:
+def _edge_type(selected: DataFrame) -> EdgeType:
     key, value = (
-        normal_type(arrow_type(field.dataType, f"the {part} of the DataFrame", where))
+        normal_type(arrow_type(field.dataType, f"the {part} of the DataFrame"))
         for part, field in zip(("key", "row"), selected.schema.fields, strict=True)
     )
     return EdgeType(key, value)

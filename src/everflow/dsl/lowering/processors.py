@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import functions as F
 
 from everflow import serdes
@@ -29,8 +28,9 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
 )
-from everflow.dsl.graph_builder import GraphBuilder, check_name
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.graph_builder import check_name
+from everflow.dsl.lowering.stateless import with_answer
+from everflow.dsl.lowering.stream import Stream, window_store
 from everflow.dsl.materialized import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.deduplicate import DeduplicateSpec
@@ -51,18 +51,13 @@ from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     CHILD,
-    PREPARE,
     EdgeType,
-    FunctionNode,
     GlobalTableNode,
-    Node,
     Part,
     ProcessorOperator,
-    ProjectNode,
     StatefulNode,
-    beside,
 )
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms
 
 Supplier = type[Processor] | Callable[[], Processor] | Callable[[Record, ProcessorContext], None]
 Transformer = type[ValueTransformer] | Callable[..., Any]
@@ -92,45 +87,41 @@ TRANSFORMERS = Form(ValueTransformer, FunctionTransformer, ("key", "value", "con
 
 
 def supplier(
-    form: Form, given: object, operator: str, where: str | None
+    form: Form, given: object, operator: str
 ) -> tuple[Callable[[], Processor], type[Processor]]:
     """What makes processors, and their class. TopologyError for what makes none."""
     if isinstance(given, Processor):
         raise TopologyError(
-            f"{operator} found a {type(given).__name__}; each task needs a processor of its "
-            f"own: pass the class, or a function that makes one, lambda: "
-            f"{type(given).__name__}(...)",
-            where=where,
+            f"{operator} found a {type(given).__name__}; each task needs a processor of its own: "
+            f"pass the class, or a function that makes one, lambda: {type(given).__name__}(...)"
         )
-    refuse_pyspark(given, operator, where)
+    refuse_pyspark(given, operator)
     if not callable(given):
-        raise TopologyError(f"{operator} takes {form.taken}, found {given!r}", where=where)
+        raise TopologyError(f"{operator} takes {form.taken}, found {given!r}")
     makes = isinstance(given, type) or required_parameters(given) == 0
     if not makes:
         names = form.parameters
         if form.optional and required_parameters(given) != len(names):
             names = names[:-1]
-        check_parameters(given, names, operator, where)
+        check_parameters(given, names, operator)
         return FunctionSupplier(form.function, given), form.function
     if inspect.isabstract(given):
         missing = ", ".join(sorted(getattr(given, "__abstractmethods__", ())))
         raise TopologyError(
             f"{operator}: {function_name(given)} is no whole {form.base.__name__}, it lacks "
-            f"{missing}",
-            where=where,
+            f"{missing}"
         )
     try:
         made = given()
     except Exception as error:
         raise TopologyError(
             f"{operator}: {function_name(given)}() makes no processor: {error!r}; pass a "
-            f"function that does, lambda: {function_name(given)}(...)",
-            where=where,
+            f"function that does, lambda: {function_name(given)}(...)"
         ) from error
     transforms = isinstance(made, ValueTransformer)
     if not isinstance(made, form.base) or transforms != (form.base is ValueTransformer):
         raise TopologyError(
-            f"{operator} takes {form.taken}; {function_name(given)}() gave {made!r}", where=where
+            f"{operator} takes {form.taken}; {function_name(given)}() gave {made!r}"
         )
     return given, type(made)
 
@@ -141,15 +132,26 @@ _TAKES = (
 )
 
 
-@dataclass
 class ConnectedStores:
-    """The stores of one processor. ``nodes``: those of the tables that it reads, in the order of
-    ``tables``."""
+    """The stores that a processor behind ``stream`` was ``given``. ``nodes``: those of the tables
+    that it reads, in the order of ``tables``. TopologyError for what is no store."""
 
-    specs: list[StoreSpec] = field(default_factory=list)
-    tables: list[JoinedTable] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    global_tables: list[StoreSpec] = field(default_factory=list)
+    def __init__(self, stream: Stream, given: Iterable[object], operator: str) -> None:
+        if isinstance(given, str | StoreSpec):
+            raise TopologyError(
+                f"{operator}: stores takes a list, stores=[...]; found {given!r:.100}"
+            )
+        self._stream, self._graph, self._operator = stream.node, stream.graph, operator
+        self.specs: list[StoreSpec] = []
+        self.tables: list[JoinedTable] = []
+        self.nodes: list[str] = []
+        self.global_tables: list[StoreSpec] = []
+        for one in given:
+            self._add(one)
+        names = [*self.names, *(spec.name for spec in self.global_tables)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise TopologyError(f"{operator}: stores names {twice[0]!r} twice")
 
     @property
     def reads(self) -> tuple[StoreSpec, ...]:
@@ -160,82 +162,43 @@ class ConnectedStores:
         """Of the stores that bind the processor to a task."""
         return tuple(one.name for one in (*self.specs, *self.reads))
 
-
-def connected(
-    graph: GraphBuilder, stream: str, given: Iterable[object], operator: str, where: str | None
-) -> ConnectedStores:
-    """The stores that a processor behind the node ``stream`` was given. TopologyError for what is
-    none."""
-    if isinstance(given, str | StoreSpec):
-        raise TopologyError(
-            f"{operator}: stores takes a list, stores=[...]; found {given!r:.100}", where=where
-        )
-    found = ConnectedStores()
-    for one in given:
-        if isinstance(one, StoreSpec):
-            _own(graph, one, operator, found)
-        elif isinstance(one, str):
-            _named(graph, stream, one, operator, where, found)
-        else:
-            raise TopologyError(f"{operator}: {_TAKES}, found {one!r}", where=where)
-    names = [*found.names, *(spec.name for spec in found.global_tables)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise TopologyError(f"{operator}: stores names {twice[0]!r} twice", where=where)
-    return found
-
-
-def _own(graph: GraphBuilder, spec: StoreSpec, operator: str, found: ConnectedStores) -> None:
-    """A store of processors, and what goes with it."""
-    index = index_of(spec)
-    for one in (spec,) if index is None else (spec, index):
-        found.specs.append(graph.declare_store(one, operator))
-
-
-def _named(
-    graph: GraphBuilder,
-    stream: str,
-    name: str,
-    operator: str,
-    where: str | None,
-    found: ConnectedStores,
-) -> None:
-    declared = graph.declared_store(name)
-    if declared is not None:
-        _own(graph, declared, operator, found)
-        return
-    node = graph.keeper_of(name)
-    if isinstance(node, GlobalTableNode):
-        found.global_tables.append(node.store)
-        return
-    if node is None:
-        raise TopologyError(
-            f"{operator}: no store is called {name!r}; there "
-            f"{'are ' + ', '.join(graph.stores) if graph.stores else 'is none yet'}. Declare it "
-            f"before: builder.add_state_store(Stores.key_value({name!r}, key=..., value=...)), or "
-            f"give a table this store=",
-            where=where,
-        )
-    found.tables.append(_table(graph, stream, node, name, operator, where))
-    found.nodes.append(node.name)
-
-
-def _table(
-    graph: GraphBuilder, stream: str, node: Node, name: str, operator: str, where: str | None
-) -> JoinedTable:
-    """A table, which gives every update from now on, as one that is joined."""
-    assert isinstance(node, StatefulNode)
-    inner: Any = node.operator
-    others = ProcessorOperator | SuppressSpec | DeduplicateSpec
-    if inner.joins or isinstance(inner, others) or node.stores[0].name != name:
-        raise TopologyError(
-            f"{operator}: {name!r} is a store of {node.label.lower()} alone, in a form of its own; "
-            f"processors read the stores of tables",
-            where=where,
-        )
-    graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
-    first = graph.reaches_first(node.name, stream)
-    return JoinedTable(node.stores[0], inner.results, node.out.value, first=first)
+    def _add(self, one: object) -> None:
+        graph, operator = self._graph, self._operator
+        spec = graph.declared.get(one) if isinstance(one, str) else one
+        if isinstance(spec, StoreSpec):  # one of processors, and what goes with it
+            index = index_of(spec)
+            for own in (spec,) if index is None else (spec, index):
+                self.specs.append(graph.declare_store(own, operator))
+            return
+        if not isinstance(one, str):
+            raise TopologyError(
+                f"{operator}: stores takes what Stores makes, stores=[Stores.key_value('seen', "
+                "key=serdes.string(), value=serdes.long())], and names of stores that are there, "
+                f"found {one!r}"
+            )
+        node = graph.keeper_of(one)
+        if isinstance(node, GlobalTableNode):
+            self.global_tables.append(node.store)
+            return
+        if node is None:
+            there = f"are {', '.join(graph.stores)}" if graph.stores else "is none yet"
+            raise TopologyError(
+                f"{operator}: no store is called {one!r}; there {there}. Declare it before: "
+                f"builder.add_state_store(Stores.key_value({one!r}, key=..., value=...)), or give "
+                "a table this store="
+            )
+        inner: Any = node.operator
+        others = ProcessorOperator | SuppressSpec | DeduplicateSpec
+        if inner.joins or isinstance(inner, others) or node.stores[0].name != one:
+            raise TopologyError(
+                f"{operator}: {one!r} is a store of {node.label.lower()} alone, in a form of its "
+                "own; processors read the stores of tables"
+            )
+        # It gives every update from now on, as a table that is joined.
+        graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
+        first = graph.reaches_first(node.name, self._stream)
+        self.tables.append(JoinedTable(node.stores[0], inner.results, node.out.value, first=first))
+        self.nodes.append(node.name)
 
 
 @dataclass(frozen=True)
@@ -246,7 +209,6 @@ class ProcessorCall:
     given: object
     stores: Iterable[object]
     name: str | None
-    where: str | None
 
     @property
     def named(self) -> Callable[..., Any]:
@@ -258,20 +220,19 @@ class ProcessorCall:
     ) -> Stream | dict[str, Stream]:
         """The stream behind the processor, or those of its children."""
         for child in children:
-            check_name("child", child, self.where)
+            check_name("child", child)
         if len(set(children)) < len(children):
             raise TopologyError(
-                f"{self.operator}: two children have one name: {', '.join(children)}",
-                where=self.where,
+                f"{self.operator}: two children have one name: {', '.join(children)}"
             )
         prefix = "KSTREAM-PROCESSVALUES-" if keeps_key else "KSTREAM-PROCESSOR-"
-        name = stream.graph.node_name(self.name, prefix, self.where)
+        name = stream.graph.node_name(self.name, prefix)
         node = self.node(stream, name, edge, PROCESSORS, children, keeps_key=keeps_key)
         if not children:
             return stream.behind(node.name, edge, changes_key=not keeps_key)
+        given = stream.behind(node.name, Edge(node.out, None, None), changes_key=True)
         return {
-            child: self._child(stream, node.name, Edge(node.out, None, None), edge, number, child)
-            for number, child in enumerate(children)
+            child: self._child(given, edge, number, child) for number, child in enumerate(children)
         }
 
     def node(
@@ -282,12 +243,12 @@ class ProcessorCall:
         form: Form,
         children: tuple[str, ...] = (),
         *,
-        keeps_key: bool,
+        keeps_key: bool = True,
         label: str = "PROCESSOR",
     ) -> StatefulNode:
         """Adds the processor's node, behind a stream or a table; ``edge``: of its results."""
-        made_by, kind = supplier(form, self.given, self.operator, self.where)
-        kept = connected(given.graph, given.node, self.stores, self.operator, self.where)
+        made_by, kind = supplier(form, self.given, self.operator)
+        kept = ConnectedStores(given, self.stores, self.operator)
         spec = ProcessSpec(
             supplier=made_by,
             specs=tuple(kept.specs),
@@ -304,7 +265,6 @@ class ProcessorCall:
             name,
             (given.node, *kept.nodes),
             EdgeType(edge.type.key, tagged(edge.type.value, children)),
-            self.where,
             label,
             spec,
             spec.specs,
@@ -314,113 +274,52 @@ class ProcessorCall:
         given.graph.add(node)
         return node
 
-    def _child(
-        self, stream: Stream, node: str, out: Edge, edge: Edge, number: int, child: str
-    ) -> Stream:
+    def _child(self, given: Stream, edge: Edge, number: int, child: str) -> Stream:
         chosen = F.coalesce(F.col("value.child") == F.lit(number), F.lit(True))
-        made = stream.graph.add(
-            ProjectNode(
-                name=f"{node}-{child}",
-                inputs=(node,),
-                out=edge.type,
-                where=self.where,
-                label=CHILD,
-                predicate=predicate(chosen, out, self.where),
-                value=analyse(F.col("value.value"), out.type, self.where),
-            )
-        )
-        return stream.behind(made, edge, changes_key=True)
+        wanted = predicate(chosen, given.edge)
+        value = analyse(F.col("value.value"), given.edge.type)
+        return given.projected(f"{given.node}-{child}", CHILD, edge, predicate=wanted, value=value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deduplication:
-    """A call of ``deduplicate`` while it is lowered."""
-
-    name: str | None
-    where: str | None
-    store: str
-    within_ms: int
-    grace_ms: int
-
-    @staticmethod
-    def of(
-        graph: GraphBuilder,
-        within: Duration,
-        grace: Duration | None,
-        store: str | Materialized | None,
-        name: str | None,
-        where: str | None,
-    ) -> Deduplication:
-        """TopologyError for times that cannot be, and a store's name that is missing or taken."""
-        return Deduplication(
-            name=name,
-            where=where,
-            store=graph.claim_store(store, "deduplicate", where),
-            within_ms=_at_least(1, "within", within, where),
-            grace_ms=_at_least(0, "grace", within if grace is None else grace, where),
-        )
-
-    def made(self, stream: Stream, by: Expression | None, returns: object) -> Stream:
-        """The records of ``stream`` that repeat none."""
-        graph, where = stream.graph, self.where
-        node_name = graph.node_name(self.name, "KSTREAM-DEDUPLICATE-", where)
-        if stream.key_changed:
-            topic = graph.check_repartition_name(self.name or self.store, "deduplicate", where)
-            stream = stream.repartitioned(topic, where, "deduplicate")
-        edge, source = stream.edge, stream.node
-        if by is None:
-            id_serde = edge.written_key("deduplicate", where)
+def deduplicated(
+    stream: Stream,
+    within: Duration,
+    grace: Duration | None,
+    by: Expression | None,
+    returns: object,
+    store: str | Materialized | None,
+    name: str | None,
+) -> Stream:
+    """The records that repeat none. TopologyError for times that cannot be."""
+    graph = stream.graph
+    kept = graph.claim_store(store, "deduplicate")
+    within_ms = checked_ms(within, "deduplicate: within", 1)
+    grace_ms = checked_ms(within if grace is None else grace, "deduplicate: grace")
+    node_name = graph.node_name(name, "KSTREAM-DEDUPLICATE-")
+    if stream.key_changed:
+        topic = graph.check_repartition_name(name or kept, "deduplicate")
+        stream = stream.repartitioned(topic, "deduplicate")
+    edge, given = stream.edge, stream
+    if by is None:
+        id_serde = edge.written_key("deduplicate")
+    else:
+        if is_column(by, "deduplicate: by"):
+            kind = analyse(by, edge.type).type
         else:
-            kind, source = self._ids(stream, by, returns, f"{node_name}-ids")
-            of_ids = Edge(EdgeType(kind, edge.type.value), default_serde(kind), None)
-            id_serde = of_ids.with_serdes(result_serde(returns)).written_key("deduplicate", where)
-        spec = DeduplicateSpec(
-            store=self.store,
-            key_serde=id_serde,
-            value_serde=serdes.bytes_(),
-            result_key=edge.type.key,
-            result=edge.type.value,
-            within_ms=self.within_ms,
-            grace_ms=self.grace_ms,
-            beside=by is not None,
-        )
-        kept = StoreSpec(
-            name=self.store,
-            kind="window",
-            key_serde=id_serde,
-            value_serde=spec.value_serde,
-            retention_ms=spec.retention_ms,
-            window_size_ms=self.within_ms,
-            where=where,
-        )
-        node = StatefulNode(node_name, (source,), edge.type, where, "DEDUPLICATE", spec, (kept,))
-        return stream.behind(graph.add(node), edge)
-
-    def _ids(
-        self, stream: Stream, by: Expression, returns: object, name: str
-    ) -> tuple[pa.DataType, str]:
-        """The ids' type, and the node that puts them beside the values."""
-        edge, where, inputs = stream.edge.type, self.where, (stream.node,)
-        if not is_column(by, "deduplicate: by", where):
-            fn = key_value_function(by, "deduplicate: by", where)
-            kind = result_type(returns, by, "deduplicate", where)
-            out = EdgeType(edge.key, beside(kind, edge.value))
-            node = FunctionNode(name, inputs, out, where, PREPARE, "deduplicate", fn)
-            return kind, stream.graph.add(node)
-        kind = analyse(by, edge, where).type
-        out = EdgeType(edge.key, beside(kind, edge.value))
-        both = F.struct(by.alias("answer"), F.col("value").alias("value"))
-        value = replace(analyse(both, edge, where), type=out.value)
-        return kind, stream.graph.add(
-            ProjectNode(name=name, inputs=inputs, out=out, where=where, label=PREPARE, value=value)
-        )
-
-
-def _at_least(least_ms: int, name: str, given: Duration, where: str | None) -> int:
-    found = duration_ms(given)
-    if found < least_ms:
-        raise TopologyError(
-            f"deduplicate: {name}={given!r} is {found} ms; it is {least_ms} ms at least",
-            where=where,
-        )
-    return found
+            kind = result_type(returns, by, "deduplicate")
+            by = key_value_function(by, "deduplicate: by")
+        given = with_answer(stream, f"{node_name}-ids", "deduplicate", by, kind)
+        ids_edge = Edge(EdgeType(kind, edge.type.value), default_serde(kind), None)
+        id_serde = ids_edge.with_serdes(result_serde(returns)).written_key("deduplicate")
+    spec = DeduplicateSpec(
+        store=kept,
+        key_serde=id_serde,
+        value_serde=serdes.bytes_(),
+        result_key=edge.type.key,
+        result=edge.type.value,
+        within_ms=within_ms,
+        grace_ms=grace_ms,
+        beside=by is not None,
+    )
+    ids = window_store(kept, (id_serde, spec.value_serde), spec.retention_ms, within_ms)
+    return given.kept(node_name, "DEDUPLICATE", spec, (ids,), edge)

@@ -13,13 +13,12 @@ from pyspark.sql import functions as F
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    default_serde,
     is_column,
     is_true,
     key_value_function,
     predicate,
     refuse_pyspark,
-    result_serde,
-    result_type,
     struct_of,
 )
 from everflow.dsl.lowering.stream import Stream
@@ -31,11 +30,8 @@ from everflow.spark.expressions import analyse
 from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
-    EdgeType,
-    FunctionNode,
     MergeNode,
     PrintNode,
-    ProjectNode,
     SinkNode,
     TakeNode,
     UnnestNode,
@@ -48,32 +44,16 @@ MOST_ROWS = 1_000
 
 
 def filtered(
-    stream: Stream,
-    operator: str,
-    condition: Expression,
-    name: str | None,
-    where: str | None,
-    *,
-    negate: bool,
+    stream: Stream, operator: str, condition: Expression, name: str | None, *, negate: bool
 ) -> Stream:
     """The records for which the condition is true."""
-    if not is_column(condition, operator, where):
-        return _function(
-            stream, ("KSTREAM-FILTER-", "FILTER"), operator, condition, stream.edge, name, where
-        )
-    keep = predicate(condition, stream.edge, where)  # so that a message names the user's own
+    if not is_column(condition, operator):
+        return _function(stream, "FILTER", operator, condition, stream.edge, name)
+    keep = predicate(condition, stream.edge)  # so that a message names the user's own
     if negate:
-        keep = predicate(~is_true(condition), stream.edge, where)
-    node_name = stream.graph.node_name(name, "KSTREAM-FILTER-", where)
-    node = ProjectNode(
-        name=node_name,
-        inputs=(stream.node,),
-        out=stream.edge.type,
-        where=where,
-        label="FILTER",
-        predicate=keep,
-    )
-    return stream.behind(stream.graph.add(node), stream.edge)
+        keep = predicate(~is_true(condition), stream.edge)
+    node_name = stream.graph.node_name(name, "KSTREAM-FILTER-")
+    return stream.projected(node_name, "FILTER", predicate=keep)
 
 
 def mapped(
@@ -82,20 +62,19 @@ def mapped(
     pair: tuple[Column | None, Column | None],
     returns: object,
     name: str | None,
-    where: str | None,
 ) -> Stream:
     """New keys and values: of a ``mapper``, or of a ``pair`` of Columns."""
-    label, (key, value) = ("KSTREAM-MAP-", "MAP"), pair
-    if mapper is not None and not is_column(mapper, "map", where):
-        edge = _pair_edge(stream, "map", mapper, returns, where)
-        return _function(stream, label, "map", mapper, edge, name, where, changes_key=True)
+    label, (key, value) = "MAP", pair
+    if mapper is not None and not is_column(mapper, "map"):
+        edge = _pair_edge(stream, "map", mapper, returns)
+        return _function(stream, label, "map", mapper, edge, name, changes_key=True)
     if mapper is not None:
-        given = analyse(mapper, stream.edge.type, where)
-        _check_pair("map", given.type, where)
+        given = analyse(mapper, stream.edge.type)
+        _check_pair("map", given.type)
         key, value = mapper.getField("key"), mapper.getField("value")
     if key is None and value is None:
-        raise TopologyError("map needs key=, value= or a function of (key, value)", where=where)
-    return _project(stream, label, name, where, key=key, value=value, changes_key=True)
+        raise TopologyError("map needs key=, value= or a function of (key, value)")
+    return _project(stream, label, name, key=key, value=value, changes_key=True)
 
 
 def values_mapped(
@@ -104,116 +83,94 @@ def values_mapped(
     fields: dict[str, Column],
     returns: object,
     name: str | None,
-    where: str | None,
 ) -> Stream:
     """New values under the same keys."""
     if fields:
         if mapper is not None:
             raise TopologyError(
-                "map_values takes one expression or field=Column arguments, not both",
-                where=where,
+                "map_values takes one expression or field=Column arguments, not both"
             )
-        mapper = struct_of(fields, "map_values", where)
+        mapper = struct_of(fields, "map_values")
     if mapper is None:
         raise TopologyError(
-            "map_values needs a Column, field=Column arguments or a Python function",
-            where=where,
+            "map_values needs a Column, field=Column arguments or a Python function"
         )
-    label = ("KSTREAM-MAPVALUES-", "MAPVALUES")
-    if is_column(mapper, "map_values", where):
-        return _project(stream, label, name, where, value=mapper)
-    edge = _value_edge(stream, "map_values", mapper, returns, where)
-    return _function(stream, label, "map_values", mapper, edge, name, where)
+    label = "MAPVALUES"
+    if is_column(mapper, "map_values"):
+        return _project(stream, label, name, value=mapper)
+    edge = stream.edge.returning("map_values", mapper, value=returns)
+    return _function(stream, label, "map_values", mapper, edge, name)
 
 
 def keyed(
-    stream: Stream,
-    operator: str,
-    key: Expression,
-    returns: object,
-    name: str | None,
-    where: str | None,
+    stream: Stream, operator: str, key: Expression, returns: object, name: str | None
 ) -> Stream:
     """The same values under new keys."""
-    label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
-    if is_column(key, operator, where):
-        return _project(stream, label, name, where, key=key, changes_key=True)
-    edge = stream.edge.with_types(key=result_type(returns, key, operator, where)).with_serdes(
-        key=result_serde(returns)
-    )
-    return _function(stream, label, "select_key", key, edge, name, where, changes_key=True)
+    label = "KEY-SELECT"
+    if is_column(key, operator):
+        return _project(stream, label, name, key=key, changes_key=True)
+    edge = stream.edge.returning(operator, key, key=returns)
+    return _function(stream, label, "select_key", key, edge, name, changes_key=True)
 
 
 def called_for_effect(
-    stream: Stream,
-    label: tuple[str, str],
-    operator: str,
-    action: object,
-    name: str | None,
-    where: str | None,
+    stream: Stream, label: str, operator: str, action: object, name: str | None
 ) -> Stream:
-    """The records, for each of which a function is called for its effect; ``label``: the prefix of
-    the node's name, and its label."""
-    refuse_pyspark(action, operator, where)
+    """The records, each given to a function for its effect."""
+    refuse_pyspark(action, operator)
     if isinstance(action, Column) or not callable(action):
         raise TopologyError(
-            (
-                f"{operator} calls a Python function for its effect, found {action!r}; use "
-                f"map_values for a Column"
-            ),
-            where=where,
+            f"{operator} calls a Python function for its effect, found {action!r}; use "
+            f"map_values for a Column"
         )
-    return _function(stream, label, operator, action, stream.edge, name, where)
+    return _function(stream, label, operator, action, stream.edge, name)
 
 
-def flat_mapped(
-    stream: Stream, mapper: Expression, returns: object, name: str | None, where: str | None
-) -> Stream:
+def flat_mapped(stream: Stream, mapper: Expression, returns: object, name: str | None) -> Stream:
     """Any number of records for each."""
-    label = ("KSTREAM-FLATMAP-", "FLATMAP")
-    if not is_column(mapper, "flat_map", where):
-        edge = _pair_edge(stream, "flat_map", mapper, returns, where)
-        return _function(stream, label, "flat_map", mapper, edge, name, where, changes_key=True)
-    elements = _elements(stream, "flat_map", mapper, where)
-    key, value = _check_pair("flat_map", elements.type.value_type, where)
+    label = "FLATMAP"
+    if not is_column(mapper, "flat_map"):
+        edge = _pair_edge(stream, "flat_map", mapper, returns)
+        return _function(stream, label, "flat_map", mapper, edge, name, changes_key=True)
+    elements = _elements(stream, "flat_map", mapper)
+    key, value = _check_pair("flat_map", elements.type.value_type)
     edge = stream.edge.with_types(key, value)
-    return _unnest(stream, label[0], elements, edge, name, where, keyed=True)
+    return _unnest(stream, label, elements, edge, name, keyed=True)
 
 
 def values_flat_mapped(
-    stream: Stream, mapper: Expression, returns: object, name: str | None, where: str | None
+    stream: Stream, mapper: Expression, returns: object, name: str | None
 ) -> Stream:
     """Any number of values under the same key."""
-    label = ("KSTREAM-FLATMAPVALUES-", "FLATMAPVALUES")
-    if not is_column(mapper, "flat_map_values", where):
-        edge = _value_edge(stream, "flat_map_values", mapper, returns, where)
-        return _function(stream, label, "flat_map_values", mapper, edge, name, where)
-    elements = _elements(stream, "flat_map_values", mapper, where)
+    label = "FLATMAPVALUES"
+    if not is_column(mapper, "flat_map_values"):
+        edge = stream.edge.returning("flat_map_values", mapper, value=returns)
+        return _function(stream, label, "flat_map_values", mapper, edge, name)
+    elements = _elements(stream, "flat_map_values", mapper)
     edge = stream.edge.with_types(value=elements.type.value_type)
-    return _unnest(stream, label[0], elements, edge, name, where, keyed=False)
+    return _unnest(stream, label, elements, edge, name, keyed=False)
 
 
-def merged(streams: tuple[Stream, ...], name: str | None, where: str | None) -> Stream:
+def merged(streams: tuple[Stream, ...], name: str | None) -> Stream:
     """The records of all streams. TopologyError for those of other types or builders."""
     first, *others = streams
     for other in others:
-        _check_mergeable(first, other, where)
+        _check_mergeable(first, other)
     key_serde, value_serde = first.edge.key_serde, first.edge.value_serde
     same = all((s.edge.key_serde, s.edge.value_serde) == (key_serde, value_serde) for s in others)
-    edge = first.edge if same else first.edge.with_default_serdes()
-    node_name = first.graph.node_name(name, "KSTREAM-MERGE-", where)
+    edge, type_ = first.edge, first.edge.type
+    if not same:
+        edge = Edge(type_, default_serde(type_.key), default_serde(type_.value))
+    node_name = first.graph.node_name(name, "KSTREAM-MERGE-")
     nodes = tuple(dict.fromkeys(s.node for s in streams))
-    node = first.graph.add(MergeNode(node_name, nodes, edge.type, where))
+    node = first.graph.add(MergeNode(node_name, nodes, edge.type))
     return Stream(first.graph, node, edge, any(s.key_changed for s in streams))
 
 
-def changes_of(table: Stream, name: str | None, where: str | None) -> Stream:
+def changes_of(table: Stream, name: str | None) -> Stream:
     """The updates of a table as a stream."""
-    node_name = table.graph.node_name(name, "KTABLE-TOSTREAM-", where)
-    node = ProjectNode(
-        name=node_name, inputs=(table.node,), out=table.edge.type, where=where, label="TOSTREAM"
-    )
-    return Stream(table.graph, table.graph.add(node), table.edge)
+    node_name = table.graph.node_name(name, "KTABLE-TOSTREAM-")
+    return table.projected(node_name, "TOSTREAM")
 
 
 def written(
@@ -222,36 +179,31 @@ def written(
     serdes: tuple[Serde | None, Serde | None],
     partitioner: Expression | str | None,
     name: str | None,
-    where: str | None,
 ) -> None:
     """The sink of a stream."""
-    target = target_of(topic, stream.edge, where)
-    chosen = partitioner_of(partitioner, stream.edge, "to", where, target)
-    used = stream.with_serdes("to", *serdes, where).edge.serdes("to", where)
-    node_name = stream.graph.node_name(name, "KSTREAM-SINK-", where)
-    node = SinkNode(node_name, (stream.node,), stream.edge.type, where, target, *used)
+    target = target_of(topic, stream.edge)
+    chosen = partitioner_of(partitioner, stream.edge, "to", target)
+    used = stream.with_serdes("to", *serdes).edge.serdes("to")
+    node_name = stream.graph.node_name(name, "KSTREAM-SINK-")
+    node = SinkNode(node_name, (stream.node,), stream.edge.type, target, *used)
     stream.graph.add(replace(node, partitioner=chosen))
 
 
-def printed(
-    stream: Stream, title: str | None, rows: int, name: str | None, where: str | None
-) -> None:
+def printed(stream: Stream, title: str | None, rows: int, name: str | None) -> None:
     """What ends a stream in front of people."""
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
         raise TopologyError(
             f"print_table: rows is a number from 1 to {MOST_ROWS:,}, found {rows!r}; to take "
-            f"all records write them: .to('a-topic')",
-            where=where,
+            f"all records write them: .to('a-topic')"
         )
     if title is not None and not isinstance(title, str):
-        raise TopologyError(f"print_table: title is a text, found {title!r}", where=where)
-    node_name = stream.graph.node_name(name, "KSTREAM-PRINTER-", where)
+        raise TopologyError(f"print_table: title is a text, found {title!r}")
+    node_name = stream.graph.node_name(name, "KSTREAM-PRINTER-")
     stream.graph.add(
         PrintNode(
             name=node_name,
             inputs=(stream.node,),
             out=stream.edge.type,
-            where=where,
             title=stream.node if title is None else title,
             rows=rows,
         )
@@ -266,77 +218,45 @@ class Split:
     no branch before took it.
     """
 
-    def __init__(self, stream: Stream, name: str | None, where: str | None) -> None:
-        self.name = stream.graph.node_name(name, "KSTREAM-BRANCH-", where)
+    def __init__(self, stream: Stream, name: str | None) -> None:
+        self.name = stream.graph.node_name(name, "KSTREAM-BRANCH-")
         self._stream = stream
-        self._rest = stream.graph.add(
-            ProjectNode(
-                name=self.name,
-                inputs=(stream.node,),
-                out=stream.edge.type,
-                where=where,
-                label="BRANCH",
-            )
-        )
-        """The node behind which are the records that no branch before ``_columns`` took."""
+        self._rest = stream.projected(self.name, "BRANCH")
+        """The records that no branch before ``_columns`` took."""
         self._columns: list[Column] = []
         """Predicates, of branches of `_rest`, that may be computed again for each later one."""
 
-    def branch(self, child: str, condition: Expression, where: str | None) -> Stream:
+    def branch(self, child: str, condition: Expression) -> Stream:
         """The records that no earlier branch took and for which ``condition`` is true."""
         stream = self._stream
-        if not is_column(condition, "branch", where):
-            self._ask_once(child, key_value_function(condition, "branch", where), where)
-        elif predicate(condition, stream.edge, where).calls:
-            self._ask_once(child, condition, where)
-        else:
-            self._project(child, self._condition(condition), where)
-            self._columns.append(condition)
-        return stream.behind(child, stream.edge)
+        if not is_column(condition, "branch"):
+            return self._ask_once(child, key_value_function(condition, "branch"))
+        if predicate(condition, stream.edge).calls:
+            return self._ask_once(child, condition)
+        taken = self._where(child, self._condition(condition))
+        self._columns.append(condition)
+        return taken
 
-    def rest(self, child: str, where: str | None) -> Stream:
+    def rest(self, child: str) -> Stream:
         """The records that no branch took."""
-        self._project(child, self._condition(), where)
-        return self._stream.behind(child, self._stream.edge)
+        return self._where(child, self._condition())
 
-    def _project(
-        self, name: str, condition: Column | None, where: str | None, label: str = "BRANCHCHILD"
-    ) -> str:
-        """A node with those of the rest for which ``condition`` is true (None = all)."""
-        edge = self._stream.edge
-        return self._stream.graph.add(
-            ProjectNode(
-                name=name,
-                inputs=(self._rest,),
-                out=edge.type,
-                where=where,
-                label=label,
-                predicate=None if condition is None else analyse(condition, edge.type, where),
-            )
-        )
+    def _where(self, name: str, condition: Column | None, label: str = "BRANCHCHILD") -> Stream:
+        """Those of the rest for which ``condition`` is true (None = all)."""
+        wanted = None if condition is None else predicate(condition, self._stream.edge)
+        return self._rest.projected(name, label, predicate=wanted)
 
-    def _ask_once(self, child: str, asked: Column | Callable[..., Any], where: str | None) -> None:
-        """The branch, and the rest, of a predicate whose second answer may be another one: the
-        first is kept beside the value."""
-        graph, edge = self._stream.graph, self._stream.edge.type
-        rest = self._rest
+    def _ask_once(self, child: str, asked: Column | Callable[..., Any]) -> Stream:
+        """The branch of a predicate that is asked once: the answer is kept beside the value."""
+        stream, edge = self._rest, self._stream.edge
         if self._columns:
-            rest = self._project(f"{child}-columns", self._condition(), where, PREPARE)
-        out = EdgeType(edge.key, beside(pa.bool_(), edge.value))
-        name, inputs = f"{child}-answer", (rest,)
-        if isinstance(asked, Column):
-            kept = F.struct(asked.alias("answer"), F.col("value").alias("value"))
-            value = analyse(kept, edge, where)
-            graph.add(
-                ProjectNode(
-                    name=name, inputs=inputs, out=out, where=where, label=PREPARE, value=value
-                )
-            )
-        else:
-            graph.add(FunctionNode(name, inputs, out, where, PREPARE, "branch", asked))
-        graph.add(TakeNode(child, (name,), edge, where, "BRANCHCHILD", taken=True))
-        rest = graph.add(TakeNode(f"{child}-rest", (name,), edge, where, PREPARE, taken=False))
-        self._rest, self._columns = rest, []
+            stream = self._where(f"{child}-columns", self._condition(), PREPARE)
+        answered = with_answer(stream, f"{child}-answer", "branch", asked, pa.bool_()).node
+        taken = TakeNode(child, (answered,), edge.type, "BRANCHCHILD", taken=True)
+        rest = TakeNode(f"{child}-rest", (answered,), edge.type, PREPARE, taken=False)
+        behind = stream.behind(stream.graph.add(taken), edge)
+        self._rest, self._columns = stream.behind(stream.graph.add(rest), edge), []
+        return behind
 
     def _condition(self, own: Column | None = None) -> Column | None:
         """``own``, and none of the Columns of earlier branches of the rest."""
@@ -347,138 +267,102 @@ class Split:
         return condition
 
 
+def with_answer(
+    stream: Stream,
+    name: str,
+    op: str,
+    asked: Column | Callable[..., Any],
+    type_: pa.DataType,
+) -> Stream:
+    """The records with a predicate's or a function's answer, of a ``type_``, `beside` the value."""
+    edge = stream.edge.type
+    out = Edge.inside(edge.key, beside(type_, edge.value))
+    if not isinstance(asked, Column):
+        return stream.called(name, PREPARE, op, asked, out)
+    both = F.struct(asked.alias("answer"), F.col("value").alias("value"))
+    value = replace(analyse(both, edge), type=out.type.value)
+    return stream.projected(name, PREPARE, out, value=value)
+
+
 def _project(
     stream: Stream,
-    label: tuple[str, str],
+    label: str,
     name: str | None,
-    where: str | None,
     *,
     key: Column | None = None,
     value: Column | None = None,
     changes_key: bool = False,
 ) -> Stream:
-    new_key = None if key is None else analyse(key, stream.edge.type, where)
-    new_value = None if value is None else analyse(value, stream.edge.type, where)
+    new_key = None if key is None else analyse(key, stream.edge.type)
+    new_value = None if value is None else analyse(value, stream.edge.type)
     edge = stream.edge.with_types(new_key and new_key.type, new_value and new_value.type)
-    node_name = stream.graph.node_name(name, label[0], where)
-    node = ProjectNode(
-        name=node_name,
-        inputs=(stream.node,),
-        out=edge.type,
-        where=where,
-        label=label[1],
-        key=new_key,
-        value=new_value,
-        changes_key=changes_key,
+    node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
+    return stream.projected(
+        node_name, label, edge, key=new_key, value=new_value, changes_key=changes_key
     )
-    return stream.behind(stream.graph.add(node), edge, changes_key)
 
 
 def _function(
     stream: Stream,
-    label: tuple[str, str],
+    label: str,
     op: str,
     fn: Callable[..., Any],
     edge: Edge,
     name: str | None,
-    where: str | None,
     *,
     changes_key: bool = False,
 ) -> Stream:
-    called = key_value_function(fn, op, where)
-    node_name = stream.graph.node_name(name, label[0], where)
-    node = FunctionNode(
-        node_name, (stream.node,), edge.type, where, label[1], op, called, changes_key
-    )
-    return stream.behind(stream.graph.add(node), edge, changes_key)
+    called = key_value_function(fn, op)
+    node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
+    return stream.called(node_name, label, op, called, edge, changes_key=changes_key)
 
 
-def _elements(stream: Stream, operator: str, column: Column, where: str | None) -> ColumnExpr:
-    elements = analyse(column, stream.edge.type, where)
+def _elements(stream: Stream, operator: str, column: Column) -> ColumnExpr:
+    elements = analyse(column, stream.edge.type)
     if not pa.types.is_list(elements.type):
         raise TopologyError(
-            f"{operator} takes an array Column, found {type_text(elements.type)}; use "
-            f"F.array(...) or "
-            f"{'map' if operator == 'flat_map' else 'map_values'}",
-            where=where,
+            f"{operator} takes an array Column, found {type_text(elements.type)}; use F.array(...) "
+            f"or {'map' if operator == 'flat_map' else 'map_values'}"
         )
     return elements
 
 
 def _unnest(
-    stream: Stream,
-    prefix: str,
-    elements: ColumnExpr,
-    edge: Edge,
-    name: str | None,
-    where: str | None,
-    *,
-    keyed: bool,
+    stream: Stream, label: str, elements: ColumnExpr, edge: Edge, name: str | None, *, keyed: bool
 ) -> Stream:
-    node_name = stream.graph.node_name(name, prefix, where)
-    listed = EdgeType(stream.edge.type.key, elements.type)
-    prepared = ProjectNode(
-        name=f"{node_name}-elements",
-        inputs=(stream.node,),
-        out=listed,
-        where=where,
-        label=PREPARE,
-        value=elements,
-    )
-    inputs = (stream.graph.add(prepared),)
-    node = stream.graph.add(
-        UnnestNode(node_name, inputs, edge.type, where, keyed, changes_key=keyed)
-    )
-    return stream.behind(node, edge, changes_key=keyed)
+    node_name = stream.graph.node_name(name, f"KSTREAM-{label}-")
+    listed = Edge.inside(stream.edge.type.key, elements.type)
+    given = stream.projected(f"{node_name}-elements", PREPARE, listed, value=elements)
+    node = UnnestNode(node_name, (given.node,), edge.type, keyed, changes_key=keyed)
+    return stream.behind(stream.graph.add(node), edge, changes_key=keyed)
 
 
-def _value_edge(
-    stream: Stream, operator: str, fn: Callable[..., Any], returns: object, where: str | None
-) -> Edge:
-    return stream.edge.with_types(value=result_type(returns, fn, operator, where)).with_serdes(
-        value=result_serde(returns)
-    )
-
-
-def _pair_edge(
-    stream: Stream, operator: str, fn: Callable[..., Any], returns: object, where: str | None
-) -> Edge:
+def _pair_edge(stream: Stream, operator: str, fn: Callable[..., Any], returns: object) -> Edge:
     if not isinstance(returns, tuple) or len(returns) != 2:
         raise TopologyError(
-            (
-                f"{operator}: the function returns a key and a value; name both types, e.g. "
-                f"returns=('string', 'double')"
-            ),
-            where=where,
+            f"{operator}: the function returns a key and a value; name both types, e.g. "
+            f"returns=('string', 'double')"
         )
-    key, value = (result_type(part, fn, operator, where) for part in returns)
-    return stream.edge.with_types(key, value).with_serdes(
-        result_serde(returns[0]), result_serde(returns[1])
-    )
+    return stream.edge.returning(operator, fn, key=returns[0], value=returns[1])
 
 
-def _check_mergeable(first: Stream, other: Stream, where: str | None) -> None:
+def _check_mergeable(first: Stream, other: Stream) -> None:
     if other.graph is not first.graph:
-        raise TopologyError("merge takes streams of one StreamsBuilder", where=where)
+        raise TopologyError("merge takes streams of one StreamsBuilder")
     for part in ("key", "value"):
         mine, its = getattr(first.edge.type, part), getattr(other.edge.type, part)
         if not same_type(mine, its):
             raise TopologyError(
                 f"merge takes streams of equal types; the {part}s are {type_text(mine)} and "
-                f"{type_text(its)}; "
-                "bring one to the other's type with map or map_values",
-                where=where,
+                f"{type_text(its)}; bring one to the other's type with map or map_values"
             )
 
 
-def _check_pair(
-    operator: str, type_: pa.DataType, where: str | None
-) -> tuple[pa.DataType, pa.DataType]:
+def _check_pair(operator: str, type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
     names = [field.name.lower() for field in type_] if pa.types.is_struct(type_) else []
     if names != ["key", "value"]:  # in any case, as Spark takes names
         raise TopologyError(
             f"{operator} takes struct<key, value>, found {type_text(type_)}; write "
-            "F.struct((...).alias('key'), (...).alias('value'))",
-            where=where,
+            "F.struct((...).alias('key'), (...).alias('value'))"
         )
     return type_.field(0).type, type_.field(1).type

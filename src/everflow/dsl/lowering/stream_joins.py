@@ -5,13 +5,13 @@ Records of a lookup join wait until their entry is there (design note 027).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from everflow.dsl.expressions import Expression
-from everflow.dsl.lowering.global_tables import whole_table, with_mapped_key
-from everflow.dsl.lowering.join_call import JoinCall, in_windows_of
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.global_tables import whole_table
+from everflow.dsl.lowering.join_call import JoinCall, in_windows_of, with_foreign_key
+from everflow.dsl.lowering.stream import Stream, bytes_store, window_store
 from everflow.dsl.lowering.table_reads import is_versioned, read_table, specs_of
 from everflow.errors import TopologyError
 from everflow.operators.joins import (
@@ -23,78 +23,55 @@ from everflow.operators.joins import (
 from everflow.operators.joins.asof import AsOfJoin
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.operators.joins.stream_table import GraceWait, HeldBack
-from everflow.serdes import bytes_
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import PREPARE, Part, ProjectNode, StatefulNode
-from everflow.windows import Duration, JoinWindows, duration_ms
+from everflow.topology.graph import PREPARE, Part
+from everflow.windows import Duration, JoinWindows, checked_ms, duration_ms
 
 _HOW = {kind.value: kind for kind in JoinKind}
 _ON_TIMEOUT = {"emit": JoinKind.LEFT, "drop": JoinKind.INNER}
 
 
 def joined_with_table(
-    left: Stream,
-    right: Stream,
-    kind: JoinKind,
-    call: JoinCall,
-    windows: object,
-    grace: Duration | None,
-    store: object,
-    name: str | None,
+    call: JoinCall, right: Stream, windows: object, grace: Duration | None
 ) -> Stream:
     """Each record with what a table holds for its key."""
+    kind = call.kind
     if kind is JoinKind.OUTER:
         raise TopologyError(
             "outer_join is for two streams or two tables: changes of a table give no results here; "
-            "use left_join",
-            where=call.where,
+            "use left_join"
         )
-    if windows is not None or (store is not None and grace is None):
+    if windows is not None or (call.store is not None and grace is None):
         raise TopologyError(
             f"{call.operator} with a table takes neither windows= nor store=: it looks up what the "
-            f"table holds; store= goes with grace=, for the records that wait",
-            where=call.where,
+            f"table holds; store= goes with grace=, for the records that wait"
         )
-    call.check_sides(left, right)
-    graph = left.graph
-    stream = copartitioned(left, name, call, "")
+    call.check_sides(right)
+    stream = call.copartitioned(call.left, "")
     sides = [stream.node]
-    table = read_table(right, call, sides, stream.node, as_of=True)
+    table = read_table(right, call.operator, sides, stream.node, as_of=True)
     edge = call.edge(stream, right)
     prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
-    node_name = graph.node_name(name, prefix, call.where)
+    node_name = stream.graph.node_name(call.name, prefix)
     reads = specs_of(table)
     stores = tuple(spec.name for spec in reads)
     if grace is not None:
-        held = _held_back(stream, right, reads, call, grace, store)
-        sides[0] = _waiting(stream, held, kind, node_name, call)
+        held = _held_back(stream, right, reads, call, grace)
+        waiting = GraceWait(held, kind.keeps_left)
+        stream = stream.kept(f"{node_name}-waiting", PREPARE, waiting, (held.store,))
+        sides[0] = stream.node
         stores = (*stores, held.store.name)
-    node = StatefulNode(
+    joined = stream.kept(
         node_name,
-        tuple(sides),
-        edge.type,
-        call.where,
         "JOIN",
         StreamTableJoin(table, kind),
+        edge=edge,
+        sides=tuple(sides),
         reads=reads,
-        parts=(Part(node_name, (sides[0],), stores),),
+        parts=(Part(node_name, (stream.node,), stores),),
     )
-    return call.made(Stream(graph, graph.add(node), edge), table=False)
-
-
-def _waiting(stream: Stream, held: HeldBack, kind: JoinKind, name: str, call: JoinCall) -> str:
-    """The node of records whose grace is over."""
-    node = StatefulNode(
-        f"{name}-waiting",
-        (stream.node,),
-        stream.edge.type,
-        call.where,
-        PREPARE,
-        GraceWait(held, kind.keeps_left),
-        (held.store,),
-    )
-    return stream.graph.add(node)
+    return call.made(joined)
 
 
 def _held_back(
@@ -103,261 +80,144 @@ def _held_back(
     tables: tuple[StoreSpec, ...],
     call: JoinCall,
     grace: Duration,
-    store: object,
 ) -> HeldBack:
     """Where the stream's records wait for the table, whose entries are made of ``tables``."""
-    grace_ms = checked_grace(grace, call.operator, call.where)
+    grace_ms = checked_ms(grace, f"{call.operator}: a grace")
+    versioned = f"{call.operator} with grace= takes a versioned table, which knows what was at a "
     if len(tables) > 1:
         raise TopologyError(
-            f"{call.operator} with grace= takes a versioned table, which knows what was at a "
-            f"record's time; a join of tables keeps no history: keep its results, "
-            f".to_stream().to_table(store=Materialized('a-name', history='1 hour'))",
-            where=call.where,
+            f"{versioned}record's time; a join of tables keeps no history: keep its results, "
+            f".to_stream().to_table(store=Materialized('a-name', history='1 hour'))"
         )
     spec = tables[0]
     if not is_versioned(right.graph, right.node):
         raise TopologyError(
-            f"{call.operator} with grace= takes a versioned table, which knows what was at a "
-            f"record's time; {spec.name!r} keeps no history: give "
-            f"store=Materialized({spec.name!r}, history='1 hour') in the call that makes it",
-            where=call.where,
+            f"{versioned}record's time; {spec.name!r} keeps no history: give "
+            f"store=Materialized({spec.name!r}, history='1 hour') in the call that makes it"
         )
     history_ms = spec.retention_ms or 0
     if grace_ms > history_ms:
         raise TopologyError(
             f"{call.operator}: a grace of {grace_ms} ms is longer than the table's history of "
             f"{history_ms} ms, so records would be joined with what is not kept any more; give "
-            f"a longer history=, or a shorter grace",
-            where=call.where,
+            f"a longer history=, or a shorter grace"
         )
-    claimed = stream.graph.claim_store(store, call.operator, call.where)
+    claimed = stream.graph.claim_store(call.store, call.operator)
     return held_back(stream, call, grace_ms, claimed)
 
 
 def held_back(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> HeldBack:
     """The buffer of a stream whose records wait, in a store whose name is ``claimed``."""
-    key_serde, value_serde = stream.edge.serdes(call.operator, call.where)
-    spec = StoreSpec(
-        name=claimed,
-        kind="key_value",
-        key_serde=bytes_(),
-        value_serde=bytes_(),
-        where=call.where,
-    )
+    key_serde, value_serde = stream.edge.serdes(call.operator)
+    spec = bytes_store(claimed)
     return HeldBack(store=spec, key_serde=key_serde, value_serde=value_serde, grace_ms=grace_ms)
 
 
-def checked_grace(grace: Duration, operator: str, where: str | None) -> int:
-    """In ms; TopologyError for a negative one."""
-    grace_ms = duration_ms(grace)
-    if grace_ms < 0:
-        raise TopologyError(
-            f"{operator}: a grace may not be negative, found {grace_ms} ms", where=where
-        )
-    return grace_ms
-
-
-def joined_with_stream(
-    left: Stream,
-    right: Stream,
-    kind: JoinKind,
-    call: JoinCall,
-    windows: object,
-    grace: object,
-    store: object,
-    name: str | None,
-) -> Stream:
+def joined_with_stream(call: JoinCall, right: Stream, windows: object, grace: object) -> Stream:
     """Each record with those of another stream in windows."""
     if grace is not None:
         raise TopologyError(
             f"{call.operator} of two streams has its grace in the windows; write "
-            f"windows=JoinWindows.of_time_difference('5 minutes').grace('1 minute')",
-            where=call.where,
+            f"windows=JoinWindows.of_time_difference('5 minutes').grace('1 minute')"
         )
     if not isinstance(windows, JoinWindows):
         raise TopologyError(
             f"{call.operator} of two streams takes windows=, found {windows!r}; write "
-            f"windows=JoinWindows.of_time_difference('5 minutes')",
-            where=call.where,
+            f"windows=JoinWindows.of_time_difference('5 minutes')"
         )
-    return joined_in_windows(left, right, kind, call, windows, store, name)
+    return joined_in_windows(call, right, call.kind, windows)
 
 
 def joined_in_windows(
-    left: Stream,
-    right: Stream,
-    kind: JoinKind,
-    call: JoinCall,
-    windows: JoinWindows,
-    store: object,
-    name: str | None,
+    call: JoinCall, right: Stream, kind: JoinKind, windows: JoinWindows
 ) -> Stream:
-    """The join of two streams. TopologyError for sides that do not fit, or names that are missing
-    or taken."""
-    call.check_sides(left, right)
-    stores = _Stores.claimed(left, right, kind, call, windows, store)
-    lefts = copartitioned(left, name, call, "-left")
-    rights = copartitioned(right, name, call, "-right")
-    rights = _in_its_windows(lefts, rights, call, f"{stores.left.name}-windows")
-    parts = _parts(left, lefts.node, rights.node, kind, stores, name, call)
-    edge = call.edge(lefts, rights)
-    node = StatefulNode(
-        parts[-1].name,
-        (lefts.node, rights.node),
-        edge.type,
-        call.where,
-        "JOIN",
-        StreamStreamJoin(
-            kind,
-            windows,
-            (stores.left, stores.right),
-            (lefts.edge.type.value, rights.edge.type.value),
-            stores.waiting,
-            left_first=left.graph.hands_on_first(lefts.node, rights.node),
-        ),
-        stores.all,
-        parts=parts,
-    )
-    return call.made(Stream(left.graph, left.graph.add(node), edge), table=False)
-
-
-def _in_its_windows(lefts: Stream, rights: Stream, call: JoinCall, name: str) -> Stream:
-    """The right stream with keys as the left one's serde reads them."""
+    """The join of two streams."""
+    call.check_sides(right)
+    graph = right.graph
+    stores = _stores(call, right, kind, windows)
+    lefts, rights = call.copartitioned(call.left, "-left"), call.copartitioned(right, "-right")
     key = in_windows_of(lefts.edge, rights.edge)
-    if key is None:
-        return rights
-    graph, edge = rights.graph, rights.edge.with_serdes(key=lefts.edge.key_serde)
-    node = ProjectNode(
-        name=name,
-        inputs=(rights.node,),
-        out=edge.type,
-        where=call.where,
-        label=PREPARE,
-        key=analyse(key, rights.edge.type, call.where),
+    if key is not None:  # with keys as the left one's serde reads them
+        edge = rights.edge.with_serdes(key=lefts.edge.key_serde)
+        ends = analyse(key, rights.edge.type)
+        rights = rights.projected(f"{stores[0].name}-windows", PREPARE, edge, key=ends)
+    parts = _parts(call, lefts.node, rights.node, kind, [store.name for store in stores])
+    operator = StreamStreamJoin(
+        kind,
+        windows,
+        (stores[0], stores[1]),
+        (lefts.edge.type.value, rights.edge.type.value),
+        stores[2] if kind.keeps_left else None,
+        left_first=graph.hands_on_first(lefts.node, rights.node),
     )
-    return rights.behind(graph.add(node), edge)
+    name, edge, sides = parts[-1].name, call.edge(lefts, rights), (lefts.node, rights.node)
+    return call.made(lefts.kept(name, "JOIN", operator, stores, edge, sides=sides, parts=parts))
 
 
-def copartitioned(side: Stream, name: str | None, call: JoinCall, suffix: str) -> Stream:
-    """The side's stream, behind a repartition topic if its key may have changed."""
-    if not side.key_changed:
-        return side.behind(side.node, side.edge)
-    checked = side.graph.check_repartition_name(name, call.operator, call.where)
-    return side.repartitioned(f"{checked}{suffix}", call.where, call.operator)
-
-
-class _Stores:
-    """The stores of a join of two streams, called as Kafka Streams calls them after
-    ``StreamJoined.withStoreName``."""
-
-    def __init__(self, left: StoreSpec, right: StoreSpec, waiting: StoreSpec | None) -> None:
-        self.left, self.right, self.waiting = left, right, waiting
-
-    @property
-    def all(self) -> tuple[StoreSpec, ...]:
-        return (self.left, self.right, *(() if self.waiting is None else (self.waiting,)))
-
-    @staticmethod
-    def claimed(
-        left: Stream,
-        right: Stream,
-        kind: JoinKind,
-        call: JoinCall,
-        windows: JoinWindows,
-        store: object,
-    ) -> _Stores:
-        """TopologyError for a name that is missing or taken."""
-        this = "outer-this" if kind.keeps_right else "this"
-        other = "outer-other" if kind.keeps_left else "other"
-        suffixes = [f"-{this}-join-store", f"-{other}-join-store"]
-        if kind.keeps_left:
-            outer = "outer" if kind.keeps_right else "left"
-            suffixes.append(f"-{outer}-shared-join-store")
-        names = left.graph.claim_each(store, suffixes, call.operator, call.where)
-
-        def window_store(side: Stream, name: str) -> StoreSpec:
-            key_serde, value_serde = side.edge.serdes(call.operator, call.where)
-            return StoreSpec(
-                name=name,
-                kind="window",
-                key_serde=key_serde,
-                value_serde=value_serde,
-                # A record is there for as long as stream time is not beyond, not only below.
-                retention_ms=windows.size_ms + windows.grace_ms + 1,
-                window_size_ms=windows.size_ms,
-                where=call.where,
-            )
-
-        waiting = [
-            StoreSpec(
-                name=name,
-                kind="key_value",
-                key_serde=bytes_(),
-                value_serde=bytes_(),
-                where=call.where,
-                private=True,
-            )
-            for name in names[2:]
-        ]
-        return _Stores(
-            window_store(left, names[0]),
-            window_store(right, names[1]),
-            waiting[0] if waiting else None,
-        )
+def _stores(
+    call: JoinCall, right: Stream, kind: JoinKind, windows: JoinWindows
+) -> tuple[StoreSpec, ...]:
+    """The left stream's, the right one's, and, if one side is kept, that of the records without a
+    match: called as Kafka Streams calls them after ``StreamJoined.withStoreName``. TopologyError
+    for a name that is missing or taken."""
+    this = "outer-this" if kind.keeps_right else "this"
+    other = "outer-other" if kind.keeps_left else "other"
+    suffixes = [f"-{this}-join-store", f"-{other}-join-store"]
+    if kind.keeps_left:
+        suffixes.append(f"-{'outer' if kind.keeps_right else 'left'}-shared-join-store")
+    names = call.left.graph.claim_each(call.store, suffixes, call.operator)
+    # A record is there for as long as stream time is not beyond, not only below.
+    kept_ms = windows.size_ms + windows.grace_ms + 1
+    found = [
+        window_store(name, side.edge.serdes(call.operator), kept_ms, windows.size_ms)
+        for name, side in zip(names, (call.left, right), strict=False)
+    ]
+    return (*found, *(bytes_store(name, private=True) for name in names[2:]))
 
 
 def _parts(
-    left: Stream,
-    left_node: str,
-    right_node: str,
-    kind: JoinKind,
-    stores: _Stores,
-    name: str | None,
-    call: JoinCall,
+    call: JoinCall, left: str, right: str, kind: JoinKind, stores: list[str]
 ) -> tuple[Part, ...]:
     """The five nodes that Kafka Streams has for it, in its order of names."""
+    graph, name = call.left.graph, call.name
 
     def named(suffix: str, prefix: str) -> str:
-        given = None if name is None else f"{name}{suffix}"
-        return left.graph.node_name(given, prefix, call.where)
+        return graph.node_name(None if name is None else f"{name}{suffix}", prefix)
 
     this_windowed = named("-this-windowed", "KSTREAM-WINDOWED-")
     other_windowed = named("-other-windowed", "KSTREAM-WINDOWED-")
     this, other = ("OUTERTHIS" if kind.keeps_right else "JOINTHIS"), "JOINOTHER"
     other = "OUTEROTHER" if kind.keeps_left else other
     # These two numbers are used up, whether the nodes have names or not.
-    generated = [left.graph.new_name(f"KSTREAM-{one}-") for one in (this, other)]
+    generated = [graph.new_name(f"KSTREAM-{one}-") for one in (this, other)]
     suffixes = (
         "-outer-this-join" if kind.keeps_right else "-this-join",
         "-outer-other-join" if kind.keeps_left else "-other-join",
     )
     joins = generated if name is None else [f"{name}{suffix}" for suffix in suffixes]
-    waiting = () if stores.waiting is None else (stores.waiting.name,)
+    of_left, of_right, *waiting = stores
     return (
-        Part(this_windowed, (left_node,), (stores.left.name,)),
-        Part(other_windowed, (right_node,), (stores.right.name,)),
-        Part(joins[0], (this_windowed,), (stores.right.name, *waiting)),
-        Part(joins[1], (other_windowed,), (stores.left.name, *waiting)),
+        Part(this_windowed, (left,), (of_left,)),
+        Part(other_windowed, (right,), (of_right,)),
+        Part(joins[0], (this_windowed,), (of_right, *waiting)),
+        Part(joins[1], (other_windowed,), (of_left, *waiting)),
         Part(named("-merge", "KSTREAM-MERGE-"), (joins[0], joins[1])),
     )
 
 
 def joined_in_interval(
-    left: Stream,
-    right: Stream,
     call: JoinCall,
+    right: Stream,
     how: object,
     grace: Duration | None,
     before: Duration | None,
     after: Duration | None,
-    store: object,
-    name: str | None,
 ) -> Stream:
     """The join of two streams in windows, as an interval before and after each record."""
     kind = _kind(how, ("inner", "left", "outer"), call)
     before_ms, after_ms = duration_ms(before or 0), duration_ms(after or 0)
-    windows = JoinWindows(before_ms, after_ms, checked_grace(grace or 0, call.operator, call.where))
-    return joined_in_windows(left, right, kind, call, windows, store, name)
+    grace_ms = checked_ms(grace or 0, "join_interval: a grace")
+    return joined_in_windows(call, right, kind, JoinWindows(before_ms, after_ms, grace_ms))
 
 
 def _kind(how: object, known: tuple[str, ...], call: JoinCall) -> JoinKind:
@@ -365,46 +225,37 @@ def _kind(how: object, known: tuple[str, ...], call: JoinCall) -> JoinKind:
         return JoinKind.INNER
     if how not in known:
         raise TopologyError(
-            f"{call.operator}: how= is {' or '.join(map(repr, known))}, found {how!r}",
-            where=call.where,
+            f"{call.operator}: how= is {' or '.join(map(repr, known))}, found {how!r}"
         )
     return _HOW[str(how)]
 
 
 def joined_as_of(
-    left: Stream,
-    right: Stream,
     call: JoinCall,
+    right: Stream,
     how: object,
     grace: Duration | None,
-    store: object,
-    name: str | None,
     tolerance: Duration | None,
 ) -> Stream:
     """Each record with the latest one of another stream that is not later."""
     kind = _kind(how, ("inner", "left"), call)
-    graph, where = left.graph, call.where
-    grace_ms = checked_grace(grace or 0, call.operator, where)
-    tolerance_ms = _tolerance(tolerance, call)
-    call.check_sides(left, right)
-    claimed = graph.claim_store(store, call.operator, where)
-    lefts = copartitioned(left, name, call, "-left")
-    rights = copartitioned(right, name, call, "-right")
-    key_serde, value_serde = rights.edge.serdes(call.operator, where)
-    kept = StoreSpec(
-        name=claimed,
-        kind="window",
-        key_serde=key_serde,
-        value_serde=value_serde,
-        # A record is there for as long as stream time is not beyond, not only below.
-        retention_ms=tolerance_ms + grace_ms + 1,
-        where=where,
-    )
+    graph = right.graph
+    grace_ms = checked_ms(grace or 0, "join_asof: a grace")
+    if tolerance is None:
+        raise TopologyError(
+            "join_asof keeps the other side's records for as long as they can be met; say how much "
+            "earlier a match may be: join_asof(..., tolerance='5 minutes')"
+        )
+    tolerance_ms = checked_ms(tolerance, "join_asof: a tolerance")
+    call.check_sides(right)
+    claimed = graph.claim_store(call.store, call.operator)
+    lefts, rights = call.copartitioned(call.left, "-left"), call.copartitioned(right, "-right")
+    # A record is there for as long as stream time is not beyond, not only below.
+    kept = window_store(claimed, rights.edge.serdes(call.operator), tolerance_ms + grace_ms + 1)
     held = None
     if grace_ms:
-        beside = graph.claim_beside(f"{claimed}-waiting", claimed, call.operator, where)
+        beside = graph.claim_beside(f"{claimed}-waiting", claimed, call.operator)
         held = held_back(lefts, call, grace_ms, beside)
-    edge = call.edge(lefts, rights)
     operator = AsOfJoin(
         kind=kind,
         right=kept,
@@ -413,190 +264,98 @@ def joined_as_of(
         held=held,
         left_first=graph.hands_on_first(lefts.node, rights.node),
     )
-    node = StatefulNode(
-        graph.node_name(name, "KSTREAM-ASOFJOIN-", where),
-        (lefts.node, rights.node),
-        edge.type,
-        where,
-        "JOIN",
-        operator,
-        (kept,) if held is None else (kept, held.store),
-    )
-    return call.made(Stream(graph, graph.add(node), edge), table=False)
+    name, edge = graph.node_name(call.name, "KSTREAM-ASOFJOIN-"), call.edge(lefts, rights)
+    stores = (kept,) if held is None else (kept, held.store)
+    sides = (lefts.node, rights.node)
+    return call.made(lefts.kept(name, "JOIN", operator, stores, edge, sides=sides))
 
 
-def _tolerance(tolerance: Any, call: JoinCall) -> int:
-    """In ms; TopologyError for a negative one, or none."""
-    if tolerance is None:
-        raise TopologyError(
-            f"{call.operator} keeps the other side's records for as long as they can be met; say "
-            f"how much earlier a match may be: {call.operator}(..., tolerance='5 minutes')",
-            where=call.where,
-        )
-    tolerance_ms = duration_ms(tolerance)
-    if tolerance_ms < 0:
-        raise TopologyError(
-            f"{call.operator}: a tolerance may not be negative, found {tolerance_ms} ms",
-            where=call.where,
-        )
-    return tolerance_ms
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookupCall:
-    """A call of ``lookup_join`` that was checked."""
-
-    left: Stream
-    right: Stream
-    is_global: bool
-    call: JoinCall
-    on: Expression | None
-    kind: JoinKind
-    store: object
-    grace_ms: int | None
-    timeout_ms: int | None
-    most: int | None
-
-    @staticmethod
-    def of(
-        left: Stream,
-        right: Stream,
-        is_global: bool,
-        call: JoinCall,
-        on: Expression | None,
-        store: object,
-        grace: Duration | None,
-        timeout: Duration | None,
-        on_timeout: object,
-        most_per_key: object,
-    ) -> LookupCall:
-        """TopologyError for what cannot be."""
-        where = call.where
-        kind = _checked(call, None if is_global else on, most_per_key, on_timeout)
-        if grace is None and timeout is None:
-            raise TopologyError(
-                "lookup_join needs grace=, how long a record waits for its entry by the stream's "
-                "time, or timeout=, by the machine's clock: grace='10 minutes'",
-                where=where,
-            )
-        timeout_ms = None if timeout is None else duration_ms(timeout)
-        if timeout_ms is not None and timeout_ms < 1:
-            raise TopologyError(
-                f"lookup_join: timeout is above 0, found {timeout_ms} ms", where=where
-            )
-        return LookupCall(
-            left=left,
-            right=right,
-            is_global=is_global,
-            call=call,
-            on=on,
-            kind=kind,
-            store=store,
-            grace_ms=None if grace is None else checked_grace(grace, call.operator, where),
-            timeout_ms=timeout_ms,
-            most=most_per_key if isinstance(most_per_key, int) else None,
-        )
-
-    def joined(self, name: str | None) -> Stream:
-        """Each record with its entry, once that is there."""
-        made = self._with_global(name) if self.is_global else self._with_table(name)
-        return self.call.made(made, table=False)
-
-    def _with_table(self, name: str | None) -> Stream:
-        call, right, graph, where = self.call, self.right, self.left.graph, self.call.where
-        call.check_sides(self.left, right)
-        stream = copartitioned(self.left, name, call, "")
-        sides = [stream.node, right.node]
-        table = read_table(right, call, sides, stream.node)
-        reads = specs_of(table)
-        history = next((spec.name for spec in reads if spec.versioned), None)
-        if history is not None:
-            raise TopologyError(
-                f"lookup_join waits for what is there now, and {history!r} keeps a "
-                f"history: write join(table, grace=..., store='a-name') to wait for late updates "
-                f"of it",
-                where=where,
-            )
-        room = self._room(stream)
-        node_name = graph.node_name(name, "KSTREAM-LOOKUPJOIN-", where)
-        first = graph.reaches_first(right.node, stream.node)
-        operator = LookupJoin(table=table, kind=self.kind, room=room, table_first=first)
-        edge = call.edge(stream, right)
-        stores = (room.store.name, *(one.name for one in reads))
-        node = StatefulNode(
-            node_name,
-            tuple(sides),
-            edge.type,
-            where,
-            "JOIN",
-            operator,
-            (room.store,),
-            reads=reads,
-            parts=(Part(node_name, (stream.node,), stores),),
-        )
-        return Stream(graph, graph.add(node), edge)
-
-    def _with_global(self, name: str | None) -> Stream:
-        left, right, where = self.left, self.right, self.call.where
-        graph = left.graph
-        if right.graph is not graph:
-            raise TopologyError(
-                "lookup_join takes a global table of the same StreamsBuilder", where=where
-            )
-        room = self._room(left)
-        operator = GlobalLookupJoin(table=whole_table(right), kind=self.kind, room=room)
-        node_name = graph.node_name(name, "KSTREAM-LOOKUPJOIN-", where)
-        selected = with_mapped_key(left, right, self.on, "lookup_join", node_name, where)
-        edge = left.edge.with_types(value=joined_type(left.edge.type.value, right.edge.type.value))
-        node = StatefulNode(
-            node_name, (selected,), edge.type, where, "JOIN", operator, (room.store,)
-        )
-        return left.behind(graph.add(node), edge)
-
-    def _room(self, stream: Stream) -> WaitingRoom:
-        call, where = self.call, self.call.where
-        key_serde, value_serde = stream.edge.serdes(call.operator, where)
-        spec = StoreSpec(
-            name=self.left.graph.claim_store(self.store, call.operator, where),
-            kind="key_value",
-            key_serde=bytes_(),
-            value_serde=bytes_(),
-            where=where,
-        )
-        return WaitingRoom(
-            store=spec,
-            key_serde=key_serde,
-            value_serde=value_serde,
-            grace_ms=self.grace_ms,
-            most=self.most,
-            timeout_ms=self.timeout_ms,
-        )
-
-
-def _checked(
+def looked_up(
     call: JoinCall,
+    right: Stream,
+    is_global: bool,
     on: Expression | None,
-    most_per_key: object,
+    grace: Duration | None,
+    timeout: Duration | None,
     on_timeout: object,
-) -> JoinKind:
-    """What becomes of records whose time is over. TopologyError for what cannot be."""
-    where = call.where
-    if on is not None:
+    most_per_key: object,
+) -> Stream:
+    """Each record with its entry, once that is there. TopologyError for what cannot be."""
+    if on is not None and not is_global:
         raise TopologyError(
             "lookup_join matches by the records' keys, and on= is for global tables; choose the "
-            "key first: select_key(...).lookup_join(..., name='a-name')",
-            where=where,
+            "key first: select_key(...).lookup_join(..., name='a-name')"
         )
     on_timeout = "emit" if on_timeout is None else on_timeout  # a field may be called so
     if on_timeout not in _ON_TIMEOUT:
-        raise TopologyError(
-            f"lookup_join: on_timeout is 'emit' or 'drop', found {on_timeout!r}", where=where
-        )
+        raise TopologyError(f"lookup_join: on_timeout is 'emit' or 'drop', found {on_timeout!r}")
     if most_per_key is not None and (
         not isinstance(most_per_key, int) or isinstance(most_per_key, bool) or most_per_key < 1
     ):
         raise TopologyError(
-            f"lookup_join: most_per_key is a whole number from 1 on, found {most_per_key!r}",
-            where=where,
+            f"lookup_join: most_per_key is a whole number from 1 on, found {most_per_key!r}"
         )
-    return _ON_TIMEOUT[str(on_timeout)]
+    if grace is None and timeout is None:
+        raise TopologyError(
+            "lookup_join needs grace=, how long a record waits for its entry by the stream's "
+            "time, or timeout=, by the machine's clock: grace='10 minutes'"
+        )
+    call = replace(call, kind=_ON_TIMEOUT[str(on_timeout)])
+    timeout_ms = None if timeout is None else checked_ms(timeout, "lookup_join: timeout", 1)
+    grace_ms = None if grace is None else checked_ms(grace, "lookup_join: a grace")
+
+    def room(stream: Stream) -> WaitingRoom:
+        key_serde, value_serde = stream.edge.serdes("lookup_join")
+        return WaitingRoom(
+            store=bytes_store(stream.graph.claim_store(call.store, "lookup_join")),
+            key_serde=key_serde,
+            value_serde=value_serde,
+            grace_ms=grace_ms,
+            most=most_per_key,
+            timeout_ms=timeout_ms,
+        )
+
+    found = _in_global(call, right, on, room) if is_global else _in_table(call, right, room)
+    return call.made(found)
+
+
+def _in_table(call: JoinCall, right: Stream, room_of: Callable[[Stream], WaitingRoom]) -> Stream:
+    call.check_sides(right)
+    stream = call.copartitioned(call.left, "")
+    sides = [stream.node, right.node]
+    table = read_table(right, "lookup_join", sides, stream.node)
+    reads = specs_of(table)
+    history = next((spec.name for spec in reads if spec.versioned), None)
+    if history is not None:
+        raise TopologyError(
+            f"lookup_join waits for what is there now, and {history!r} keeps a history: write "
+            f"join(table, grace=..., store='a-name') to wait for late updates of it"
+        )
+    room = room_of(stream)
+    node_name = stream.graph.node_name(call.name, "KSTREAM-LOOKUPJOIN-")
+    first = stream.graph.reaches_first(right.node, stream.node)
+    return stream.kept(
+        node_name,
+        "JOIN",
+        LookupJoin(table=table, kind=call.kind, room=room, table_first=first),
+        (room.store,),
+        call.edge(stream, right),
+        sides=tuple(sides),
+        reads=reads,
+        parts=(Part(node_name, (stream.node,), (room.store.name, *(one.name for one in reads))),),
+    )
+
+
+def _in_global(
+    call: JoinCall,
+    right: Stream,
+    on: Expression | None,
+    room_of: Callable[[Stream], WaitingRoom],
+) -> Stream:
+    call.check_builder(right)
+    left, room = call.left, room_of(call.left)
+    operator = GlobalLookupJoin(table=whole_table(right), kind=call.kind, room=room)
+    node_name = left.graph.node_name(call.name, "KSTREAM-LOOKUPJOIN-")
+    selected = with_foreign_key(left, right, on, "lookup_join", f"{node_name}-on")
+    edge = left.edge.with_types(value=joined_type(left.edge.type.value, right.edge.type.value))
+    return selected.kept(node_name, "JOIN", operator, (room.store,), edge)

@@ -6,24 +6,14 @@ topic ``<name>-asks-repartition``; the answer comes back through ``<name>-answer
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from pyspark.sql import functions as F
+from dataclasses import replace
 
 from everflow import serdes
-from everflow.dsl.expressions import (
-    Expression,
-    ForeignKeyOf,
-    TableMapper,
-    is_column,
-    key_value_function,
-    unless_deleted,
-)
-from everflow.dsl.lowering.join_call import JoinCall
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.lowering.join_call import JoinCall, with_foreign_key
+from everflow.dsl.lowering.stream import Stream, bytes_store
 from everflow.dsl.lowering.table_reads import (
-    latest_updates_of_both,
+    latest_updates,
     mapped,
     read_table,
     specs_of,
@@ -31,8 +21,7 @@ from everflow.dsl.lowering.table_reads import (
     tells_old,
 )
 from everflow.dsl.lowering.tables import kept_node, stored
-from everflow.errors import TopologyError
-from everflow.operators.joins import JoinedTable, JoinKind, TableTableJoin
+from everflow.operators.joins import JoinedTable, TableTableJoin
 from everflow.operators.joins.foreign_keys import (
     SUBSCRIPTION,
     Answers,
@@ -40,21 +29,10 @@ from everflow.operators.joins.foreign_keys import (
     ForeignKeys,
     Subscriptions,
     answer_type,
-    selected_type,
 )
-from everflow.operators.joins.joined_table import TableRead
 from everflow.serdes import Serde
-from everflow.serdes.arrow_types import type_text
-from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
-    PREPARE,
-    EdgeType,
-    FunctionNode,
-    Node,
     Part,
-    ProjectNode,
-    StatefulNode,
-    same_type,
 )
 
 _FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
@@ -64,57 +42,22 @@ _NAMES = 13
 who ask; with a name given, too."""
 
 
-def joined_by_key(
-    left: Stream,
-    right: Stream,
-    kind: JoinKind,
-    call: JoinCall,
-    store: object,
-    name: str | None,
-) -> Stream:
+def joined_by_key(call: JoinCall, right: Stream) -> Stream:
     """The join of two tables whose entries have one key."""
-    call.check_sides(left, right)
-    graph, where = left.graph, call.where
-    merged = graph.node_name(name, "KTABLE-MERGE-", where)
-    sides = [*latest_updates_of_both(left, right, merged, call.operator, where)]
+    call.check_sides(right)
+    left, graph, name = call.left, right.graph, call.name
+    merged = graph.node_name(name, "KTABLE-MERGE-")
+    sides = [
+        latest_updates(graph, one.node, f"{merged}-{side}", call.operator)
+        for one, side in ((left, "left"), (right, "right"))
+    ]
     tables = [
-        read_table(one, call, sides, other.node, f"{merged}-{side}")
+        read_table(one, call.operator, sides, other.node, f"{merged}-{side}")
         for one, other, side in ((left, right, "left"), (right, left, "right"))
     ]
-    parts = _halves(left, right, tables, name, where)
-    if store is None:
-        parts = (*parts, Part(merged, tuple(part.name for part in parts)))
-    edge = call.edge(left, right)
-    both = StatefulNode(
-        merged if store is None else f"{merged}-results",
-        tuple(sides),
-        edge.type,
-        where,
-        "JOIN",
-        TableTableJoin(
-            left=tables[0],
-            right=tables[1],
-            kind=kind,
-            left_first=graph.hands_on_first(left.node, right.node),
-        ),
-        reads=specs_of(*tables),
-        parts=parts,
-    )
-    made = call.made(Stream(graph, graph.add(both), edge), table=True)
-    return made if store is None else stored(made, merged, store, call.operator, where)
-
-
-def _halves(
-    left: Stream,
-    right: Stream,
-    tables: list[TableRead],
-    name: str | None,
-    where: str | None,
-) -> tuple[Part, ...]:
-    """The two nodes that Kafka Streams has for the changes of either side."""
-    return tuple(
+    parts = tuple(  # the two nodes that Kafka Streams has for the changes of either side
         Part(
-            left.graph.node_name(None if name is None else f"{name}-join-{one}", prefix, where),
+            graph.node_name(None if name is None else f"{name}-join-{one}", prefix),
             (side.node,),
             tuple(table.spec.name for table in other.stored),
         )
@@ -123,78 +66,80 @@ def _halves(
             ("other", "KTABLE-JOINOTHER-", right, tables[0]),
         )
     )
+    if call.store is None:
+        parts = (*parts, Part(merged, tuple(part.name for part in parts)))
+    operator = TableTableJoin(
+        left=tables[0],
+        right=tables[1],
+        kind=call.kind,
+        left_first=graph.hands_on_first(left.node, right.node),
+    )
+    both = left.kept(
+        merged if call.store is None else f"{merged}-results",
+        "JOIN",
+        operator,
+        edge=call.edge(left, right),
+        sides=tuple(sides),
+        reads=specs_of(*tables),
+        parts=parts,
+    )
+    made = call.made(both, table=True)
+    return made if call.store is None else stored(made, merged, call.store, call.operator)
 
 
-def joined_by_foreign_key(join: ForeignKeyJoin, store: object) -> Stream:
+def joined_by_foreign_key(call: JoinCall, right: Stream, on: Expression) -> Stream:
     """The join of a table's entries with those that they name by a foreign key."""
-    call, graph = join.call, join.left.graph
-    joined = join.made()
+    graph = right.graph
+    joined = _ForeignKeyJoin(call, right, on).made()
     made = call.made(joined, table=True)
-    if store is not None:
-        return stored(made, f"{joined.node}-kept", store, call.operator, call.where)
+    if call.store is not None:
+        return stored(made, f"{joined.node}-kept", call.store, call.operator)
     name = graph.new_name(f"{_FOREIGN_RESULT}STATE-STORE-")
     values = Stream(graph, f"{made.node}-results", made.edge)
-    graph.keep_when_asked(kept_node(values, made.node, name, call.operator, call.where))
+    graph.keep_when_asked(kept_node(values, made.node, name, call.operator))
     return made
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignKeyJoin:
-    """A join of ``left``'s entries with those of ``right`` under the key ``on``."""
+class _ForeignKeyJoin:
+    """A join of the call's entries with those of ``right`` under the key ``on``."""
 
-    call: JoinCall
-    kind: JoinKind
-    left: Stream
-    right: Stream
-    on: Expression
-    name: str | None
+    def __init__(self, call: JoinCall, right: Stream, on: Expression) -> None:
+        self.call, self.left, self.right, self.on = call, call.left, right, on
+        self.graph, self.operator, self.kind = right.graph, call.operator, call.kind
 
     def made(self) -> Stream:
-        graph, call, where = self.left.graph, self.call, self.call.where
-        if self.right.graph is not graph:
-            raise TopologyError(
-                f"{call.operator} takes a table of the same StreamsBuilder", where=where
-            )
-        name = graph.check_repartition_name(self.name, f"{call.operator} with on=", where)
+        graph, call, operator = self.graph, self.call, self.operator
+        call.check_builder(self.right)
+        name = graph.check_repartition_name(call.name, f"{operator} with on=")
         graph.burn(_NAMES)
-        updates = latest_updates_of_both(self.left, self.right, name, call.operator, where)
-        key_serde, value_serde = self.left.edge.serdes(call.operator, where)
-        foreign_serde = self.right.edge.written_key(call.operator, where)
-        asks = self._asks(name, updates[0], (key_serde, value_serde, foreign_serde))
-        asked = graph.repartition(
-            f"{name}-asks",
-            asks,
-            EdgeType(self.right.edge.type.key, SUBSCRIPTION),
-            (foreign_serde, serdes.packed(SUBSCRIPTION)),
-            where,
-        )
-        answers = self._answers(name, [asked, updates[1]], key_serde, foreign_serde)
-        edge = call.edge(self.left, self.right)
-        joined = self._joined(name, answers, edge.type)
-        return Stream(graph, graph.add(joined), edge)
+        mine = latest_updates(graph, self.left.node, f"{name}-left", operator)
+        its = latest_updates(graph, self.right.node, f"{name}-right", operator)
+        key_serde, value_serde = self.left.edge.serdes(operator)
+        foreign_serde = self.right.edge.written_key(operator)
+        asks = self._asks(name, mine, (key_serde, value_serde, foreign_serde))
+        written = foreign_serde, serdes.packed(SUBSCRIPTION)
+        asked = graph.repartition(f"{name}-asks", asks.node, asks.edge.type, written)
+        answers = self._answers(name, [asked, its], key_serde, foreign_serde)
+        return self._joined(name, answers, value_serde)
 
-    def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> str:
-        """The node of subscriptions: of what each entry was, and of what it is. ``written``: as
-        what its key, its value and foreign keys are."""
-        graph, call = self.left.graph, self.call
-        if not tells_old(graph, updates, forced=True):
-            stored_table(graph, self.left.node, call.operator, call.where)  # says what it lacks
+    def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> Stream:
+        """The subscriptions: of what each entry was, and of what it is. ``written``: as what its
+        key, its value and foreign keys are."""
+        if not tells_old(self.graph, updates, forced=True):
+            stored_table(self.graph, self.left.node, self.operator)  # says what it lacks
             raise AssertionError("a table that can be looked up knows what it was")
-        sides = (graph.add(self._selection()(f"{name}-new", updates)),)
-        foreign = EdgeType(self.right.edge.type.key, SUBSCRIPTION)
-        operator = ForeignKeys(*written, self.kind)
-        node = StatefulNode(f"{name}-asking", sides, foreign, call.where, "FK-ASK", operator)
-        return graph.add(node)
+        source = self.left.behind(updates, self.left.edge)
+        new = with_foreign_key(source, self.right, self.on, self.operator, f"{name}-new")
+        edge = Edge.inside(self.right.edge.type.key, SUBSCRIPTION)
+        return new.kept(f"{name}-asking", "FK-ASK", ForeignKeys(*written, self.kind), edge=edge)
 
     def _answers(
         self, name: str, sides: list[str], entry_serde: Serde, foreign_serde: Serde
     ) -> str:
         """The node of answers, read back in the tasks of the entries that asked."""
-        graph, call, where = self.left.graph, self.call, self.call.where
-        store = graph.claim_store(f"{name}-asks", call.operator, where)
-        value = answer_type(self.right.edge.type.value)
-        edge = EdgeType(self.left.edge.type.key, value)
-        table = read_table(self.right, call, sides, sides[0], f"{name}-right")
+        store = self.graph.claim_store(f"{name}-asks", self.operator)
+        edge = Edge.inside(self.left.edge.type.key, answer_type(self.right.edge.type.value))
+        table = read_table(self.right, self.operator, sides, sides[0], f"{name}-right")
         operator = Subscriptions(
             store=store,
             table=table,
@@ -202,98 +147,55 @@ class ForeignKeyJoin:
             foreign_serde=foreign_serde,
             kept=self.kind.keeps_left,
         )
-        kept = StoreSpec(
-            name=store,
-            kind="key_value",
-            key_serde=serdes.bytes_(),
-            value_serde=serdes.bytes_(),
-            where=where,
-            private=True,
-        )
-        node = StatefulNode(
-            f"{name}-answering",
-            tuple(sides),
-            edge,
-            where,
+        inputs, called = tuple(sides), f"{name}-answering"
+        made = self.right.kept(
+            called,
             "FK-ANSWER",
             operator,
-            (kept,),
+            (bytes_store(store, private=True),),
+            edge,
+            sides=inputs,
             reads=specs_of(table),
+            parts=() if isinstance(table, JoinedTable) else (Part(called, inputs, (store,)),),
         )
-        if not isinstance(table, JoinedTable):
-            node = replace(node, parts=(Part(node.name, node.inputs, (store,)),))
-        written = (entry_serde, serdes.packed(value))
-        return graph.repartition(f"{name}-answers", graph.add(node), edge, written, where)
+        written = entry_serde, serdes.packed(edge.type.value)
+        return self.graph.repartition(f"{name}-answers", made.node, edge.type, written)
 
-    def _joined(self, name: str, answers: str, out: EdgeType) -> StatefulNode:
-        value_serde = self.left.edge.serdes(self.call.operator, self.call.where)[1]
+    def _joined(self, name: str, answers: str, value_serde: Serde) -> Stream:
         sides = list[str]()
-        table = read_table(self.left, self.call, sides, answers, f"{name}-left")
+        table = read_table(self.left, self.operator, sides, answers, f"{name}-left")
         selected = None
         if not self.kind.keeps_left:
-            selected = mapped(table, self.left.graph.node(f"{name}-new"))
+            selected = mapped(table, self.graph.node(f"{name}-new"))
             self._ask_again(name, answers, value_serde)
-        operator = Answers(table=table, selected=selected, value_serde=value_serde, kind=self.kind)
-        inputs, reads = (*sides, answers), specs_of(table)
-        node = StatefulNode(name, inputs, out, self.call.where, "JOIN", operator, reads=reads)
-        if isinstance(table, JoinedTable):
-            return node
-        return replace(node, parts=(Part(name, inputs),))
+        inputs = (*sides, answers)
+        return self.left.kept(
+            name,
+            "JOIN",
+            Answers(table=table, selected=selected, value_serde=value_serde, kind=self.kind),
+            edge=self.call.edge(self.left, self.right),
+            sides=inputs,
+            reads=specs_of(table),
+            parts=() if isinstance(table, JoinedTable) else (Part(name, inputs),),
+        )
 
     def _ask_again(self, name: str, answers: str, value_serde: Serde) -> None:
         """The node that asks again for what the entries of stale answers are now: nobody else may
         tell it, as the question of an inner join is answered where there is something (note
         022)."""
-        graph, call = self.left.graph, self.call
         sides = [f"{name}-new"]
-        table = read_table(self.left, call, sides, answers, f"{name}-left")
+        table = read_table(self.left, self.operator, sides, answers, f"{name}-left")
         operator = AskAgain(
             table=table,
-            selected=mapped(table, graph.node(sides[0])),
-            key_serde=self.left.edge.serdes(call.operator, call.where)[0],
+            selected=mapped(table, self.graph.node(sides[0])),
+            key_serde=self.left.edge.written_key(self.operator),
             value_serde=value_serde,
         )
-        sink = graph.node(f"{name}-asks-repartition-sink")
         called, inputs = f"{name}-asking-again", (*sides, answers)
-        again = StatefulNode(
-            called,
-            inputs,
-            sink.out,
-            call.where,
-            "FK-ASK",
-            operator,
-            reads=specs_of(table),
-            parts=(Part(called, inputs),),
+        sink = self.graph.node(f"{name}-asks-repartition-sink")
+        edge = Edge(sink.out, None, None)
+        parts, reads = (Part(called, inputs),), specs_of(table)
+        made = self.left.kept(
+            called, "FK-ASK", operator, edge=edge, sides=inputs, reads=reads, parts=parts
         )
-        made = graph.add(again)
-        graph.add(replace(sink, name=f"{name}-asks-again-sink", inputs=(made,)))
-
-    def _selection(self) -> Callable[[str, str], Node]:
-        """What makes the node that gives an entry with its foreign key."""
-        edge, where, on = self.left.edge, self.call.where, self.on
-        wanted = self.right.edge.type.key
-        out = EdgeType(edge.type.key, selected_type(wanted, edge.type.value))
-        if not is_column(on, f"{self.call.operator}: on", where):
-            fn = key_value_function(on, f"{self.call.operator}: on", where)
-            selected = TableMapper(ForeignKeyOf(fn))
-
-            def called(name: str, source: str) -> Node:
-                return FunctionNode(name, (source,), out, where, PREPARE, "map_values", selected)
-
-            return called
-        found = unless_deleted(on, edge, where).type
-        if not same_type(found, wanted):
-            raise TopologyError(
-                f"{self.call.operator}: on= is {type_text(found)}, and the other table's keys are "
-                f"{type_text(wanted)}; write on=(...).cast({type_text(wanted)!r})",
-                where=where,
-            )
-        both = F.struct(on.alias("fk"), F.col("value").alias("value"))
-        value = replace(unless_deleted(both, edge, where), type=out.value)
-
-        def projected(name: str, source: str) -> Node:
-            return ProjectNode(
-                name=name, inputs=(source,), out=out, where=where, label=PREPARE, value=value
-            )
-
-        return projected
+        self.graph.add(replace(sink, name=f"{name}-asks-again-sink", inputs=(made.node,)))

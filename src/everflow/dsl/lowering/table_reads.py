@@ -7,14 +7,12 @@ note 035). Those that keep their history (KIP-889), and those whose entries end 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from everflow import serdes
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.join_call import JoinCall
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.stream import Stream, bytes_store
 from everflow.errors import TopologyError
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.joins import JoinedTable, TableTableJoin
@@ -32,19 +30,12 @@ from everflow.topology.graph import (
     StatefulNode,
     TableOperator,
 )
-from everflow.windows import Duration, duration_ms
+from everflow.windows import Duration, checked_ms, duration_ms
 
 
-def checked_ttl(ttl: Any, operator: str, where: str | None) -> int:
-    """In ms; TopologyError for what is not above zero."""
-    ttl_ms = duration_ms(ttl)
-    if ttl_ms < 1:
-        raise TopologyError(
-            f"{operator}: ttl says how long an entry stays behind its latest record, and is above "
-            f"0; found {ttl_ms} ms; write for example ttl='30 days'",
-            where=where,
-        )
-    return ttl_ms
+def checked_ttl(ttl: Any, operator: str) -> int:
+    """How long an entry stays behind its latest record, in ms."""
+    return checked_ms(ttl, f"{operator}: ttl", 1, "; write for example ttl='30 days'")
 
 
 def with_ttl(
@@ -56,34 +47,22 @@ def with_ttl(
 ) -> tuple[TimeToLiveSpec, tuple[StoreSpec, ...]]:
     """The operator whose entries end, and its stores: the entries, and when they end."""
     spec = TimeToLiveSpec(layout=operator, ttl_ms=ttl_ms)
-    index = StoreSpec(
-        name=graph.claim_beside(spec.index, store.name, called, store.where),
-        kind="key_value",
-        key_serde=serdes.bytes_(),
-        value_serde=serdes.bytes_(),
-        where=store.where,
-    )
-    return spec, (store, index)
+    index = graph.claim_beside(spec.index, store.name, called)
+    return spec, (store, bytes_store(index))
 
 
 def table_stores(
-    graph: GraphBuilder,
-    name: str,
-    edge: Edge,
-    operator: str,
-    where: str | None,
-    ttl: Duration | None = None,
+    graph: GraphBuilder, name: str, edge: Edge, operator: str, ttl: Duration | None = None
 ) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
     """The stores of a table, and what keeps it; ``ttl``: how long it keeps entries."""
     history = graph.history_of(name)
-    ttl_ms = None if ttl is None else checked_ttl(ttl, operator, where)
+    ttl_ms = None if ttl is None else checked_ttl(ttl, operator)
     if ttl_ms is not None and history is not None:
         raise TopologyError(
             f"{operator} takes Materialized(history=) or ttl=: a table that keeps what its values "
-            "were forgets none of its keys; leave one of them out",
-            where=where,
+            "were forgets none of its keys; leave one of them out"
         )
-    key_serde, value_serde = edge.serdes(operator, where)
+    key_serde, value_serde = edge.serdes(operator)
     history_ms = None if history is None else duration_ms(history)
     spec = StoreSpec(
         name=name,
@@ -91,7 +70,6 @@ def table_stores(
         key_serde=key_serde,
         value_serde=value_serde,
         retention_ms=history_ms,
-        where=where,
     )
     if history_ms is not None:
         return (spec,), VersionedTableSpec(name, key_serde, value_serde, history_ms)
@@ -113,60 +91,35 @@ def is_versioned(graph: GraphBuilder, name: str) -> bool:
     return False
 
 
-def latest_updates_of_both(
-    left: Stream, right: Stream, name: str, operator: str, where: str | None
-) -> tuple[str, str]:
-    """`latest_updates` of the sides of a join."""
-    return (
-        latest_updates(left, f"{name}-left", operator, where),
-        latest_updates(right, f"{name}-right", operator, where),
-    )
-
-
-def latest_updates(table: Stream, name: str, operator: str, where: str | None) -> str:
-    """The node of the table's updates that are the latest when they come (KIP-914): of a table that
+def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str) -> str:
+    """The node of a table's updates that are the latest when they come (KIP-914): of a table that
     is not versioned all are; of one that is filtered or mapped from a versioned one, what becomes
     of that one's. ``name``: of what reads them."""
-    return latest_of(table.graph, table.node, name, operator, where)
-
-
-def latest_of(
-    graph: GraphBuilder, node_name: str, name: str, operator: str, where: str | None
-) -> str:
-    """As `latest_updates`, of a table's node."""
     node, called = graph.node(node_name), f"{node_name}-latest-for-{name}"
     if not is_versioned(graph, node_name) or graph.has(called):
         return called if graph.has(called) else node_name
     if is_stateless(node):
-        parent = latest_of(graph, node.inputs[0], name, operator, where)
+        parent = latest_updates(graph, node.inputs[0], name, operator)
         made: Any = node
         return graph.add(replace(made, name=called, inputs=(parent,), label=PREPARE))
-    looked_up = stored_table(graph, node_name, operator, where)
-    latest = StatefulNode(
-        called,
-        (node_name,),
-        node.out,
-        where,
-        PREPARE,
-        LatestUpdates(looked_up, node.out.key),
-        reads=(looked_up.spec,),
-    )
-    return graph.add(latest)
+    looked_up = stored_table(graph, node_name, operator)
+    latest = LatestUpdates(looked_up, node.out.key)
+    reads = (looked_up.spec,)
+    return graph.add(StatefulNode(called, (node_name,), node.out, PREPARE, latest, reads=reads))
 
 
 # --- stores ---------------------------------------------------------------------------------------
 
 
-def joined_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
-    """The table of a node as a join reads it, which needs each of its updates. TopologyError for
-    one without a store."""
-    found = stored_table(graph, name, operator, where)
+def joined_table(graph: GraphBuilder, name: str, operator: str) -> JoinedTable:
+    """`stored_table` for a join, which needs each of the table's updates."""
+    found = stored_table(graph, name, operator)
     node: Any = graph.node(name)
     graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
     return found
 
 
-def stored_table(graph: GraphBuilder, name: str, operator: str, where: str | None) -> JoinedTable:
+def stored_table(graph: GraphBuilder, name: str, operator: str) -> JoinedTable:
     """The table of a node as an operator behind it looks up its entries; a store that was left out
     is made. TopologyError for one without a store."""
     graph.keep(name)
@@ -174,15 +127,13 @@ def stored_table(graph: GraphBuilder, name: str, operator: str, where: str | Non
     if isinstance(node, StatefulNode) and isinstance(node.operator, SuppressSpec):
         raise TopologyError(
             f"{operator} looks entries up in the table's store, and suppress keeps only what it "
-            f"holds back; keep its results: .to_stream().to_table(store='a-name')",
-            where=where,
+            f"holds back; keep its results: .to_stream().to_table(store='a-name')"
         )
     found = store_of(graph, name)
     if found is None:
         raise TopologyError(
             f"{operator} looks entries up in the table's store, and {name} has none; "
-            f"give it one: store='a-name' in the call that makes it",
-            where=where,
+            f"give it one: store='a-name' in the call that makes it"
         )
     assert isinstance(node, StatefulNode)
     results: Any = node.operator
@@ -219,68 +170,51 @@ def is_stateless(node: Node) -> bool:
 
 def read_table(
     table: Stream,
-    call: JoinCall,
+    operator: str,
     sides: list[str],
     comes: str,
     called: str = "",
     *,
     as_of: bool = False,
 ) -> TableRead:
-    """How the operator of a call looks a table up. ``sides``: the nodes that the operator reads, to
-    which those of the tables' updates are added; ``comes``: the node whose records ask; ``called``:
-    of what reads latest updates of a table with a history, unless it is asked ``as_of`` the
-    records' times. TopologyError for a table whose entries nobody has."""
-    reader = _Reader(
-        graph=table.graph, call=call, sides=sides, comes=comes, called=called, as_of=as_of
-    )
-    return reader.read(table.node)
+    """How an operator looks a table up. ``sides``: the nodes that the operator reads, to which
+    those of the tables' updates are added; ``comes``: the node whose records ask; ``called``: of
+    what reads latest updates of a table with a history, unless it is asked ``as_of`` the records'
+    times. TopologyError for a table whose entries nobody has."""
+    graph = table.graph
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Reader:
-    graph: GraphBuilder
-    call: JoinCall
-    sides: list[str]
-    comes: str
-    called: str
-    as_of: bool
-
-    def read(self, name: str) -> TableRead:
-        graph = self.graph
+    def read(name: str) -> TableRead:
         graph.keep(name)
         node = graph.node(name)
-        operator = node.operator if isinstance(node, StatefulNode) else None
+        found = node.operator if isinstance(node, StatefulNode) else None
         if is_stateless(node):
-            self._require_entries(node)
-            return mapped(self.read(node.inputs[0]), node)
-        if isinstance(operator, VisibleUpdates | LatestUpdates):
-            return self.read(node.inputs[0])
-        if isinstance(operator, TableTableJoin):
-            left, right = (self.read(one) for one in node.inputs[:2])
-            return TableOfBoth(left, right, operator.kind, node.out.value)
-        return self._stored(name)
+            _require_entries(node, operator)
+            return mapped(read(node.inputs[0]), node)
+        if isinstance(found, VisibleUpdates | LatestUpdates):
+            return read(node.inputs[0])
+        if isinstance(found, TableTableJoin):
+            left, right = (read(one) for one in node.inputs[:2])
+            return TableOfBoth(left, right, found.kind, node.out.value)
+        joined, updates = joined_table(graph, name, operator), name
+        if not as_of:  # what is there now is the latest
+            updates = latest_updates(graph, name, called, operator)
+        if updates not in sides:
+            sides.append(updates)
+        first = graph.reaches_first(name, comes)
+        return replace(joined, side=sides.index(updates), first=first, as_of=as_of)
 
-    def _stored(self, name: str) -> JoinedTable:
-        graph, operator, where = self.graph, self.call.operator, self.call.where
-        table, updates = joined_table(graph, name, operator, where), name
-        if not self.as_of:  # what is there now is the latest
-            updates = latest_of(graph, name, self.called, operator, where)
-        if updates not in self.sides:
-            self.sides.append(updates)
-        first = graph.reaches_first(name, self.comes)
-        side = self.sides.index(updates)
-        return replace(table, side=side, first=first, as_of=self.as_of)
+    return read(table.node)
 
-    def _require_entries(self, node: Node) -> None:
-        value = node.value if isinstance(node, ProjectNode) else None
-        read = sorted(_OF_THE_RECORD & (frozenset() if value is None else value.uses))
-        if read:
-            raise TopologyError(
-                f"{self.call.operator} asks {node.name} for what it makes of an entry, and its "
-                f"Column reads {', '.join(read)}, which only the entry's record had; keep what it "
-                f"gives: store='a-name' in the call that makes it",
-                where=self.call.where,
-            )
+
+def _require_entries(node: Node, operator: str) -> None:
+    value = node.value if isinstance(node, ProjectNode) else None
+    read = sorted(_OF_THE_RECORD & (frozenset() if value is None else value.uses))
+    if read:
+        raise TopologyError(
+            f"{operator} asks {node.name} for what it makes of an entry, and its Column reads "
+            f"{', '.join(read)}, which only the entry's record had; keep what it gives: "
+            "store='a-name' in the call that makes it"
+        )
 
 
 def mapped(table: TableRead, node: Node) -> MappedTable:

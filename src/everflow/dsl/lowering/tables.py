@@ -9,7 +9,6 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from everflow import serdes
 from everflow.dsl.expressions import (
     Edge,
     Expression,
@@ -19,14 +18,12 @@ from everflow.dsl.expressions import (
     is_true,
     key_value_function,
     predicate,
-    result_serde,
-    result_type,
     struct_of,
     unless_deleted,
 )
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.stream import Stream, bytes_store
 from everflow.dsl.lowering.table_reads import is_versioned, table_stores, tells_old
 from everflow.dsl.materialized import Materialized
 from everflow.dsl.suppressed import Suppressed
@@ -35,7 +32,7 @@ from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggrega
 from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
 from everflow.operators.aggregates.windowed_aggregate import CountWindowSpec
-from everflow.operators.suppress import BufferBounds, EarlyResults, SuppressSpec
+from everflow.operators.suppress import SuppressSpec
 from everflow.operators.table import TableSpec, VisibleUpdates
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
@@ -49,6 +46,7 @@ from everflow.topology.graph import (
     ProjectNode,
     StatefulNode,
 )
+from everflow.user_program import user_line
 from everflow.windows import Duration
 
 
@@ -59,226 +57,146 @@ def table_of(
     value: Serde | None,
     ttl: Duration | None,
     name: str | None,
-    where: str | None,
 ) -> Stream:
     """The table that a stream becomes as a changelog."""
     graph = stream.graph
-    claimed = graph.claim_store(store, "to_table", where)
-    node_name = graph.node_name(name, "KSTREAM-TOTABLE-", where)
-    stream = stream.with_serdes("to_table", key, value, where)
-    stores, operator = table_stores(graph, claimed, stream.edge, "to_table", where, ttl)
+    claimed = graph.claim_store(store, "to_table")
+    node_name = graph.node_name(name, "KSTREAM-TOTABLE-")
+    stream = stream.with_serdes("to_table", key, value)
+    stores, operator = table_stores(graph, claimed, stream.edge, "to_table", ttl)
     if stream.key_changed:
-        topic = graph.check_repartition_name(name or claimed, "to_table", where)
-        stream = stream.repartitioned(topic, where, "to_table")
-    node = StatefulNode(
-        node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, stores
-    )
-    return Stream(graph, graph.add(node), stream.edge)
+        topic = graph.check_repartition_name(name or claimed, "to_table")
+        stream = stream.repartitioned(topic, "to_table")
+    return stream.kept(node_name, "TOTABLE", operator, stores)
 
 
 @dataclass(frozen=True)
 class TableCall:
     """A call that makes a table of another: its name, the store and the node's name that it asks
-    for, the line."""
+    for."""
 
+    table: Stream
     operator: str
     store: str | Materialized | None
     name: str | None
-    where: str | None
 
-    def filtered(self, table: Stream, condition: Expression, *, negate: bool) -> Stream:
+    def filtered(self, condition: Expression) -> Stream:
         """The entries for which the condition is true."""
-        where = self.where
-        if not is_column(condition, self.operator, where):
-            fails = TableFilter(key_value_function(condition, self.operator, where), negate)
-            return self._function(table, "KTABLE-FILTER-", "FILTER", fails, table.edge)
-        predicate(condition, table.edge, where)
+        edge, negate = self.table.edge, self.operator == "filter_not"
+        if not is_column(condition, self.operator):
+            fails = TableFilter(key_value_function(condition, self.operator), negate)
+            return self._made("FILTER", fails, edge)
+        predicate(condition, edge)
         keep = ~is_true(condition) if negate else condition
-        value = analyse(F.when(keep, F.col("value")), table.edge.type, where)
-        value = replace(value, skips_null=True)
-        return self._project(table, "KTABLE-FILTER-", "FILTER", value, table.edge)
+        value = analyse(F.when(keep, F.col("value")), edge.type)
+        return self._made("FILTER", replace(value, skips_null=True), edge)
 
     def mapped(
-        self,
-        table: Stream,
-        mapper: Expression | None,
-        fields: dict[str, Column],
-        returns: object,
+        self, mapper: Expression | None, fields: dict[str, Column], returns: object
     ) -> Stream:
         """A new value for every entry."""
-        where = self.where
         if bool(fields) == (mapper is not None):
             raise TopologyError(
-                "map_values needs either one Column or Python function, or field=Column arguments",
-                where=where,
+                "map_values needs either one Column or Python function, or field=Column arguments"
             )
         if fields:
-            mapper = struct_of(fields, "map_values", where)
+            mapper = struct_of(fields, "map_values")
         assert mapper is not None
-        prefix, label = "KTABLE-MAPVALUES-", "MAPVALUES"
-        if not is_column(mapper, "map_values", where):
-            edge = table.edge.with_types(value=result_type(returns, mapper, "map_values", where))
-            edge = edge.with_serdes(value=result_serde(returns))
-            called = TableMapper(key_value_function(mapper, "map_values", where))
-            return self._function(table, prefix, label, called, edge)
-        value = unless_deleted(mapper, table.edge, where)
-        return self._project(table, prefix, label, value, table.edge.with_types(value=value.type))
+        edge = self.table.edge
+        if is_column(mapper, "map_values"):
+            value = unless_deleted(mapper, edge)
+            return self._made("MAPVALUES", value, edge.with_types(value=value.type))
+        edge = edge.returning("map_values", mapper, value=returns)
+        called = TableMapper(key_value_function(mapper, "map_values"))
+        return self._made("MAPVALUES", called, edge)
 
     def transformed(
-        self,
-        table: Stream,
-        transformer: Transformer,
-        returns: object,
-        stores: Iterable[StoreSpec | str],
+        self, transformer: Transformer, returns: object, stores: Iterable[StoreSpec | str]
     ) -> Stream:
         """A new value for every update by a transformer of the user's."""
-        graph = table.graph
-        call = ProcessorCall("transform_values", transformer, stores, self.name, self.where)
+        table, graph = self.table, self.table.graph
+        call = ProcessorCall("transform_values", transformer, stores, self.name)
         edge = table.edge
         if returns is not None:
-            kind = result_type(returns, call.named, "transform_values", self.where)
-            edge = edge.with_types(value=kind).with_serdes(value=result_serde(returns))
-        node_name = graph.node_name(self.name, "KTABLE-TRANSFORMVALUES-", self.where)
-        label = "TRANSFORMVALUES" if self.store is None else PREPARE
-        values = self._values_of(node_name)
-        made = call.node(table, values, edge, TRANSFORMERS, keeps_key=True, label=label)
-        result = self._in_store(table, made.name, edge, node_name)
-        if self.store is not None and made.stores + made.reads:
+            edge = edge.returning("transform_values", call.named, value=returns)
+        name = graph.node_name(self.name, "KTABLE-TRANSFORMVALUES-")
+        if self.store is None:
+            call.node(table, name, edge, TRANSFORMERS, label="TRANSFORMVALUES")
+            return table.behind(name, edge)
+        made = call.node(table, f"{name}-values", edge, TRANSFORMERS, label=PREPARE)
+        result = stored(table.behind(made.name, edge), name, self.store, self.operator)
+        if made.stores + made.reads:
             both = graph.node(result.node)
             assert isinstance(both, StatefulNode)
             names = [spec.name for spec in (*both.stores, *made.stores, *made.reads)]
-            part = Part(node_name, (table.node,), tuple(names))
+            part = Part(name, (table.node,), tuple(names))
             graph.replace(replace(both, parts=(part,)))
         return result
 
-    @property
-    def _filters(self) -> bool:
-        return self.operator in ("filter", "filter_not")
-
-    def _values_of(self, node: str) -> str:
-        """The node that makes the values of ``node``."""
-        return node if self.store is None else f"{node}-values"
-
-    def _project(
-        self, table: Stream, prefix: str, label: str, value: ColumnExpr, edge: Edge
-    ) -> Stream:
-        node_name = table.graph.node_name(self.name, prefix, self.where)
-        made = ProjectNode(
-            name=self._values_of(node_name),
-            inputs=(table.node,),
-            out=edge.type,
-            where=self.where,
-            label=label if self.store is None else PREPARE,
-            value=value,
-        )
-        return self._kept(table, made, edge, node_name)
-
-    def _function(
-        self, table: Stream, prefix: str, label: str, fn: Callable[..., Any], edge: Edge
-    ) -> Stream:
-        node_name = table.graph.node_name(self.name, prefix, self.where)
-        made = FunctionNode(
-            self._values_of(node_name),
-            (table.node,),
-            edge.type,
-            self.where,
-            label if self.store is None else PREPARE,
-            "map_values",
-            fn,
-        )
-        return self._kept(table, made, edge, node_name)
-
-    def _kept(self, table: Stream, made: Node, edge: Edge, node_name: str) -> Stream:
-        """The table of a new node, in a store where one is asked for; a filter without one emits no
+    def _made(self, kind: str, value: ColumnExpr | Callable[..., Any], edge: Edge) -> Stream:
+        """The table of new values, in a store where one is asked for; a filter without one emits no
         deletion of what was not there."""
-        graph = table.graph
-        compares = self._filters and self.store is None and not is_versioned(graph, table.node)
-        if compares and tells_old(graph, table.node):
-            prepared: Any = made
-            new = graph.add(replace(prepared, name=f"{node_name}-new", label=PREPARE))
-            visible = VisibleUpdates()
-            node = StatefulNode(node_name, (new,), made.out, made.where, "FILTER", visible)
-            return Stream(graph, graph.add(node), edge)
-        return self._in_store(table, graph.add(made), edge, node_name)
-
-    def _in_store(self, table: Stream, node: str, edge: Edge, node_name: str) -> Stream:
-        made = Stream(table.graph, node, edge)
+        table, graph = self.table, self.table.graph
+        node_name = graph.node_name(self.name, f"KTABLE-{kind}-")
+        hides = kind == "FILTER" and not is_versioned(graph, table.node)
+        compares = hides and self.store is None and tells_old(graph, table.node)
+        name, label = node_name, kind
+        if compares or self.store is not None:
+            name, label = f"{node_name}-{'new' if compares else 'values'}", PREPARE
+        if isinstance(value, ColumnExpr):
+            made = table.projected(name, label, edge, value=value)
+        else:
+            made = table.called(name, label, "map_values", value, edge)
+        if compares:
+            return made.kept(node_name, kind, VisibleUpdates())
         if self.store is None:
             return made
-        return stored(
-            made,
-            node_name,
-            self.store,
-            self.operator,
-            self.where,
-            only_visible=self._filters and not is_versioned(table.graph, table.node),
-        )
+        return stored(made, node_name, self.store, self.operator, only_visible=hides)
 
 
 def stored(
-    table: Stream,
-    name: str,
-    store: object,
-    operator: str,
-    where: str | None,
-    *,
-    only_visible: bool = False,
+    table: Stream, name: str, store: object, operator: str, *, only_visible: bool = False
 ) -> Stream:
     """The table in a ``store`` that the node ``name`` keeps; ``only_visible``: see `TableSpec`."""
-    claimed = table.graph.claim_store(store, operator, where)
-    node = kept_node(table, name, claimed, operator, where, only_visible=only_visible)
+    claimed = table.graph.claim_store(store, operator)
+    node = kept_node(table, name, claimed, operator, only_visible=only_visible)
     return table.behind(table.graph.add(node), table.edge)
 
 
 def kept_node(
-    table: Stream,
-    name: str,
-    store: str,
-    operator: str,
-    where: str | None,
-    *,
-    only_visible: bool = False,
+    table: Stream, name: str, store: str, operator: str, *, only_visible: bool = False
 ) -> StatefulNode:
     """The node of `stored`, which is not added to the graph."""
-    key_serde, value_serde = table.edge.serdes(operator, where)
-    spec = StoreSpec(
-        name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
-    )
+    key_serde, value_serde = table.edge.serdes(operator)
+    spec = StoreSpec(name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde)
     kept = TableSpec(store, key_serde, value_serde, only_visible=only_visible)
     out = table.edge.type
-    return StatefulNode(name, (table.node,), out, where, "MATERIALIZED", kept, (spec,))
+    return StatefulNode(name, (table.node,), out, "MATERIALIZED", kept, (spec,))
 
 
 # --- ``KTable.suppress``, and results of windows that close: held back in a store (KIP-328) -------
 
 
 def suppressed(
-    table: Stream,
-    given: object,
-    store: str | Materialized | None,
-    name: str | None,
-    where: str | None,
+    table: Stream, given: object, store: str | Materialized | None, name: str | None
 ) -> Stream:
     """The table whose updates are held back."""
     if not isinstance(given, Suppressed):
         raise TopologyError(
             f"suppress takes Suppressed.until_window_closes() or "
-            f"Suppressed.until_time_limit('1 minute'), found {given!r}",
-            where=where,
+            f"Suppressed.until_time_limit('1 minute'), found {given!r}"
         )
     graph, bounds = table.graph, given.buffer.bounds
     if is_versioned(graph, table.node):
         raise TopologyError(
             "suppress holds back the updates of a table's latest values, and this table keeps "
-            "its history, whose updates come in any order; suppress a table without history=",
-            where=where,
+            "its history, whose updates come in any order; suppress a table without history="
         )
     by_window = given.wait_ms is None
     if by_window and bounds.given and not bounds.stops:
         raise TopologyError(
             "a buffer that gives entries early has results that are not final; write "
-            "BufferConfig.unbounded(), or BufferConfig.max_records(...).shut_down_when_full()",
-            where=where,
+            "BufferConfig.unbounded(), or BufferConfig.max_records(...).shut_down_when_full()"
         )
     wait_ms = given.wait_ms
     if wait_ms is None:
@@ -287,62 +205,34 @@ def suppressed(
         raise TopologyError(
             "count windows close with their last record, not by time; give one result of each with "
             "windowed.emit_strategy(EmitStrategy.on_window_close()) in front of count(...), "
-            "reduce(...) or aggregate(...)",
-            where=where,
+            "reduce(...) or aggregate(...)"
         )
     if wait_ms is None:
         raise TopologyError(
             "until_window_closes is for tables of windows: "
             "stream.group_by_key().windowed_by(TimeWindows.of_size('1 minute')).count(...); other "
-            "tables take Suppressed.until_time_limit('1 minute')",
-            where=where,
+            "tables take Suppressed.until_time_limit('1 minute')"
         )
     if not by_window:
         emit_each_update(graph, table.node)
-    node_name = graph.node_name(name, "KTABLE-SUPPRESS-", where)
-    claimed = graph.claim_store(store, "suppress", where)
-    node = suppress_node(table, node_name, claimed, wait_ms, by_window, bounds, where)
-    return Stream(graph, graph.add(node), table.edge)
+    node_name = graph.node_name(name, "KTABLE-SUPPRESS-")
+    claimed = graph.claim_store(store, "suppress")
+    return held_back(table, node_name, claimed, wait_ms=wait_ms, by_window=by_window, bounds=bounds)
 
 
-def suppress_node(
-    table: Stream,
-    name: str,
-    store: str,
-    wait_ms: int,
-    by_window: bool,
-    bounds: BufferBounds,
-    where: str | None,
-) -> StatefulNode:
-    """The node ``name``, whose buffer is the store ``store``."""
-    key_serde, value_serde = table.edge.serdes("suppress", where)
+def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
+    """The table behind a node with the buffer ``store``; ``how``: of `SuppressSpec`."""
+    key_serde, value_serde = table.edge.serdes("suppress")
     spec = SuppressSpec(
         store=store,
-        where=where,
+        where=user_line(),
         key_serde=key_serde,
         value_serde=value_serde,
         result_key=table.edge.type.key,
         result=table.edge.type.value,
-        wait_ms=wait_ms,
-        by_window=by_window,
-        bounds=bounds,
+        **how,
     )
-    kept = StoreSpec(
-        name=store,
-        kind="key_value",
-        key_serde=serdes.bytes_(),
-        value_serde=serdes.bytes_(),
-        where=where,
-        private=True,
-    )
-    return StatefulNode(name, (table.node,), table.edge.type, where, "SUPPRESS", spec, (kept,))
-
-
-def early_node(closed: StatefulNode, graph: GraphBuilder, early: EarlyResults) -> StatefulNode:
-    """The node ``closed`` that gives final results, with early ones too."""
-    for given in closed.inputs:
-        emit_each_update(graph, given)
-    return replace(closed, operator=replace(closed.operator, early=early, by_window=False))
+    return table.kept(name, "SUPPRESS", spec, (bytes_store(store, private=True),))
 
 
 def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
@@ -370,8 +260,7 @@ def _by_numbers(graph: GraphBuilder, name: str) -> bool:
 
 
 def emit_each_update(graph: GraphBuilder, name: str) -> None:
-    """Whoever counts updates, or goes by the first one, needs all of them from the table's
-    operators."""
+    """Have the table's operators give all updates, for those who count them."""
     node: Node = graph.node(name)
     if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
         every: Any = node.operator

@@ -36,25 +36,23 @@ def test_a_store_holds_the_keys_of_the_topics_that_reach_it() -> None:
     edge, data = EdgeType(pa.binary(), pa.binary()), serdes.bytes_()
     topology = Topology(
         (
-            SourceNode("S1", (), edge, None, ("narrow", "narrow-too"), data, data),
-            SourceNode("S2", (), edge, None, ("wide",), data, data),
+            SourceNode("S1", (), edge, ("narrow", "narrow-too"), data, data),
+            SourceNode("S2", (), edge, ("wide",), data, data),
             StatefulNode(
                 "counts",
                 ("S1",),
                 edge,
-                None,
                 "AGGREGATE",
                 TableSpec("counts", data, data),
                 (StoreSpec(name="counts", kind="key_value", key_serde=data, value_serde=data),),
             ),
-            MergeNode("M", ("counts", "S2"), edge, None),
-            SinkNode("R", ("M",), edge, None, "by-value-repartition", data, data, "repartition"),
-            SourceNode("S3", (), edge, None, ("by-value-repartition",), data, data, "repartition"),
+            MergeNode("M", ("counts", "S2"), edge),
+            SinkNode("R", ("M",), edge, "by-value-repartition", data, data, "repartition"),
+            SourceNode("S3", (), edge, ("by-value-repartition",), data, data, "repartition"),
             StatefulNode(
                 "again",
                 ("S3",),
                 edge,
-                None,
                 "AGGREGATE",
                 TableSpec("counts", data, data),
                 (StoreSpec(name="by-value", kind="key_value", key_serde=data, value_serde=data),),

@@ -28,8 +28,10 @@ def ask(key: str, value: str) -> str:
 
 def planned() -> PhysicalPlan:
     graph = GraphBuilder()
-    graph.add(SourceNode("in", (), EDGE, "app.py:1", ("in",), serdes.string(), serdes.string()))
-    graph.add(FunctionNode("ASK", ("in",), EDGE, "app.py:2", "PEEK", "peek", ask))
+    graph.add(
+        SourceNode("in", (), EDGE, ("in",), serdes.string(), serdes.string(), where="app.py:1")
+    )
+    graph.add(FunctionNode("ASK", ("in",), EDGE, "PEEK", "peek", ask, where="app.py:2"))
     topology: Topology = graph.build()
     return plan(topology, cut(topology).index_of, "app")
 

@@ -29,8 +29,12 @@ EDGE = EdgeType(pa.string(), pa.string())
 
 def planned() -> PhysicalPlan:
     graph = GraphBuilder()
-    graph.add(SourceNode("in", (), EDGE, "app.py:1", ("in",), serdes.string(), serdes.string()))
-    graph.add(FunctionNode("ASK", ("in",), EDGE, "app.py:2", "PEEK", "peek", lambda k, v: None))
+    graph.add(
+        SourceNode("in", (), EDGE, ("in",), serdes.string(), serdes.string(), where="app.py:1")
+    )
+    graph.add(
+        FunctionNode("ASK", ("in",), EDGE, "PEEK", "peek", lambda k, v: None, where="app.py:2")
+    )
     topology: Topology = graph.build()
     return plan(topology, cut(topology).index_of, "app")
 
