@@ -8,7 +8,7 @@ and not a moment of the wall clock: the first record of that time or a later one
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -84,7 +84,11 @@ class Point:
         """Offsets to replay of each partition. ``times``: the offsets of the point's time, if it
         has one. StatePointError for a point that the log does not have."""
         if self.offsets is not None:
-            _require_partitions(topic, self.offsets, spans)
+            if missing := sorted(self.offsets.keys() - spans.keys()):
+                raise StatePointError(
+                    f"{topic} has the partitions 0 to {max(spans)}, not "
+                    f"{', '.join(map(str, missing))}."
+                )
             return {
                 one: _to_offset(f"{topic}-{one}", spans[one], offset)
                 for one, offset in sorted(self.offsets.items())
@@ -125,11 +129,3 @@ def _to_offset(log: str, span: Span, offset: int) -> Reach:
             f"an offset up to {span.stable}."
         )
     return Reach(span.start, offset)
-
-
-def _require_partitions(topic: str, named: Iterable[int], there: Mapping[int, Span]) -> None:
-    missing = sorted(set(named) - there.keys())
-    if missing:
-        raise StatePointError(
-            f"{topic} has the partitions 0 to {max(there)}, not {', '.join(map(str, missing))}."
-        )

@@ -6,20 +6,20 @@ A `LogParts` is decided once, where brokers can be asked; its parts are read one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError
-from everflow.kafka.reading.record_columns import Records
-from everflow.records import Int64, TopicPartition
+from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.reading.record_columns import LogChunk
+from everflow.records import TopicPartition
 from everflow.retry import waiting
 from everflow.snapshots.entry_columns import EntryError, compared, pages
 from everflow.snapshots.logged_stores import LoggedStore
@@ -31,42 +31,13 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
 
-class LoggedRecords(Protocol):
-    """A part of a log; see `LogChunk`."""
-
-    @property
-    def held(self) -> Records: ...
-    @property
-    def keys(self) -> list[bytes | None]: ...
-    @property
-    def values(self) -> list[bytes | None]: ...
-    @property
-    def timestamps(self) -> Int64: ...
-    @property
-    def offsets(self) -> Int64: ...
-    @property
-    def next_position(self) -> int: ...
-    @property
-    def records(self) -> int: ...
-
-
-class CommittedLog(Protocol):
-    """The part of `LogReader` that is needed here."""
-
-    def read(
-        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
-    ) -> Iterable[LoggedRecords]:
-        """Committed records of offsets ``[start, end)`` in order; ``every``: none is left out,
-        though a later one of its key is there."""
-
-
 class PartitionLog:
     """One changelog partition. ``records``: number of replayed ones. ``left_out``: entries that
     processing skipped (note 065)."""
 
     def __init__(
         self,
-        reader: CommittedLog,
+        reader: LogReader,
         tp: TopicPartition,
         spec: StoreSpec,
         left_out: Mapping[bytes, KeptEntry] = MappingProxyType({}),
@@ -96,13 +67,11 @@ class PartitionLog:
     def place_of(self, key: bytes, end: int, start: int = 0) -> str:
         """``topic-3@1207``, where its last record before ``end`` lies, found by reading the log
         again; without the offset where that fails."""
-        offset = None
+        offset: int | None = None
         try:
             for chunk in self._reader.read(self._tp, start, end, every=True):
-                held = chunk.held.arrow(False)
-                alike = [at for at, one in enumerate(held.keys.to_pylist()) if one == key]
-                if alike:
-                    offset = int(held.offsets[alike[-1]])
+                found = chunk.offset_of(key)
+                offset = offset if found is None else found
         except EverflowError:
             pass  # the error that is about to be raised says more
         return f"{self._tp}@{'?' if offset is None else offset}"
@@ -114,7 +83,7 @@ class PartitionLog:
                 return int(np.asarray(chunk.timestamps)[0])
         return None
 
-    def _check_keys(self, chunk: LoggedRecords, reach: Reach) -> None:
+    def _check_keys(self, chunk: LogChunk, reach: Reach) -> None:
         suffix = SUFFIX_BYTES.get(self._spec.kind, 0)
         short = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
         if short is not None:
@@ -161,7 +130,7 @@ class PartReader:
     thread."""
 
     store: LoggedStore
-    reader: CommittedLog
+    reader: LogReader
     folder: Path
 
     @contextmanager

@@ -5,11 +5,10 @@ No instance needs to run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -22,36 +21,7 @@ from everflow.records import TopicPartition
 from everflow.snapshots.logged_stores import LoggedStore
 from everflow.snapshots.points import At, Point, Reach, Span, before_all
 from everflow.snapshots.snapshot import Rows, room
-from everflow.snapshots.state_parts import (
-    CommittedLog,
-    LogPart,
-    LogParts,
-    PartitionLog,
-    PartReader,
-    compacted,
-)
-
-Committed = Literal["read_committed"]
-
-
-class OffsetAdmin(Protocol):
-    """The part of `ClusterAdmin` that is needed here."""
-
-    def describe_topics(self, names: Collection[str]) -> Mapping[str, Any]:
-        """The topics that exist, with their ``partitions``."""
-
-    def list_offsets(
-        self,
-        partitions: Collection[TopicPartition],
-        which: Literal["earliest", "latest"],
-        isolation: Literal["read_committed", "read_uncommitted"],
-    ) -> Mapping[TopicPartition, int]:
-        """Starts or ends of logs."""
-
-    def offsets_for_time(
-        self, partitions: Collection[TopicPartition], time_ms: int, isolation: Committed
-    ) -> Mapping[TopicPartition, int]:
-        """First offsets of that time or later, -1 where there is none."""
+from everflow.snapshots.state_parts import LogPart, LogParts, PartitionLog, PartReader, compacted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +30,8 @@ class StateReader:
     (None: TMPDIR). One thread; the rows need ``reader`` for as long as they are read."""
 
     store: LoggedStore
-    admin: OffsetAdmin
-    reader: CommittedLog
+    admin: ClusterAdmin
+    reader: LogReader
     folder: Path | None = None
 
     def rows(self, at: At = None) -> Rows:

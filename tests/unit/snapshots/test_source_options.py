@@ -120,7 +120,7 @@ def test_stores_and_what_is_read_of_them_travel(tmp_path: Path) -> None:
     packed = Parcel.of(logged_stores(builder.build(), "shop", "none"))
     stores: LoggedStores = pickle.loads(pickle.dumps(packed)).copy()
     log: dict[int, Record] = {at: (b"a", serdes.long().encode(at), at) for at in range(1, 4)}
-    changelog = FakeChangelog("shop-users-changelog", {0: log})
+    changelog: Any = FakeChangelog("shop-users-changelog", {0: log})
     look: LogParts = pickle.loads(pickle.dumps(LogParts([LogPart(0, Reach(0, 2), Reach(0, 4))])))
     with room(tmp_path) as folder:
         reader = PartReader(stores.named("users"), changelog, folder)
