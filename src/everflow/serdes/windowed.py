@@ -247,14 +247,9 @@ def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list
         raise SerdeError(f"a windowed key of {lengths[index]} bytes", index=index)
     keys = inner.decode_array(slices(data, np.zeros(len(data), np.int64), lengths - suffix))
     width = np.full(len(data), START_BYTES, np.int64)
-    return keys, [
-        _times(slices(data, lengths - suffix + at * START_BYTES, width)) for at in range(times)
-    ]
-
-
-def _times(data: pa.Array) -> Int64:
-    rows = np.ascontiguousarray(matrix_from_binary(data, START_BYTES))
-    return rows.view(">i8").reshape(-1).astype(np.int64)
+    found = [slices(data, lengths - suffix + at * START_BYTES, width) for at in range(times)]
+    rows = [np.ascontiguousarray(matrix_from_binary(one, START_BYTES)) for one in found]
+    return keys, [one.view(">i8").reshape(-1).astype(np.int64) for one in rows]
 
 
 def _join(keys: pa.Array, rest: list[pa.Array | pa.Scalar]) -> pa.Array:
