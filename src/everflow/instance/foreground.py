@@ -20,7 +20,7 @@ from everflow.errors import EverflowError, TopologyError
 from everflow.instance.client_state import STOPPING, ClientState
 from everflow.instance.life import DRAIN_SHARE, InstanceLife, leaves
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.written_records import RawWritten, WrittenRecords
+from everflow.kafka.reading.log_reader import RawWritten, WrittenRecords
 from everflow.logs import LogFile, moves
 from everflow.records import TopicPartition
 from everflow.retry import waiting

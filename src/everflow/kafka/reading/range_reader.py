@@ -36,14 +36,13 @@ class RangeReader:
         *,
         ahead_bytes: int = AHEAD_BYTES,
         tap: FetchTap | None = None,
-        ids: TopicIds | None = None,
     ) -> None:
         """``client``: librdkafka properties. ``headers``: read the records' headers.
-        ``ahead_bytes``: see `FetchTap`. ``tap``, ``ids``: in place of those of ``client``."""
+        ``ahead_bytes``: see `FetchTap`. ``tap`` in place of that of ``client``."""
         self._tap = tap or FetchTap.over(
             client, read_committed=read_committed, ahead=True, ahead_bytes=ahead_bytes
         )
-        self._ids = ids or TopicIds.over(client)
+        self._ids = TopicIds.over(client)
         self._headers = headers
 
     def read(

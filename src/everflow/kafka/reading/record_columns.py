@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import RetriableError
 from everflow.records import HEADERS, Int64, joined_headers, listed_headers
 
 _NOTHING: Int64 = np.empty(0, np.int64)
@@ -152,14 +152,16 @@ class Columns(NamedTuple):
 
     def arrow(self, headers: bool) -> LogColumns:
         """The records in Arrow columns, copied out of ``data``; with their headers if asked for."""
+        found, unread = _headers(
+            self.data, self.value_at + np.maximum(self.value_sizes, 0), headers
+        )
         return LogColumns(
             keys=_gathered(self.data, self.key_at, self.key_sizes),
             values=_gathered(self.data, self.value_at, self.value_sizes),
             offsets=self.offsets,
             timestamps=self.timestamps,
-            headers=_headers(self.data, self.value_at + np.maximum(self.value_sizes, 0))
-            if headers
-            else None,
+            headers=found,
+            unread=unread,
         )
 
     def keys(self) -> list[bytes | None]:
@@ -240,21 +242,24 @@ def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
     return elements.take(wanted).cast(pa.binary())
 
 
-def _headers(data: bytes, at: Int64) -> pa.Array | None:
-    """The headers that begin at these places with their number; None where no record has any."""
-    try:
-        counts, at = varints(np.frombuffer(data, np.uint8), at)
-        if not counts.any():
-            return None
-        found: list[list[dict[str, Any]]] = [[]] * len(counts)
-        for row in np.flatnonzero(counts).tolist():
-            found[row] = _headers_of_one(data, int(at[row]), int(counts[row]))
-    except (IndexError, ValueError) as failure:
-        raise CorruptBatchError(f"broken headers of records ({failure})") from failure
-    return pa.array(found, HEADERS)
+def _headers(data: bytes, at: Int64, wanted: bool) -> tuple[pa.Array | None, dict[int, Exception]]:
+    """The headers that begin at these places with their number (None where no record has any), and
+    why those of a row cannot be read."""
+    unread: dict[int, Exception] = {}
+    rows = np.flatnonzero(np.frombuffer(data, np.uint8)[at]).tolist() if wanted else []
+    if not rows:
+        return None, unread
+    found: list[list[dict[str, Any]]] = [[]] * len(at)
+    for row in rows:
+        try:
+            found[row] = _headers_of_one(data, int(at[row]))
+        except (IndexError, ValueError) as failure:
+            unread[row] = CorruptBatchError(f"broken headers ({failure})")
+    return pa.array(found, HEADERS), unread
 
 
-def _headers_of_one(data: bytes, at: int, count: int) -> list[dict[str, Any]]:
+def _headers_of_one(data: bytes, at: int) -> list[dict[str, Any]]:
+    count, at = _varint(data, at)
     if count < 0:
         raise ValueError(f"{count} headers")
     headers = []
@@ -376,9 +381,8 @@ class LogChunk:
 
     def columns(self, headers: bool) -> LogColumns:
         """The records in Arrow columns, with their headers if asked for. A record that cannot be
-        read is `unread`, and keeps nobody else from being read. Raises RetriableError where the
-        brokers have to be asked for headers and do not answer."""
-        return _readable(self.held, len(self), headers)
+        read is `unread`, and keeps nobody else from being read."""
+        return self.held.arrow(headers)
 
     def rows(self, headers: bool) -> Iterator[tuple[Any, ...]]:
         """As `columns`, record by record: offset, time (ms), key, value, headers."""
@@ -402,35 +406,3 @@ class LogChunk:
         """Without records that a later one of the same key replaces, as far as that is cheap to
         see: for who folds them anyhow. The record of the latest time stays."""
         return replace(self, held=self.held.latest())
-
-
-def _readable(held: Records, count: int, headers: bool) -> LogColumns:
-    """All at once where that is possible; else halved down to the record that is in the way."""
-    try:
-        return held.arrow(headers)
-    except EverflowError as failure:
-        if not isinstance(failure, CorruptBatchError):  # not of a record
-            raise
-        why: Exception = failure
-    except Exception as failure:
-        why = failure
-    if count > 1:
-        half = count // 2
-        return LogColumns.concat(
-            [
-                _readable(held.of(slice(0, half)), half, headers),
-                _readable(held.of(slice(half, count)), count - half, headers),
-            ]
-        )
-    if headers:
-        found = _readable(held, count, False)
-        return replace(found, unread={0: why})
-    nothing = pa.nulls(1, pa.binary())
-    return LogColumns(
-        keys=nothing,
-        values=nothing,
-        offsets=held.offsets,
-        timestamps=held.timestamps,
-        headers=None,
-        unread={0: why},
-    )
