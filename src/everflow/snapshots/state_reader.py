@@ -17,9 +17,9 @@ from everflow.config import StreamsConfig
 from everflow.errors import NoChangelogError, StatePointError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.records import TopicPartition
+from everflow.records import OffsetRange, TopicPartition
 from everflow.snapshots.logged_stores import LoggedStore
-from everflow.snapshots.points import At, Point, Reach, Span, before_all
+from everflow.snapshots.points import At, Point, Span, before_all
 from everflow.snapshots.snapshot import Rows, room
 from everflow.snapshots.state_parts import LogPart, LogParts, PartitionLog, PartReader, compacted
 
@@ -116,7 +116,7 @@ class StateReader:
         ends = self.admin.list_offsets(logs, "latest", "read_uncommitted")
         return {tp.partition: Span(starts[tp], stable[tp], ends[tp]) for tp in logs}
 
-    def _left_out(self, partitions: Iterable[int]) -> dict[int, Reach]:
+    def _left_out(self, partitions: Iterable[int]) -> dict[int, OffsetRange]:
         """Offsets of `LoggedStore.left_out`, by partition; none for an application that last ran
         when there was no such topic."""
         topic = self.store.left_out
@@ -125,9 +125,9 @@ class StateReader:
         logs = [TopicPartition(topic, n) for n in partitions if n < found[topic].partitions]
         starts = self.admin.list_offsets(logs, "earliest", "read_uncommitted")
         ends = self.admin.list_offsets(logs, "latest", "read_committed")
-        return {tp.partition: Reach(starts[tp], ends[tp]) for tp in logs}
+        return {tp.partition: OffsetRange(starts[tp], ends[tp]) for tp in logs}
 
-    def _reaches(self, point: Point, spans: Mapping[int, Span]) -> dict[int, Reach]:
+    def _reaches(self, point: Point, spans: Mapping[int, Span]) -> dict[int, OffsetRange]:
         times: dict[int, int] = {}
         if point.time_ms is not None:
             logs = [TopicPartition(self.store.topic, one) for one in spans]
@@ -143,7 +143,7 @@ class StateReader:
 
     def _first_time(self, spans: Mapping[int, Span]) -> str:
         found = [
-            self._log(one).first_time(Reach(span.start, span.stable))
+            self._log(one).first_time(OffsetRange(span.start, span.stable))
             for one, span in spans.items()
             if span.stable > span.start
         ]
@@ -156,7 +156,7 @@ class StateReader:
 
 
 def _deleted(
-    store: LoggedStore, spans: Mapping[int, Span], reaches: Mapping[int, Reach]
+    store: LoggedStore, spans: Mapping[int, Span], reaches: Mapping[int, OffsetRange]
 ) -> list[str]:
     cut = [f"{one} (from {spans[one].start})" for one in reaches if spans[one].start > 0]
     if not cut:
