@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from everflow.errors import RetriableError
@@ -112,6 +113,30 @@ class Columns(NamedTuple):
     key_sizes: Int64
     value_at: Int64
     value_sizes: Int64
+
+    @staticmethod
+    def made(columns: LogColumns, headers: pa.Array | None = None) -> Columns:
+        """The inverse of `arrow`. ``headers``: of each record as a batch has them, with their
+        number."""
+        keys, values = columns.keys, columns.values
+        own = pa.scalar(b"\0") if headers is None else headers
+        rows = pc.binary_join_element_wise(
+            keys.fill_null(b""), values.fill_null(b""), own, pa.scalar(b"")
+        )
+        _, begins, data = rows.buffers()
+        key_at = np.frombuffer(begins or b"", np.int32)[: len(rows)].astype(np.int64)
+        sizes = [
+            np.asarray(pc.binary_length(one).fill_null(-1), np.int64) for one in (keys, values)
+        ]
+        return Columns(
+            data.to_pybytes() if data else b"",
+            columns.offsets,
+            columns.timestamps,
+            key_at,
+            sizes[0],
+            key_at + np.maximum(sizes[0], 0),
+            sizes[1],
+        )
 
     @property
     def sizes(self) -> Int64:
@@ -328,29 +353,13 @@ def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
 Key = bytes
 
 
-class Records(Protocol):
-    """Records in log order as they came. Each call makes its lists or columns anew."""
-
-    @property
-    def offsets(self) -> Int64: ...
-    @property
-    def timestamps(self) -> Int64: ...
-    @property
-    def sizes(self) -> Int64: ...
-    def of(self, chosen: slice) -> Records: ...
-    def keys(self) -> list[bytes | None]: ...
-    def values(self) -> list[bytes | None]: ...
-    def arrow(self, headers: bool) -> LogColumns: ...
-    def latest(self) -> Records: ...
-
-
 @dataclass(frozen=True)
 class LogChunk:
     """Committed records of one partition in log order. ``next_position`` is the offset to go on
     from; before it, no record is left out. ``records``: how many the log has here; more than the
     keys behind `latest`."""
 
-    held: Records
+    held: Columns
     next_position: int
     records: int
 
