@@ -99,7 +99,8 @@ class _WindowedSerde:
 
 @dataclass(frozen=True, repr=False)
 class TimeWindowedSerde(_WindowedSerde):
-    """Java's TimeWindowedSerializer: the start is in the bytes, not the end."""
+    """Keys of windowed results: ``inner`` key bytes and the window's start (Java's
+    TimeWindowedSerializer)."""
 
     inner: Serde
     size_ms: int
@@ -108,7 +109,7 @@ class TimeWindowedSerde(_WindowedSerde):
 
 @dataclass(frozen=True, repr=False)
 class SessionWindowedSerde(_WindowedSerde):
-    """Java's SessionWindowedSerializer: end and start."""
+    """Keys of sessions: ``inner`` key bytes, end and start (Java's SessionWindowedSerializer)."""
 
     inner: Serde
     kind: str = "session_windowed"
