@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -123,6 +123,16 @@ class TopicPartition(NamedTuple):
         """Inverse of ``str``; ValueError for anything else."""
         topic, _, partition = text.rpartition("-")
         return TopicPartition(topic, whole(partition))
+
+
+def by_topic(
+    logs: Iterable[TopicPartition], row: Callable[[TopicPartition], Any] = lambda tp: tp.partition
+) -> list[tuple[str, list[Any]]]:
+    """The logs as Kafka's requests name them: each topic, with a row for each partition."""
+    found: dict[str, list[Any]] = {}
+    for tp in logs:
+        found.setdefault(tp.topic, []).append(row(tp))
+    return list(found.items())
 
 
 class OffsetRange(NamedTuple):

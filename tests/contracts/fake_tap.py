@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
-from everflow.kafka.reading.record_columns import LogChunk, LogColumns
+from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
 from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
 
@@ -25,43 +24,24 @@ class FakeLog:
     """Told instead of its records."""
 
 
-@dataclass(frozen=True)
-class FakeRecords:
+class Folding(Columns):
+    """Folds few records, too."""
+
+    def latest(self) -> Columns:
+        return self.of(slice(len(self.offsets) - 1, None))
+
+
+def held(found: list[tuple[int, bytes | None]]) -> Columns:
     """Records with the key k and the time 1000 + offset."""
-
-    found: list[tuple[int, bytes | None]]
-
-    @property
-    def timestamps(self) -> Any:
-        return np.array([1000 + at for at, _ in self.found], np.int64)
-
-    @property
-    def sizes(self) -> Any:
-        return np.array([1 + len(value or b"") for _, value in self.found], np.int64)
-
-    def keys(self) -> list[bytes | None]:
-        return [b"k"] * len(self.found)
-
-    def values(self) -> list[bytes | None]:
-        return [value for _, value in self.found]
-
-    @property
-    def offsets(self) -> Any:
-        return np.array([at for at, _ in self.found], np.int64)
-
-    def of(self, chosen: slice) -> FakeRecords:
-        return FakeRecords(self.found[chosen])
-
-    def arrow(self, headers: bool) -> LogColumns:
-        return LogColumns(
-            keys=pa.array(self.keys(), pa.binary()),
-            values=pa.array(self.values(), pa.binary()),
-            offsets=self.offsets,
-            timestamps=self.timestamps,
-        )
-
-    def latest(self) -> FakeRecords:
-        return FakeRecords(self.found[-1:])
+    offsets = np.array([at for at, _ in found], np.int64)
+    keys, values = [b"k"] * len(found), [value for _, value in found]
+    columns = LogColumns(
+        keys=pa.array(keys, pa.binary()),
+        values=pa.array(values, pa.binary()),
+        offsets=offsets,
+        timestamps=1000 + offsets,
+    )
+    return Folding(*Columns.made(columns))
 
 
 @dataclass
@@ -147,9 +127,9 @@ class FakeTap:
         found = [
             (offset, value) for offset, value in sorted(log.records.items()) if at <= offset < end
         ]
-        most, held = 0, 0
-        while most < min(len(found), most_records) and (most == 0 or held < most_bytes):
-            held += 1 + len(found[most][1] or b"")
+        most, size = 0, 0
+        while most < min(len(found), most_records) and (most == 0 or size < most_bytes):
+            size += 1 + len(found[most][1] or b"")
             most += 1
         behind = found[most][0] if most < len(found) else end
-        return LogChunk(FakeRecords(found[:most]), behind, most)
+        return LogChunk(held(found[:most]), behind, most)

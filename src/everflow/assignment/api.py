@@ -276,12 +276,11 @@ def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[Assignmen
 
 def identity_assignment(state: ApplicationState) -> TaskAssignment:
     """Everything stays where it is, copies too; tasks that nobody has are on nobody."""
-    kept = {
-        one: (had.previous_active, _stateful(state, had.previous_standby))
-        for one, had in state.states.items()
-    }
     return TaskAssignment(
-        {one: KafkaStreamsAssignment(active, standby) for one, (active, standby) in kept.items()}
+        {
+            one: KafkaStreamsAssignment(had.previous_active, _stateful(state, had.previous_standby))
+            for one, had in state.states.items()
+        }
     )
 
 

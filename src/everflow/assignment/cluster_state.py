@@ -9,20 +9,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everflow.config import AssignmentRules
+from everflow.config import AssignmentRules as AssignmentRules
 from everflow.records import TaskId, TopicPartition
-
-__all__ = [
-    "RUNNING",
-    "Assignment",
-    "AssignmentRules",
-    "ClusterState",
-    "Member",
-    "TaskInfo",
-    "owners_of",
-    "tasks_of",
-    "validate_assignment",
-]
 
 RUNNING = -2
 """As an offset sum: the task runs active here, nothing can be nearer to its end."""

@@ -143,13 +143,15 @@ class _Exchange:
                     continue
                 # neither loses a tag: not this copy there, and not the other one here
                 if new(tags, taken) >= had and new(own, other_taken) >= new(tags, other_taken):
-                    first = next((one for one in copies if self._free(task, place, *one)), None)
+                    free = (
+                        (other, there)
+                        for other, there in copies
+                        if not self._holds(there, task) and not self._holds(place, other)
+                    )
+                    first = next(free, None)
                     if first is not None and (best is None or (-saved, *first) < best):
                         best = (-saved, *first)
         return None if best is None else best[1:]
-
-    def _free(self, task: TaskId, place: _Place, other: TaskId, there: _Place) -> bool:
-        return not self._holds(there, task) and not self._holds(place, other)
 
     def _holds(self, place: _Place, task: TaskId) -> bool:
         return place in self.standby[task] or self._active.get(task) == place

@@ -168,15 +168,12 @@ def exchanged_actives(cluster: ClusterState, placed: Mapping[TaskId, str]) -> di
     )
     lags = Lags(as_placed)
     each_alone = cluster.rules.rack_strategy == "balance_subtopology"
+    groups: dict[tuple[bool, int], list[TaskId]] = defaultdict(list)
+    for task in sorted(placed):
+        index = task.subtopology if each_alone else -1
+        groups[cluster.tasks[task].stateful, index].append(task)
     exchanged: dict[TaskId, str] = {}
-    for group in sorted(
-        {(cluster.tasks[task].stateful, task.subtopology if each_alone else -1) for task in placed}
-    ):
-        part = [
-            t
-            for t in sorted(placed)
-            if (cluster.tasks[t].stateful, t.subtopology if each_alone else -1) == group
-        ]
+    for _, part in sorted(groups.items()):
         share = Share(
             {one: len(tasks.intersection(part)) for one, tasks in owned.items()}, frozenset(), 0
         )

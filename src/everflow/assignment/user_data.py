@@ -15,10 +15,10 @@ import enum
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from everflow.records import TaskId
 
@@ -134,6 +134,10 @@ class AssignmentData:
     version: int = LATEST_VERSION
     latest_version: int = LATEST_VERSION
 
+    @property
+    def hosts_left_out(self) -> bool:
+        return self.hosts is None
+
 
 def digest(lines: Sequence[str]) -> str:
     """16 hex digits that stand for a fingerprint's lines."""
@@ -141,22 +145,7 @@ def digest(lines: Sequence[str]) -> str:
 
 
 def encode(data: UserData) -> bytes:
-    body = {
-        "p": data.process_id,
-        "n": data.nonce,
-        "o": runs(data.owned),
-        "g": None if data.generation == -1 else data.generation,
-        "t": None if data.threads == 1 else data.threads,
-        "s": _number_runs(data.offset_sums),
-        "r": data.rack,
-        "a": dict(data.tags),
-        "e": data.endpoint,
-        "d": 1 if data.draining else None,
-        "i": data.instance_id,
-        "f": data.topology,
-        "x": None if data.error is AnswerError.NONE else int(data.error),
-    }
-    return _pack(body, data.used_version, data.latest_version)
+    return _pack(_MEMBER, data, data.used_version, data.latest_version)
 
 
 def decode(blob: bytes, latest_version: int = LATEST_VERSION) -> UserData:
@@ -164,75 +153,22 @@ def decode(blob: bytes, latest_version: int = LATEST_VERSION) -> UserData:
 
     Raises FutureVersionError (a rolling upgrade: answer it), UserDataError for anything else.
     """
-    body, used, latest = _unpack(blob, "the member's user data", latest_version)
-    try:
-        return UserData(
-            process_id=_text(body["p"]),
-            owned=tasks_of_runs(body.get("o", "")),
-            generation=int(body.get("g", -1)),
-            threads=int(body.get("t", 1)),
-            offset_sums=_numbers_of_runs(body.get("s", [])),
-            rack=_text(body.get("r", "")),
-            tags={_text(key): _text(value) for key, value in body.get("a", {}).items()},
-            endpoint=_text(body.get("e", "")),
-            draining=bool(body.get("d", 0)),
-            instance_id=body.get("i"),
-            topology=_text(body.get("f", "")),
-            error=AnswerError(body.get("x", 0)),
-            nonce=int(body["n"]),
-            used_version=used,
-            latest_version=latest,
-        )
-    except _DAMAGED as failure:
-        raise UserDataError(f"the member's user data are damaged: {failure!r}") from failure
+    found, used, latest = _unpack(_MEMBER, blob, "the member's user data", latest_version)
+    return UserData(**found, used_version=used, latest_version=latest)
 
 
 def encode_assignment(data: AssignmentData) -> bytes:
     """The assignment's user data."""
-    hosts = None if data.hosts is None else _packed_hosts(data.hosts)
-    body = {
-        "n": data.answers,
-        "a": runs(data.active),
-        "s": runs(data.standby),
-        "w": runs(data.warmup),
-        "h": hosts,
-        "H": 1 if hosts is None else None,
-        "u": data.followup_ms,
-        "x": None if data.error is AnswerError.NONE else int(data.error),
-        "m": data.message,
-        "d": 1 if data.draining_done else None,
-        "f": data.topology,
-        "l": list(data.reference),
-    }
-    return _pack(body, data.version, data.latest_version)
+    return _pack(_ANSWER, data, data.version, data.latest_version)
 
 
 def decode_assignment(blob: bytes, latest_version: int = LATEST_VERSION) -> AssignmentData:
     """Inverse of `encode_assignment`, up to ``latest_version``. Raises FutureVersionError,
     UserDataError."""
-    body, used, latest = _unpack(blob, "the leader's assignment data", latest_version)
-    try:
-        hosts = {
-            _text(endpoint): HostTasks(tasks_of_runs(active), tasks_of_runs(standby))
-            for endpoint, (active, standby) in body.get("h", {}).items()
-        }
-        return AssignmentData(
-            active=tasks_of_runs(body.get("a", "")),
-            standby=tasks_of_runs(body.get("s", "")),
-            warmup=tasks_of_runs(body.get("w", "")),
-            hosts=None if body.get("H") else hosts,
-            followup_ms=body.get("u"),
-            error=AnswerError(body.get("x", 0)),
-            message=_text(body.get("m", "")),
-            draining_done=bool(body.get("d", 0)),
-            answers=int(body["n"]),
-            topology=_text(body.get("f", "")),
-            reference=tuple(_text(line) for line in body.get("l", [])),
-            version=used,
-            latest_version=latest,
-        )
-    except _DAMAGED as failure:
-        raise UserDataError(f"the leader's assignment data are damaged: {failure!r}") from failure
+    found, used, latest = _unpack(_ANSWER, blob, "the leader's assignment data", latest_version)
+    if found.pop("hosts_left_out"):
+        found["hosts"] = None
+    return AssignmentData(**found, version=used, latest_version=latest)
 
 
 def hosts_within_budget(
@@ -319,15 +255,76 @@ def _packed_hosts(hosts: Mapping[str, HostTasks]) -> dict[str, list[str]]:
     }
 
 
+def _hosts(packed: Mapping[str, Sequence[str]]) -> dict[str, HostTasks]:
+    return {
+        _text(endpoint): HostTasks(tasks_of_runs(active), tasks_of_runs(standby))
+        for endpoint, (active, standby) in packed.items()
+    }
+
+
+# --- the fields -----------------------------------------------------------------------------------
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected, not {value!r}")
+    return value
+
+
+class _Field(NamedTuple):
+    """A field of the bytes: its key, its name, how it is written and read, and what is read where
+    it was left out (None: it must be there, or may be None)."""
+
+    key: str
+    name: str
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+    default: Any = None
+
+
+_MEMBER = (
+    _Field("p", "process_id", _same, _text),
+    _Field("n", "nonce", _same, int),
+    _Field("o", "owned", runs, tasks_of_runs, ""),
+    _Field("g", "generation", lambda one: None if one == -1 else one, int, -1),
+    _Field("t", "threads", lambda one: None if one == 1 else one, int, 1),
+    _Field("s", "offset_sums", _number_runs, _numbers_of_runs, ()),
+    _Field("r", "rack", _same, _text, ""),
+    _Field("a", "tags", dict, lambda tags: {_text(k): _text(v) for k, v in tags.items()}, {}),
+    _Field("e", "endpoint", _same, _text, ""),
+    _Field("d", "draining", int, bool, 0),
+    _Field("i", "instance_id", _same, _same),
+    _Field("f", "topology", _same, _text, ""),
+    _Field("x", "error", int, AnswerError, 0),
+)
+_ANSWER = (
+    _Field("n", "answers", _same, int),
+    _Field("a", "active", runs, tasks_of_runs, ""),
+    _Field("s", "standby", runs, tasks_of_runs, ""),
+    _Field("w", "warmup", runs, tasks_of_runs, ""),
+    _Field("h", "hosts", lambda hosts: _packed_hosts(hosts or {}), _hosts, {}),
+    _Field("H", "hosts_left_out", int, bool, 0),
+    _Field("u", "followup_ms", _same, _same),
+    _Field("x", "error", int, AnswerError, 0),
+    _Field("m", "message", _same, _text, ""),
+    _Field("d", "draining_done", int, bool, 0),
+    _Field("f", "topology", _same, _text, ""),
+    _Field("l", "reference", list, lambda lines: tuple(map(_text, lines)), ()),
+)
+_KEPT = ("p", "n", "u", "i", "g")
+"""Keys that are written also where the value is 0 or empty."""
+
+
 # --- the envelope ---------------------------------------------------------------------------------
 
 
-def _pack(body: Mapping[str, Any], used: int, latest: int) -> bytes:
-    short = {
-        key: value
-        for key, value in body.items()
-        if value or (value is not None and key in ("p", "n", "u", "i", "g"))
-    }
+def _pack(fields: Sequence[_Field], data: object, used: int, latest: int) -> bytes:
+    body = [(one.key, one.write(getattr(data, one.name))) for one in fields]
+    short = {key: value for key, value in body if value or (value is not None and key in _KEPT)}
     packed = zlib.compress(
         json.dumps(short, separators=(",", ":"), ensure_ascii=False).encode(
             "utf-8", "surrogatepass"
@@ -337,7 +334,10 @@ def _pack(body: Mapping[str, Any], used: int, latest: int) -> bytes:
     return _MAGIC + bytes([used, latest]) + packed
 
 
-def _unpack(blob: bytes, what: str, newest: int) -> tuple[dict[str, Any], int, int]:
+def _unpack(
+    fields: Sequence[_Field], blob: bytes, what: str, newest: int
+) -> tuple[dict[str, Any], int, int]:
+    """The fields by name, and the versions: used, latest."""
     if blob[:2] != _MAGIC or len(blob) < 4:
         raise UserDataError(
             f"{what} are not everflow's: another program is in the group; application.id must be "
@@ -357,11 +357,10 @@ def _unpack(blob: bytes, what: str, newest: int) -> tuple[dict[str, Any], int, i
         )
     try:
         body = json.loads(_unpacked(blob[4:]).decode("utf-8", "surrogatepass"))
+        found = {one.name: one.read(body.get(one.key, one.default)) for one in fields}
     except _DAMAGED as failure:
         raise UserDataError(f"{what} are damaged: {failure!r}") from failure
-    if not isinstance(body, dict):
-        raise UserDataError(f"{what} are damaged: {type(body).__name__} where a record should be")
-    return body, used, latest
+    return found, used, latest
 
 
 def _unpacked(packed: bytes) -> bytes:
@@ -372,9 +371,3 @@ def _unpacked(packed: bytes) -> bytes:
         why = f"more than {_MOST_BYTES} bytes" if unpacking.unconsumed_tail else "cut off"
         raise ValueError(why)
     return text
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"text expected, not {value!r}")
-    return value

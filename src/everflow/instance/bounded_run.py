@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.written_records import RawWritten, WrittenRecords
+from everflow.kafka.reading.log_reader import RawWritten, WrittenRecords
 from everflow.records import TopicPartition
 from everflow.serdes import SerdeError
 from everflow.topology.graph import SinkNode

@@ -65,7 +65,6 @@ from everflow.instance.thread.stream_thread import Uncaught, UncaughtExceptionHa
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.kafka.writing.transaction import TransactionStates
 from everflow.logs import LogFile, install, moves
 from everflow.membership.own_assignor import check_assignor
 from everflow.memory import share_one_area
@@ -567,8 +566,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         opened.callback(admin.close)
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         if self._observer is not None:
-            transactions = TransactionStates(config.producer()) if config.exactly_once else None
-            self._observer.know(blueprint, admin, transactions)
+            self._observer.know(blueprint, admin, config.exactly_once)
         dependencies = Dependencies(
             config=config,
             clock=self._clock,

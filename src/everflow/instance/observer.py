@@ -31,7 +31,7 @@ from everflow.instance.describe import TaskStatus, trouble
 from everflow.instance.instance import Instance
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.task import TaskStore
-from everflow.kafka.admin import ClusterAdmin, Isolation
+from everflow.kafka.admin import ClusterAdmin, Isolation, TransactionState
 from everflow.kafka.dead_letters import (
     Cause,
     LetterPlace,
@@ -43,7 +43,6 @@ from everflow.kafka.dead_letters import (
     stored,
     tallied,
 )
-from everflow.kafka.writing.transaction import TransactionState, TransactionStates
 from everflow.logs import counted, moves
 from everflow.metrics import Metrics
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules
@@ -116,7 +115,7 @@ class BrokerFacts:
     called from any."""
 
     known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
-    transactions: TransactionStates
+    transactions: Callable[[Collection[str]], Mapping[str, TransactionState]]
     inputs: Callable[[], Collection[TopicPartition]]
     ids: Callable[[], Mapping[str, int]]
     clock: Clock
@@ -162,15 +161,13 @@ class BrokerFacts:
         return found
 
     def run(self, stop: threading.Event) -> None:
-        with closing(self.transactions):
-            while not stop.wait(ASK_S):
-                if self.clock.monotonic_ms() - self._watched_ms > WATCHED_MS:
-                    self.transactions.close()
-                    continue
-                try:
-                    self.ask()
-                except Exception:  # the brokers are away, or the instance ends
-                    log.debug("The brokers were not asked for transactions", exc_info=True)
+        while not stop.wait(ASK_S):
+            if self.clock.monotonic_ms() - self._watched_ms > WATCHED_MS:
+                continue
+            try:
+                self.ask()
+            except Exception:  # the brokers are away, or the instance ends
+                log.debug("The brokers were not asked for transactions", exc_info=True)
 
     def ask(self) -> None:
         inputs, ids = self.inputs(), self.ids()
@@ -180,7 +177,7 @@ class BrokerFacts:
         self._standing = standing(self._standing, written, stable, now_ms)
         # Before the states, which brokers older than 3.0 do not report.
         self._answered_ms = now_ms
-        states = self.transactions.of(list(ids)) if ids else {}
+        states = self.transactions(list(ids)) if ids else {}
         self._asked_ms, self._states = self.clock.now_ms(), states
 
 
@@ -285,9 +282,10 @@ class Observer:
         self,
         blueprint: Blueprint,
         admin: ClusterAdmin | None = None,
-        transactions: TransactionStates | None = None,
+        exactly_once: bool = False,
     ) -> None:
-        """The cluster has been checked; called without ``admin`` when the plan has grown."""
+        """The cluster has been checked; called without ``admin`` when the plan has grown.
+        ``exactly_once``: records are written in transactions."""
         self.subject = replace(
             self.subject,
             application_tasks=tasks_of(blueprint),
@@ -296,10 +294,10 @@ class Observer:
         if admin is not None:
             group = blueprint.application_id
             self.count_members = lambda: len(admin.client_ids(group))
-        if admin is not None and transactions is not None:
+        if admin is not None and exactly_once:
             facts = self._brokers = BrokerFacts(
                 known_ends=admin.known_ends,
-                transactions=transactions,
+                transactions=admin.transactions,
                 inputs=lambda: _inputs(self.instance()),
                 ids=lambda: _writers(self.instance()),
                 clock=self.clock,

@@ -8,11 +8,11 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import kafka.errors as codes
 from kafka.protocol.admin import (
@@ -21,6 +21,7 @@ from kafka.protocol.admin import (
     DeleteTopicsRequest,
     DescribeConfigsRequest,
     DescribeGroupsRequest,
+    DescribeTransactionsRequest,
     ListGroupsRequest,
     ListTransactionsRequest,
 )
@@ -50,13 +51,12 @@ from everflow.kafka.errors import (
     UNKNOWN_MEMBER,
     UNKNOWN_TOPIC,
     LinkLostError,
-    OffsetsUnstableError,
     RefusedError,
     classify,
     code_of,
 )
 from everflow.kafka.group_channel import GroupSettings
-from everflow.records import CommittedOffset, TopicPartition
+from everflow.records import CommittedOffset, TopicPartition, by_topic
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
@@ -67,19 +67,26 @@ _ISOLATION = {
 }
 _EARLIEST, _LATEST, _NEWEST = -2, -1, -3
 """In place of a time; KIP-734 has the third."""
-_NEWEST_VERSION = 7
+_NEWEST_VERSION, _EPOCHS_VERSION = 7, 4
+"""Of the requests for offsets, from which they may ask for it."""
+_NO_EPOCH = -1
 _TOPIC, _BROKER = 2, 4
 """Kinds of resources that have a configuration."""
 _DESCRIBE_VERSION = 5
 """The next one calls a group that has no members an error."""
 _OFFSETS_VERSION = 7
 """The next one asks for several groups at a time."""
-_COMMIT_VERSION = 8
+_COMMIT_VERSIONS = (6, 8)
 """The tenth has ids in the place of names."""
 _LEAVE_VERSIONS = (3, 5)
 """From the first one that takes static members out (KIP-345)."""
 _LEAVE_REASON = "the application is reset"
 _ONGOING = "Ongoing"
+_OPEN = frozenset({_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+"""Kafka's words for a transaction whose records readers of committed ones do not see yet."""
+UNKNOWN_ID = 105
+"""TRANSACTIONAL_ID_NOT_FOUND: nobody has written under it yet, or not for a week."""
+_STATES_S = 5.0
 _TOPIC_EXISTS = int(codes.TopicAlreadyExistsError.errno)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -135,6 +142,14 @@ class MemberDescription:
     assignment: bytes = b""
 
 
+class TransactionState(NamedTuple):
+    """``state``: Kafka's word; empty where the brokers do not know the id. ``since_ms``: of the
+    broker's clock, since when its transaction is open; None: none is."""
+
+    state: str
+    since_ms: int | None = None
+
+
 class ClusterAdmin:
     """Requests about topics, offsets, groups and transactions. Safe from any thread; ``close`` when
     done.
@@ -148,8 +163,6 @@ class ClusterAdmin:
         self,
         config: Mapping[str, Any],
         *,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
         stop: threading.Event | None = None,
         connection: Mapping[str, Any] | None = None,
     ) -> None:
@@ -157,15 +170,12 @@ class ClusterAdmin:
         `connection_settings`, in place of its. Connects at the first request. Once ``stop`` is set
         every request, also one that is waited for, ends in a RetriableError soon."""
         self._bootstrap = str(config["bootstrap.servers"])
-        self._config = config
         self._settings = connection_settings(config) if connection is None else connection
         self._link: BrokerLink | None = None
         self._addresses: Sequence[str] = ()
         """Where the brokers say that they are."""
         self._closed = False
         self._lock = threading.Lock()
-        self._clock = clock
-        self._pause = pause
         self.stop = stop or threading.Event()
 
     @staticmethod
@@ -197,42 +207,37 @@ class ClusterAdmin:
             TaskTimeoutError: nothing answered in time; the message says what to check.
             FatalError: brokers answer, and twice refuse this client, or it their certificate.
         """
-        deadline = self._clock() + timeout_s
+        deadline = time.monotonic() + timeout_s
         named = f" ({limit})" if limit else ""
         refusals: Counter[str] = Counter()
         # So that a short time-out says something too before it is over.
         attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)
         while True:
-            began, left = self._clock(), deadline - self._clock()
+            began, left = time.monotonic(), deadline - time.monotonic()
             try:
                 return self.cluster_id(timeout_s=max(0.1, min(attempt_s, left)))
             except RetriableError as failure:
                 if self.stop.is_set():
                     raise
                 said = self._refusal(failure, refusals)
-                end = f"within {timeout_s:g} s{named}"
                 elsewhere = self._advertised()
-                over = deadline <= self._clock()
                 if elsewhere:
-                    answered = (
+                    what, cure = (
                         f"a Kafka broker answered at {self._bootstrap}, but none where it says "
-                        f"that they are: {elsewhere}"
+                        f"that they are: {elsewhere}",
+                        _ADVERTISED,
                     )
-                    if over:
-                        raise TaskTimeoutError(
-                            f"{answered} {end}. {_ADVERTISED}{said}"
-                        ) from failure
-                    on_retry(f"{answered}, yet. {_ADVERTISED} Tried for {timeout_s:g} s.{said}")
-                elif over:
-                    raise TaskTimeoutError(
-                        f"no Kafka broker answered at {self._bootstrap} {end}. Check {check}.{said}"
-                    ) from failure
                 else:
-                    on_retry(
-                        f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? "
-                        f"Tried for {timeout_s:g} s in all{named}.{said}"
-                    )
-                self._pause(max(0.0, min(attempt_s - (self._clock() - began), _LONGEST_PAUSE_S)))
+                    what = f"no Kafka broker answered at {self._bootstrap}"
+                    cure = f"Check {check}."
+                if deadline <= time.monotonic():
+                    end = f"within {timeout_s:g} s{named}"
+                    raise TaskTimeoutError(f"{what} {end}. {cure}{said}") from failure
+                if not elsewhere:
+                    what = f"no answer from Kafka at {self._bootstrap}"
+                    cure = "Does a broker run there?"
+                on_retry(f"{what} yet. {cure} Tried for {timeout_s:g} s in all{named}.{said}")
+                time.sleep(max(0.0, min(attempt_s - (time.monotonic() - began), _LONGEST_PAUSE_S)))
 
     def _refusal(self, failure: RetriableError, refusals: Counter[str]) -> str:
         """What the last failed connection says. FatalError where a broker refused this client, or
@@ -268,11 +273,12 @@ class ClusterAdmin:
         wanted = sorted(set(names))
 
         async def once(link: BrokerLink, left: float) -> dict[str, TopicDescription]:
-            topics = _existing(await _metadata(link, wanted, left))
-            return {
-                topic.name: TopicDescription(topic.name, len(topic.partitions), _id_text(topic))
-                for topic in topics
-            }
+            found = {}
+            for topic in _existing(await _metadata(link, wanted, left)):
+                # As librdkafka wrote it, of which stores have a note.
+                topic_id = base64.b64encode(topic.topic_id.bytes).decode().rstrip("=")
+                found[topic.name] = TopicDescription(topic.name, len(topic.partitions), topic_id)
+            return found
 
         doing = f"describing topics {', '.join(wanted)}"
         return self._retry(once, timeout_s, doing) if wanted else {}
@@ -289,9 +295,7 @@ class ClusterAdmin:
 
         return self._retry(once, timeout_s, "listing topics")
 
-    def replica_racks(
-        self, names: Iterable[str], timeout_s: float = _REQUEST_S
-    ) -> dict[TopicPartition, frozenset[str]]:
+    def replica_racks(self, names: Iterable[str]) -> dict[TopicPartition, frozenset[str]]:
         """Racks of the brokers that hold a replica of each partition of the existing topics; those
         without a rack are left out."""
         wanted = sorted(set(names))
@@ -308,7 +312,7 @@ class ClusterAdmin:
             }
 
         doing = "asking for the racks of replicas"
-        return self._retry(once, timeout_s, doing) if wanted else {}
+        return self._retry(once, _REQUEST_S, doing) if wanted else {}
 
     def topic_configs(
         self, names: Iterable[str], timeout_s: float = _REQUEST_S
@@ -321,7 +325,7 @@ class ClusterAdmin:
 
         return self._retry(once, timeout_s, "reading topic configurations") if wanted else {}
 
-    def creates_topics(self, timeout_s: float = _REQUEST_S) -> bool | None:
+    def creates_topics(self) -> bool | None:
         """True if the brokers create a topic when a producer first names it
         (``auto.create.topics.enable``); None where they do not say (no permission, a service that
         hides it)."""
@@ -333,7 +337,7 @@ class ClusterAdmin:
             return None if value is None else value.lower() == "true"
 
         try:
-            return self._retry(once, timeout_s, "asking whether topics are created by themselves")
+            return self._retry(once, _REQUEST_S, "asking whether topics are created by themselves")
         except EverflowError:
             return None
 
@@ -352,21 +356,11 @@ class ClusterAdmin:
         if not topics:
             return set()
         created: set[str] = set()
-        deadline = self._clock() + timeout_s
-        new = CreateTopicsRequest.CreatableTopic
+        deadline = time.monotonic() + timeout_s
 
         async def once(link: BrokerLink, left: float) -> None:
-            todo = [
-                new(
-                    name=name,
-                    num_partitions=partitions,
-                    replication_factor=replication_factor,
-                    assignments=[],
-                    configs=[
-                        new.CreatableTopicConfig(name=key, value=value)
-                        for key, value in config.items()
-                    ],
-                )
+            todo: list[tuple[Any, ...]] = [
+                (name, partitions, replication_factor, [], list(config.items()))
                 for name, (partitions, config) in topics.items()
                 if name not in created
             ]
@@ -386,7 +380,7 @@ class ClusterAdmin:
 
         self._retry(once, timeout_s, f"creating topics {', '.join(sorted(topics))}")
         partitions = [TopicPartition(name, p) for name in created for p in range(topics[name][0])]
-        self.end_offsets(partitions, "read_uncommitted", max(1.0, deadline - self._clock()))
+        self.end_offsets(partitions, "read_uncommitted", max(1.0, deadline - time.monotonic()))
         return created
 
     def delete_topics(self, names: Iterable[str], timeout_s: float = 30.0) -> None:
@@ -407,29 +401,15 @@ class ClusterAdmin:
         if wanted:
             self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
 
-    def delete_records(
-        self, before: Mapping[TopicPartition, int], timeout_s: float = _REQUEST_S
-    ) -> None:
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Drop the records below the given offsets (purge of repartition topics).
 
         Only ever below a stable committed offset of the present owner (scenario 27).
         """
-        kind = DeleteRecordsRequest.DeleteRecordsTopic
 
         async def once(link: BrokerLink, left: float) -> None:
             def request(logs: Sequence[TopicPartition]) -> Any:
-                topics = [
-                    kind(
-                        name=topic,
-                        partitions=[
-                            kind.DeleteRecordsPartition(
-                                partition_index=tp.partition, offset=before[tp]
-                            )
-                            for tp in mine
-                        ],
-                    )
-                    for topic, mine in _by_topic(logs).items()
-                ]
+                topics = by_topic(logs, lambda tp: (tp.partition, before[tp]))
                 return DeleteRecordsRequest(topics=topics, timeout_ms=int(left * 1000))
 
             _, refused = await _of_leaders(link, before, request, lambda one: None, left)
@@ -437,7 +417,7 @@ class ClusterAdmin:
                 raise next(iter(refused.values()))
 
         if before:
-            self._retry(once, timeout_s, "purging records")
+            self._retry(once, _REQUEST_S, "purging records")
 
     # --- offsets ----------------------------------------------------------------------------------
 
@@ -475,13 +455,11 @@ class ClusterAdmin:
         """Starts of the logs whose leaders answer; RetriableError where none does."""
         return self._list(partitions, _EARLIEST, "read_uncommitted", timeout_s, whole=False)
 
-    def newest_times(
-        self, partitions: Iterable[TopicPartition], timeout_s: float = _REQUEST_S
-    ) -> dict[TopicPartition, int]:
+    def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The latest record time of each log that has one, in ms (KIP-734). FatalError where the
         brokers are older than 3.0."""
         found = self._list(
-            partitions, _NEWEST, "read_uncommitted", timeout_s, value=lambda one: one.timestamp
+            partitions, _NEWEST, "read_uncommitted", _REQUEST_S, value=lambda one: one.timestamp
         )
         return {tp: at for tp, at in found.items() if at >= 0}
 
@@ -509,26 +487,13 @@ class ClusterAdmin:
         """``whole``: an answer for all of them, or none. A leader that does not answer hides no
         other's answer."""
         wanted = list(dict.fromkeys(partitions))
-        kind = ListOffsetsRequest.ListOffsetsTopic
 
         def request(logs: Sequence[TopicPartition]) -> Any:
-            topics = [
-                kind(
-                    name=topic,
-                    partitions=[
-                        kind.ListOffsetsPartition(
-                            partition_index=tp.partition, current_leader_epoch=-1, timestamp=at
-                        )
-                        for tp in mine
-                    ],
-                )
-                for topic, mine in _by_topic(logs).items()
-            ]
             return ListOffsetsRequest(
                 replica_id=-1,
                 isolation_level=_ISOLATION[isolation].value,
-                topics=topics,
-                min_version=_NEWEST_VERSION if at == _NEWEST else 2,
+                topics=by_topic(logs, lambda tp: (tp.partition, _NO_EPOCH, at)),
+                min_version=_NEWEST_VERSION if at == _NEWEST else _EPOCHS_VERSION,
             )
 
         async def once(link: BrokerLink, left: float) -> dict[TopicPartition, int]:
@@ -550,51 +515,22 @@ class ClusterAdmin:
     def committed(
         self,
         group: str,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[TopicPartition] | None,
         timeout_s: float = _REQUEST_S,
         *,
         stable: bool = True,
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Committed offsets of a group; partitions without one are left out. ``stable`` (KIP-447):
-        waits while a transaction is pending on any of them; False: what was committed last.
+        """Committed offsets of a group (None: of whichever topics); partitions without one are left
+        out. ``stable`` (KIP-447): waits while a transaction is pending on any of them; False: what
+        was committed last.
 
         Raises OffsetsUnstableError if one stayed open for ``timeout_s``: fence its owner.
         """
-        if not partitions:
+        if partitions is not None and not partitions:
             return {}
-        doing = f"reading the committed offsets of group {group}"
-        try:
-            return self._committed(group, partitions, stable, timeout_s, doing)
-        except OffsetsUnstableError as failure:
-            raise OffsetsUnstableError(
-                f"{doing}: no stable answer within {timeout_s:g} s; a transaction may be open"
-            ) from failure
-
-    def all_committed(self, group: str, timeout_s: float = _REQUEST_S) -> dict[TopicPartition, int]:
-        """Every offset that ``group`` has committed, of whichever topics; what a transaction has
-        open does not count yet."""
-        doing = f"asking the coordinator of group {group}"
-        found = self._committed(group, None, False, timeout_s, doing)
-        return {tp: one.offset for tp, one in found.items()}
-
-    def _committed(
-        self,
-        group: str,
-        partitions: Sequence[TopicPartition] | None,
-        stable: bool,
-        timeout_s: float,
-        doing: str,
-    ) -> dict[TopicPartition, CommittedOffset]:
-        kind = OffsetFetchRequest.OffsetFetchRequestTopic
-        topics = None if partitions is None else _by_topic(partitions)
         request = OffsetFetchRequest(
             group_id=group,
-            topics=None
-            if topics is None
-            else [
-                kind(name=topic, partition_indexes=[tp.partition for tp in mine])
-                for topic, mine in topics.items()
-            ],
+            topics=None if partitions is None else by_topic(partitions),
             require_stable=stable,
             max_version=_OFFSETS_VERSION,
         )
@@ -604,17 +540,22 @@ class ClusterAdmin:
             if answer.error_code:
                 raise RefusedError(answer.error_code)
             found = {}
-            for topic in answer.topics:
-                for one in topic.partitions:
-                    tp = TopicPartition(str(topic.name), int(one.partition_index))
-                    if one.error_code:
-                        raise RefusedError(one.error_code, f"{tp}: {RefusedError(one.error_code)}")
-                    if one.committed_offset >= 0:
-                        text = (one.metadata or "").split("\x00", 1)[0]
-                        found[tp] = CommittedOffset(int(one.committed_offset), text)
+            for tp, one in _of_logs(answer):
+                if one.error_code:
+                    raise RefusedError(one.error_code, f"{tp}: {RefusedError(one.error_code)}")
+                if one.committed_offset >= 0:
+                    text = (one.metadata or "").split("\x00", 1)[0]
+                    found[tp] = CommittedOffset(int(one.committed_offset), text)
             return found
 
+        doing = f"reading the committed offsets of group {group}"
         return self._retry(once, timeout_s, doing, group)
+
+    def all_committed(self, group: str, timeout_s: float = _REQUEST_S) -> dict[TopicPartition, int]:
+        """Every offset that ``group`` has committed; what a transaction has open does not count
+        yet."""
+        found = self.committed(group, None, timeout_s, stable=False)
+        return {tp: one.offset for tp, one in found.items()}
 
     def members(
         self, group: str, timeout_s: float = _REQUEST_S, *, settled: bool = False
@@ -636,21 +577,16 @@ class ClusterAdmin:
 
         return self._retry(once, timeout_s, f"describing group {group}", group)
 
-    def client_ids(self, group: str, timeout_s: float = _REQUEST_S) -> frozenset[str]:
+    def client_ids(self, group: str) -> frozenset[str]:
         """Client ids of a group's members, whatever state the group is in."""
-        return frozenset(member.client_id for member in self.members(group, timeout_s))
+        return frozenset(member.client_id for member in self.members(group))
 
     def groups(self, timeout_s: float = _REQUEST_S) -> frozenset[str]:
         """The consumer groups of the cluster that may be seen."""
 
         async def once(link: BrokerLink, left: float) -> frozenset[str]:
-            found: set[str] = set()
-            for node in link.nodes():
-                answer = await link.send(node, ListGroupsRequest(min_version=0), left)
-                if answer.error_code:
-                    raise RefusedError(answer.error_code)
-                found |= {str(one.group_id) for one in answer.groups}
-            return frozenset(found)
+            answers = await _of_every_broker(link, ListGroupsRequest(min_version=0), left)
+            return frozenset(str(one.group_id) for answer in answers for one in answer.groups)
 
         return self._retry(once, timeout_s, "listing the groups")
 
@@ -689,56 +625,49 @@ class ClusterAdmin:
     ) -> None:
         """Commit for a group without members, all in one request (KIP-171); ``metadata`` stands
         beside each. TaskMigratedError or GenerationChanged where somebody is in the group."""
-        kind = OffsetCommitRequest.OffsetCommitRequestTopic
-        topics = [
-            kind(
-                name=topic,
-                partitions=[
-                    kind.OffsetCommitRequestPartition(
-                        partition_index=tp.partition,
-                        committed_offset=offsets[tp],
-                        committed_leader_epoch=-1,
-                        committed_metadata=metadata + "\0",  # for clients that read a C string
-                    )
-                    for tp in mine
-                ],
-            )
-            for topic, mine in _by_topic(sorted(offsets)).items()
-        ]
+        text = metadata + "\0"  # for clients that read a C string
+        first, last = _COMMIT_VERSIONS
         request = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=-1,
             member_id="",
             group_instance_id=None,
             retention_time_ms=-1,
-            topics=topics,
-            max_version=_COMMIT_VERSION,
+            topics=by_topic(
+                sorted(offsets), lambda tp: (tp.partition, offsets[tp], _NO_EPOCH, text)
+            ),
+            min_version=first,
+            max_version=last,
         )
 
         async def once(link: BrokerLink, left: float) -> None:
             answer = await _of_coordinator(link, group, request, left)
-            found = {one.error_code for topic in answer.topics for one in topic.partitions} - {0}
-            if found:
+            if found := {one.error_code for _, one in _of_logs(answer)} - {0}:
                 raise RefusedError(min(found))
 
         self._retry(once, timeout_s, f"committing offsets of the group {group}", group)
 
     # --- transactions -----------------------------------------------------------------------------
 
-    def open_transactions(self, timeout_s: float = _REQUEST_S) -> set[str]:
+    def open_transactions(self) -> set[str]:
         """Transactional ids with an ongoing transaction, over all brokers (KIP-664)."""
         request = ListTransactionsRequest(state_filters=[_ONGOING], producer_id_filters=[])
 
         async def once(link: BrokerLink, left: float) -> set[str]:
-            found: set[str] = set()
-            for node in link.nodes():
-                answer = await link.send(node, request, left)
-                if answer.error_code:
-                    raise RefusedError(answer.error_code)
-                found |= {str(one.transactional_id) for one in answer.transaction_states}
-            return found
+            answers = await _of_every_broker(link, request, left)
+            listed = [one for answer in answers for one in answer.transaction_states]
+            return {str(one.transactional_id) for one in listed}
 
-        return self._retry(once, timeout_s, "listing open transactions")
+        return self._retry(once, _REQUEST_S, "listing open transactions")
+
+    def transactions(self, ids: Collection[str]) -> dict[str, TransactionState]:
+        """The states of transactional ids; those of brokers that do not answer are missing.
+        RetriableError where none does."""
+        return self._retry(
+            lambda link, left: transaction_states(link, ids, left),
+            _STATES_S,
+            "asking for open transactions",
+        )
 
     def close(self) -> None:
         """End the connections; later requests raise RetriableError."""
@@ -778,12 +707,12 @@ class ClusterAdmin:
     ) -> T:
         """``once(link, seconds left)`` until it succeeds; pauses 20 ms, doubling up to 1 s.
         ``group``: whose coordinator is asked."""
-        deadline = self._clock() + timeout_s
+        deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
             if self.stop.is_set():
                 raise RetriableError(f"stopped while {doing}")
-            left = max(0.05, deadline - self._clock())
+            left = max(0.05, deadline - time.monotonic())
             link: BrokerLink | None = None
             try:
                 link = self._linked(left)
@@ -801,13 +730,13 @@ class ClusterAdmin:
             stays = not isinstance(error, RetriableError) or isinstance(error, GenerationChanged)
             if self._closed or stays:
                 raise error
-            if self._clock() + pause >= deadline:
+            if time.monotonic() + pause >= deadline:
                 if link is not None and code_of(error.__cause__ or error) is None:
                     self._drop(link)
                 raise error
             if link is not None and group:
                 link.forget_coordinator("group", group)
-            self._pause(pause)
+            time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
@@ -830,16 +759,11 @@ def _kind_of(cause: BaseException | None, text: str) -> str:
     return "ssl" if re.search(r"Handshake failed|CERTIFICATE", text) else ""
 
 
-def _id_text(topic: Any) -> str:
-    """As librdkafka wrote it, of which stores have a note."""
-    return base64.b64encode(topic.topic_id.bytes).decode().rstrip("=")
-
-
-def _by_topic(logs: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
-    found: dict[str, list[TopicPartition]] = {}
-    for tp in logs:
-        found.setdefault(tp.topic, []).append(tp)
-    return found
+def _of_logs(answer: Any) -> Iterator[tuple[TopicPartition, Any]]:
+    """What an answer says, log by log."""
+    for topic in answer.topics:
+        for one in topic.partitions:
+            yield TopicPartition(str(topic.name), int(one.partition_index)), one
 
 
 def _member(one: Any, stable: bool) -> MemberDescription:
@@ -877,12 +801,8 @@ def _existing(answer: Any) -> list[Any]:
 async def _configs(
     link: BrokerLink, node: int, kind: int, names: Sequence[str], left: float
 ) -> dict[str, dict[str, str]]:
-    resource = DescribeConfigsRequest.DescribeConfigsResource
     request = DescribeConfigsRequest(
-        resources=[
-            resource(resource_type=kind, resource_name=name, configuration_keys=None)
-            for name in names
-        ],
+        resources=[(kind, name, None) for name in names],
         include_synonyms=False,
         include_documentation=False,
     )
@@ -901,8 +821,45 @@ async def _of_controller(link: BrokerLink, request: Any, left: float) -> Any:
     return await link.send(node if node >= 0 else link.any_node(), request, left)
 
 
+async def _of_every_broker(link: BrokerLink, request: Any, left: float) -> list[Any]:
+    answers = [await link.send(node, request, left) for node in link.nodes()]
+    for answer in answers:
+        if answer.error_code:
+            raise RefusedError(answer.error_code)
+    return answers
+
+
 async def _of_coordinator(link: BrokerLink, group: str, request: Any, left: float) -> Any:
     return await link.send(await link.coordinator("group", group), request, left)
+
+
+async def transaction_states(
+    link: BrokerLink, ids: Iterable[str], left: float
+) -> dict[str, TransactionState]:
+    """See `ClusterAdmin.transactions`. LinkLostError where no broker answers."""
+    of_node: dict[int, list[str]] = {}
+    for name in sorted(ids):
+        of_node.setdefault(await link.coordinator("transaction", name), []).append(name)
+    found: dict[str, TransactionState] = {}
+    lost: LinkLostError | None = None
+    for node, mine in of_node.items():
+        request = DescribeTransactionsRequest(transactional_ids=mine)
+        try:
+            states = (await link.send(node, request, left)).transaction_states
+        except LinkLostError as failure:
+            lost, states = failure, []
+        for one in states:
+            state, name = str(one.transaction_state), str(one.transactional_id)
+            if one.error_code == UNKNOWN_ID:
+                found[name] = TransactionState("")
+            elif one.error_code:  # it is another broker by now, or loads: the next time
+                link.forget_coordinator("transaction", name)
+            else:
+                since_ms = int(one.transaction_start_time_ms) if state in _OPEN else None
+                found[name] = TransactionState(state, since_ms)
+    if lost is not None and not found:
+        raise lost
+    return found
 
 
 async def _of_leaders(
@@ -940,13 +897,11 @@ async def _of_leaders(
         except (LinkLostError, RefusedError) as failure:
             refused |= dict.fromkeys(mine, failure)
             continue
-        for topic in answer.topics:
-            for one in topic.partitions:
-                tp = TopicPartition(str(topic.name), int(one.partition_index))
-                if one.error_code:
-                    refused[tp] = RefusedError(one.error_code)
-                else:
-                    found[tp] = value(one)
+        for tp, one in _of_logs(answer):
+            if one.error_code:
+                refused[tp] = RefusedError(one.error_code)
+            else:
+                found[tp] = value(one)
     if refused:  # for the next attempt
         link.started(lambda: link.learn({tp.topic for tp in refused}))
     return found, refused

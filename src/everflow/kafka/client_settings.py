@@ -82,7 +82,8 @@ def check_clients(config: StreamsConfig) -> None:
         for key, (own, value) in _given(config, kind).items():
             reason = _refusal(kind, key, value)
             if reason is not None:
-                raise ConfigError(f"{own} = {_shown(key, value)} is refused: {reason}.")
+                shown = "(not shown)" if any(word in key for word in _SECRET) else repr(value)
+                raise ConfigError(f"{own} = {shown} is refused: {reason}.")
             if key in _WITHOUT_EFFECT:
                 idle.append(own)
         if idle:
@@ -120,7 +121,3 @@ def _refusal(kind: ClientKind, key: str, value: Any) -> str | None:
     if _NUMBER.search(key) and not _WHOLE.fullmatch(str(value).strip()):
         return "it must be a whole number"
     return None
-
-
-def _shown(key: str, value: Any) -> str:
-    return "(not shown)" if any(word in key for word in _SECRET) else repr(value)

@@ -67,7 +67,8 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
             str(config.get(f"{_PREFIX}client.secret", "")),
         )
         self._scope = config.get(f"{_PREFIX}scope")
-        self._extensions = _pairs(str(config.get(f"{_PREFIX}extensions", "")))
+        pairs = str(config.get(f"{_PREFIX}extensions", "")).split(",")
+        self._extensions = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         self._authority = config.get("https.ca.location"), config.get("https.ca.pem")
         self._clock = clock
         self._lock = threading.Lock()
@@ -129,10 +130,6 @@ def token_provider(config: Mapping[str, Any]) -> TokenProvider:
         if found is None:
             found = _known[key] = TokenProvider(config)
         return found
-
-
-def _pairs(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in text.split(",") if "=" in part)
 
 
 def hide_credentials() -> None:

@@ -77,31 +77,13 @@ _MEMBER_FOR_GOOD = _of(
     codes.InvalidSessionTimeoutError,
     codes.UnsupportedVersionError,
 )
-# The cause passes: the same batch is run again under task.timeout.ms, and the message names the
-# topic should it not pass.
-_PASSING = _of(
-    codes.UnknownTopicOrPartitionError,
-    codes.NotLeaderForPartitionError,
-    codes.LeaderNotAvailableError,
-    # A broker has come back, and the client or the broker still has the leader's old epoch or
-    # state.
-    codes.FencedLeaderEpochError,
-    codes.UnknownLeaderEpochError,
-    codes.OffsetNotAvailableError,
-    codes.BrokerNotAvailableError,
-    codes.ReplicaNotAvailableError,
-    codes.KafkaStorageError,
-    codes.NetworkExceptionError,
-    codes.NotControllerError,
-    codes.NotCoordinatorError,
-    codes.CoordinatorNotAvailableError,
-    codes.CoordinatorLoadInProgressError,
-    codes.ConcurrentTransactionsError,
-    codes.NotEnoughReplicasError,
-    codes.NotEnoughReplicasAfterAppendError,
-    codes.RequestTimedOutError,
-    codes.ThrottlingQuotaExceededError,
-)
+_BROKER_AWAY = int(codes.BrokerNotAvailableError.errno)
+
+
+def passes(code: int) -> bool:
+    """True if the cause of a broker's error passes: Kafka calls it retriable. The same batch is run
+    again under task.timeout.ms, and the message names the topic should it not pass."""
+    return bool(codes.for_code(code).retriable) or code == _BROKER_AWAY
 
 
 def is_too_large(code: int, text: str) -> bool:
@@ -126,7 +108,8 @@ def classify(failure: BaseException, doing: str) -> EverflowError:
     run again), OffsetsUnstableError, or FatalError (trying again would meet it again).
     """
     code = code_of(failure)
-    text = f"{doing}: {_said(failure)}"
+    name = f" ({failure.name})" if isinstance(failure, RefusedError) else ""
+    text = f"{doing}: {failure}{name}"
     if code is None:
         return RetriableError(text)
     if code == FENCED_INSTANCE:
@@ -148,7 +131,7 @@ def classify(failure: BaseException, doing: str) -> EverflowError:
         return RetriableError(
             f"{text}. If it does not exist, create the topic: the batch is run again."
         )
-    if code in _PASSING or code in _ENDS_TRANSACTION:
+    if passes(code) or code in _ENDS_TRANSACTION:
         return RetriableError(text)
     return FatalError(
         f"{text}. Trying again would not help: mend the cause named here and start again."
@@ -173,7 +156,3 @@ def classify_member(failure: BaseException, doing: str) -> EverflowError:
     if isinstance(failure, (codes.UnknownMemberIdError, codes.IllegalGenerationError)):
         return TaskMigratedError(f"{text}. This member was evicted; its tasks are lost.")
     return RetriableError(text)
-
-
-def _said(failure: BaseException) -> str:
-    return f"{failure} ({failure.name})" if isinstance(failure, RefusedError) else f"{failure}"

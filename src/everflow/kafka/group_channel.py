@@ -30,7 +30,7 @@ from kafka.util import Timer
 
 from everflow.errors import RetriableError, TaskMigratedError
 from everflow.kafka.errors import classify_member
-from everflow.records import MemberMetadata, TopicPartition
+from everflow.records import MemberMetadata, TopicPartition, by_topic
 
 log = logging.getLogger("everflow.kafka")
 
@@ -388,7 +388,12 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
         decided = self._assignor.assign(
             {m.member_id: bytes(m.metadata.user_data or b"") for m in members}, counts, read
         )
-        return {member_id: _wire(given) for member_id, given in decided.items()}
+        return {
+            member_id: ConsumerProtocolAssignment(
+                0, by_topic(sorted(given.partitions)), given.user_data
+            )
+            for member_id, given in decided.items()
+        }
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
         self._subscription.assign_from_subscribed([])
@@ -397,13 +402,6 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
                 TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions()
             )
             self._listener.on_assignment(partitions, bytes(assignment.user_data or b""), generation)
-
-
-def _wire(given: Given) -> Any:
-    by_topic: dict[str, list[int]] = {}
-    for tp in sorted(given.partitions):
-        by_topic.setdefault(tp.topic, []).append(tp.partition)
-    return ConsumerProtocolAssignment(0, sorted(by_topic.items()), given.user_data)
 
 
 def _client_config(

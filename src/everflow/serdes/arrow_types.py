@@ -34,7 +34,6 @@ _NAMES = {
     pa.date32(): "date",
     pa.duration("us"): "interval day to second",
     pa.null(): "void",
-    pa.duration("us"): "interval day to second",
 }
 
 

@@ -57,7 +57,7 @@ class ChangedSerde:
         both = there[0] & there[1]
         sizes = pc.binary_length(new).fill_null(0).to_numpy().astype(np.int64)
         known, place = np.unique(np.where(both, sizes, -1), return_inverse=True)
-        heads = pa.array([b"" if size < 0 else _varint(size) for size in known.tolist()])
+        heads = pa.array([b"" if size < 0 else varint(size) for size in known.tolist()])
         flags = np.where(both, _BOTH, np.where(there[0], _NEW, _OLD))
         tails = pa.array([bytes((flag,)) for flag in (_OLD, _NEW, _BOTH)])
         written = pc.binary_join_element_wise(
@@ -100,9 +100,9 @@ class ChangedSerde:
         return f"changed({self.inner!r})"
 
 
-def _varint(number: int) -> bytes:
-    """Zigzag, as Kafka's ByteUtils.writeVarint writes an int that is not negative."""
-    rest, found = number << 1, bytearray()
+def varint(number: int) -> bytes:
+    """Zigzag, as Kafka's ByteUtils.writeVarint writes it."""
+    rest, found = number << 1 if number >= 0 else -(number << 1) - 1, bytearray()
     while rest >= 0x80:
         found.append(rest & 0x7F | 0x80)
         rest >>= 7

@@ -183,9 +183,9 @@ def reader(type_: pa.DataType) -> _Column:
         return _list_reader(type_)
     if pa.types.is_map(type_):
         return _map_reader(type_)
-    if pa.types.is_timestamp(type_) or pa.types.is_date32(type_):
-        return _time_reader(type_)
-    return _scalar_reader(type_, *_scalar(type_))
+    by_value = _scalar_reader(type_, *_scalar(type_))
+    in_time = pa.types.is_timestamp(type_) or pa.types.is_date32(type_)
+    return _text_reader(type_, by_value) if in_time else by_value
 
 
 def _scalar(type_: pa.DataType) -> tuple[tuple[type, ...], _One, str]:
@@ -204,7 +204,7 @@ def _scalar(type_: pa.DataType) -> tuple[tuple[type, ...], _One, str]:
     if pa.types.is_float64(type_):
         return (float,), _number, "a number"
     if pa.types.is_floating(type_):
-        return (), _short_number, "a number"
+        return (), lambda value: _short(_number(value)), "a number"
     if pa.types.is_boolean(type_):
         return (bool,), _only(bool), "true or false"
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
@@ -231,12 +231,12 @@ def _scalar_reader(
     return column
 
 
-def _time_reader(type_: pa.DataType) -> _Column:
-    by_value = _scalar_reader(type_, *_scalar(type_))
+def _text_reader(type_: pa.DataType, by_value: _Column) -> _Column:
+    """Dates, timestamps or integers from texts, in columns where that is possible."""
 
     def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
         if len(values) >= _FEW and {str, type(None)}.issuperset(map(type, values)):
-            found = times(pa.array(values, pa.string()), type_)
+            found = from_texts(pa.array(values, pa.string()), type_)
             if found is not None:
                 return found
         return by_value(values, faults)
@@ -244,10 +244,12 @@ def _time_reader(type_: pa.DataType) -> _Column:
     return column
 
 
-def times(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
-    """Dates or timestamps; None where one of the texts is none, or written in a way in which Arrow
-    does not read it as `everflow.exact_texts` does."""
+def from_texts(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
+    """Dates, timestamps or integers; None where one of the texts is none, or written in a way in
+    which Arrow does not read it as `everflow.exact_texts` does."""
     usual = _DAY if pa.types.is_date(type_) else _MOMENT
+    if pa.types.is_integer(type_):
+        usual = _WHOLE
     if not pc.all(pc.match_substring_regex(texts, usual), min_count=0).as_py():
         return None
     try:
@@ -385,28 +387,14 @@ def _key_reader(type_: pa.DataType) -> _Column:
         return _nested_key_reader(type_)
     taken, one, expected = _scalar(type_)
     if pa.types.is_integer(type_):
-        return _integer_key_reader(type_)
+        by_value = _scalar_reader(type_, (), whole, "an integer, as JSON writes it")
+        return _text_reader(type_, by_value)
     if pa.types.is_boolean(type_):
         taken, one = (), _truth
     elif pa.types.is_floating(type_):
-        taken, one = (), _short_text if pa.types.is_float32(type_) else number
+        short = pa.types.is_float32(type_)
+        taken, one = (), (lambda text: _short(number(text))) if short else number
     return _scalar_reader(type_, taken, one, expected)
-
-
-def _integer_key_reader(type_: pa.DataType) -> _Column:
-    by_value = _scalar_reader(type_, (), whole, "an integer, as JSON writes it")
-
-    def column(values: Sequence[Any], faults: Unfit) -> pa.Array:
-        if len(values) >= _FEW:
-            texts = pa.array(values, pa.string())
-            if pc.all(pc.match_substring_regex(texts, _WHOLE), min_count=0).as_py():
-                try:
-                    return texts.cast(type_)
-                except pa.ArrowInvalid:
-                    pass
-        return by_value(values, faults)
-
-    return column
 
 
 def _truth(text: str) -> bool:
@@ -556,14 +544,6 @@ def _number(value: Any) -> float:
     if not _is_number(value):
         raise _Misread
     return float(value)  # the nearest; orjson refused what is too large for any
-
-
-def _short_number(value: Any) -> float:
-    return _short(_number(value))
-
-
-def _short_text(text: str) -> float:
-    return _short(number(text))
 
 
 def _short(found: float) -> float:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from everflow.serdes.base import SerdeError, encode_one, flat
-from everflow.serdes.json_reading import Faults, Unfit, read_rows, reader, times
+from everflow.serdes.json_reading import Faults, Unfit, from_texts, read_rows, reader
 from everflow.serdes.json_writing import write
 from everflow.serdes.schema import storable
 
@@ -121,7 +121,7 @@ def _made(column: pa.Array, type_: pa.DataType) -> pa.Array:
         nulls = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(fields, fields=list(type_), mask=nulls)
     in_time = pa.types.is_timestamp(type_) or pa.types.is_date32(type_)
-    found = times(column, type_) if in_time else None
+    found = from_texts(column, type_) if in_time else None
     if found is None:
         unfit = Unfit()
         found = reader(type_)(column.to_pylist(), unfit)
@@ -197,8 +197,9 @@ def read_objects(data: pa.Array, type_: pa.DataType) -> pa.Array | None:
     not as `json_reading` would."""
     rows = pa.ListArray.from_arrays(pa.array([0, len(data)], pa.int32()), data)
     text = pc.binary_join(rows, pa.scalar(b"\n", data.type))[0].as_buffer()
+    whole = pa.py_buffer(np.array([0, text.size], np.int32))
     try:
-        pa.Array.from_buffers(pa.string(), 1, [None, _whole(text), text]).validate(full=True)
+        pa.Array.from_buffers(pa.string(), 1, [None, whole, text]).validate(full=True)
         table = pyarrow.json.read_json(
             pa.BufferReader(text),
             pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),
@@ -212,10 +213,6 @@ def read_objects(data: pa.Array, type_: pa.DataType) -> pa.Array | None:
         return None if _has_negative_zero(objects) else _made(objects, type_)
     except pa.ArrowInvalid:
         return None
-
-
-def _whole(text: pa.Buffer) -> pa.Buffer:
-    return pa.py_buffer(np.array([0, text.size], np.int32))
 
 
 def _has_negative_zero(column: pa.Array) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import decimal
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -90,7 +89,8 @@ def _unwritable(value: pa.Array) -> TypeMismatch | None:
             if (found := _unwritable(key)) is not None:
                 return found
             if (found := _unwritable(item)) is not None:
-                return found.below(f"[{_shown(key)}]")
+                text: str = key_text(key.type)(key[0].as_py())
+                return found.below(f"[{orjson.dumps(text[:100]).decode()}]")
     try:
         _row_writer(type_, False)(value[0].as_py())
     except _Twice as error:
@@ -108,11 +108,6 @@ def _entries(maps: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 def _each_of(column: pa.Array) -> list[pa.Array]:
     return [column[at : at + 1] for at in range(len(column))]
-
-
-def _shown(key: pa.Array) -> str:
-    text: str = key_text(key.type)(key[0].as_py())
-    return orjson.dumps(text[:100]).decode()
 
 
 def write_columns(values: pa.Array) -> pa.Array:
@@ -185,9 +180,10 @@ def _converter(type_: pa.DataType, finite: bool) -> _Convert:
     if pa.types.is_date(type_):
         return dt.date.isoformat
     if pa.types.is_decimal(type_):
-        return _decimal
+        # orjson knows no decimals: a fragment keeps every digit as a JSON number
+        return lambda value: orjson.Fragment(format(value, "f").encode())
     if pa.types.is_floating(type_):
-        return None if finite else _float
+        return None if finite else lambda one: one if math.isfinite(one) else number_text(one)
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         return lambda value: base64.b64encode(value).decode()
     if pa.types.is_struct(type_):
@@ -253,22 +249,11 @@ class _Twice(ValueError):
     """A map has a key twice, of which JSON keeps one."""
 
 
-def _float(value: float) -> Any:
-    return value if math.isfinite(value) else number_text(value)
-
-
 def _timestamp(value: dt.datetime) -> str:
     if value.tzinfo is None:
         return value.isoformat(timespec="microseconds")
-    return (
-        value.astimezone(dt.timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
-        + "Z"
-    )
-
-
-def _decimal(value: decimal.Decimal) -> Any:
-    # orjson knows no decimals: a fragment keeps every digit as a JSON number
-    return orjson.Fragment(format(value, "f").encode())
+    instant = value.astimezone(dt.timezone.utc).replace(tzinfo=None)
+    return f"{instant.isoformat(timespec='microseconds')}Z"
 
 
 @lru_cache(maxsize=256)

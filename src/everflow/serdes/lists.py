@@ -21,6 +21,7 @@ from everflow.records import Int64
 from everflow.serdes.base import (
     Serde,
     SerdeError,
+    binary_from_matrix,
     decode_one,
     decode_present,
     flat,
@@ -32,6 +33,7 @@ from everflow.user_program import shown
 _CONSTANT, _VARIABLE = 0, 1
 _NULL = -1
 _INT = 4
+_NOTHING = pa.scalar(b"")
 _WALKED_BELOW = 100
 """A step of `_Rows.variable` takes as long as about that many entries one by one."""
 
@@ -89,10 +91,8 @@ class ListSerde:
         values = flat(values, self.type)
         counts = pc.list_value_length(values).fill_null(0).to_numpy().astype(np.int64)
         entries = self.inner.encode_array(values.flatten())
-        present = entries.is_valid().to_numpy(zero_copy_only=False)
-        sizes = pc.binary_length(entries).fill_null(0).to_numpy().astype(np.int64)
         laid = _constant if self.width is not None else _variable
-        return with_nulls_of(laid(counts, present, sizes, _content(entries.drop_null())), values)
+        return with_nulls_of(laid(counts, entries), values)
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         return decode_present(flat(data, pa.binary()), self._decode_all)
@@ -159,55 +159,36 @@ def _ranges(begins: Int64, sizes: Int64) -> Int64:
     return np.repeat(begins - starts[:-1], sizes) + np.arange(starts[-1])
 
 
-class _Written:
-    """Rows of bytes that are put together: ``sizes`` of each."""
-
-    def __init__(self, sizes: Int64) -> None:
-        self.starts = _starts(sizes)
-        self.content = np.zeros(int(self.starts[-1]), np.uint8)
-
-    def put_ints(self, places: Int64, numbers: Int64) -> None:
-        """Each number in the 4 bytes from its place on."""
-        written = numbers.astype(">i4").view(np.uint8).reshape(-1, _INT)
-        self.content[places[:, None] + np.arange(_INT)] = written
-
-    def array(self) -> pa.Array:
-        """All of it, a value of each row."""
-        offsets = pa.py_buffer(self.starts.astype(np.int32))
-        content = pa.py_buffer(self.content)
-        return pa.Array.from_buffers(pa.binary(), len(self.starts) - 1, [None, offsets, content])
+def _ints(numbers: Int64) -> pa.Array:
+    """Each number in 4 bytes."""
+    return binary_from_matrix(numbers.astype(">i4").view(np.uint8).reshape(-1, _INT))
 
 
-def _constant(
-    counts: Int64, present: npt.NDArray[np.bool_], sizes: Int64, content: _Bytes
-) -> pa.Array:
-    absent = (~present).astype(np.int64)
-    nulls, taken = _sums(absent, counts), _sums(sizes, counts)
-    written = _Written(1 + _INT + _INT * nulls + _INT + taken)
-    begins = written.starts[:-1]
-    written.content[begins] = _CONSTANT
-    written.put_ints(begins + 1, nulls)
-    places = _ranges(np.zeros(len(counts), np.int64), counts)[~present]
-    written.put_ints(_ranges(begins + 1 + _INT, nulls * _INT)[::_INT], places)
-    counted = begins + 1 + _INT + _INT * nulls
-    written.put_ints(counted, counts)
-    written.content[_ranges(counted + _INT, taken)] = content
-    return written.array()
+def _of_each(counts: Int64, parts: pa.Array) -> pa.Array:
+    """The parts of each list, which has so many of them, one behind the other."""
+    lists = pa.ListArray.from_arrays(pa.array(_starts(counts), pa.int32()), parts)
+    return pc.binary_join(lists, _NOTHING)
 
 
-def _variable(
-    counts: Int64, present: npt.NDArray[np.bool_], sizes: Int64, content: _Bytes
-) -> pa.Array:
-    taken = sizes + _INT
-    written = _Written(1 + _INT + _sums(taken, counts))
-    begins = written.starts[:-1]
-    written.content[begins] = _VARIABLE
-    written.put_ints(begins + 1, counts)
-    lists = np.repeat(np.arange(1, len(counts) + 1), counts)
-    places = _starts(taken)[:-1] + lists * (1 + _INT)
-    written.put_ints(places, np.where(present, sizes, _NULL))
-    written.content[_ranges(places + _INT, sizes)] = content
-    return written.array()
+def _constant(counts: Int64, entries: pa.Array) -> pa.Array:
+    absent = entries.is_null().to_numpy(zero_copy_only=False)
+    places = _ints(_ranges(np.zeros(len(counts), np.int64), counts))
+    return pc.binary_join_element_wise(
+        pa.scalar(bytes((_CONSTANT,))),
+        _ints(_sums(absent.astype(np.int64), counts)),
+        _of_each(counts, pc.if_else(pa.array(absent), places, _NOTHING)),
+        _ints(counts),
+        _of_each(counts, entries.fill_null(b"")),
+        _NOTHING,
+    )
+
+
+def _variable(counts: Int64, entries: pa.Array) -> pa.Array:
+    sizes = pc.binary_length(entries).fill_null(_NULL).to_numpy()
+    parts = pc.binary_join_element_wise(_ints(sizes), entries.fill_null(b""), _NOTHING)
+    return pc.binary_join_element_wise(
+        pa.scalar(bytes((_VARIABLE,))), _ints(counts), _of_each(counts, parts), _NOTHING
+    )
 
 
 class _Rows(NamedTuple):

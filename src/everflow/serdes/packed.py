@@ -100,7 +100,7 @@ def packed_reader(serde: Serde) -> Callable[[bytes], Any] | None:
 
 
 _Bytes = npt.NDArray[np.uint8]
-_LENGTH_BYTES = 4
+_NULLS = "nulls"
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,15 +114,6 @@ class PackedSerde:
         if not pa.types.is_struct(self.type) or self.type.num_fields == 0:
             raise SerdeError(f"the packed layout takes a struct with fields, found {self.type}")
         storable(self.type)
-
-    @property
-    def null_bytes(self) -> int:
-        return (int(self.type.num_fields) + 7) // 8
-
-    @property
-    def width(self) -> int:
-        """Bytes before the tail."""
-        return self.null_bytes + sum(_width(field.type) or _LENGTH_BYTES for field in self.type)
 
     def encode(self, value: Any) -> bytes | None:
         return encode_one(self, value)
@@ -138,25 +129,18 @@ class PackedSerde:
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
-        rows = np.zeros((len(values), self.width), np.uint8)
+        rows = np.zeros(len(values), _layout(self.type))
         tails: list[pa.Array] = []
-        at = self.null_bytes
         for index, column in enumerate(values.flatten()):
             if column.null_count:
                 nulls = column.is_null().to_numpy(zero_copy_only=False)
-                rows[:, index // 8] |= nulls.astype(np.uint8) << np.uint8(index % 8)
-            width = _width(column.type)
-            if width is None:
-                tail = _tail_serde(column.type).encode_array(column).fill_null(b"")
-                rows[:, at : at + _LENGTH_BYTES] = _big_endian(
-                    pc.binary_length(tail).to_numpy(), ">i4"
-                )
-                tails.append(tail)
-                at += _LENGTH_BYTES
+                rows[_NULLS][:, index // 8] |= nulls.astype(np.uint8) << np.uint8(index % 8)
+            if _fixed(column.type) is None:
+                tails.append(_tail_serde(column.type).encode_array(column).fill_null(b""))
+                rows[str(index)] = pc.binary_length(tails[-1]).to_numpy()
             else:
-                rows[:, at : at + width] = _fixed_bytes(column, width)
-                at += width
-        packed = binary_from_matrix(rows)
+                rows[str(index)] = _numbers(column)
+        packed = binary_from_matrix(rows.view(np.uint8).reshape(len(rows), rows.itemsize))
         if tails:
             packed = pc.binary_join_element_wise(packed, *tails, pa.scalar(b""))
         return with_nulls_of(packed, values)
@@ -165,35 +149,33 @@ class PackedSerde:
         return decode_present(flat(data, pa.binary()), self._decode_all)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
-        width = self.width
+        layout = _layout(self.type)
+        width = layout.itemsize
         lengths = pc.binary_length(data).to_numpy().astype(np.int64)
         _check(lengths >= width, lengths, f"at least {width}")
         heads = data if (lengths == width).all() else pc.binary_slice(data, 0, width)
-        rows = matrix_from_binary(heads, width)
-        whole = not rows[:, : self.null_bytes].any()
+        rows = np.ascontiguousarray(matrix_from_binary(heads, width)).view(layout).reshape(-1)
+        whole = not rows[_NULLS].any()
         columns: list[pa.Array] = []
-        at, taken = self.null_bytes, np.full(len(data), width, np.int64)
+        taken = np.full(len(data), width, np.int64)
         for index, field in enumerate(self.type):
-            fixed = _width(field.type)
-            if fixed is None:
-                size = (
-                    rows[:, at : at + _LENGTH_BYTES].copy().view(">i4").reshape(-1).astype(np.int64)
-                )
+            numbers = rows[str(index)]
+            if _fixed(field.type) is None:
+                size = numbers.astype(np.int64)
                 _check(
                     (size >= 0) & (taken + size <= lengths),
                     lengths,
                     f"a tail that holds field {field.name!r}",
                 )
                 tail = slices(data, taken, size)
-                column = _from_tail(
-                    tail if whole else with_nulls_of(tail, _mask(rows, index)), field
-                )
-                taken, at = taken + size, at + _LENGTH_BYTES
+                tail = tail if whole else with_nulls_of(tail, _mask(rows[_NULLS], index))
+                columns.append(_from_tail(tail, field))
+                taken = taken + size
             else:
-                column = _from_fixed(rows[:, at : at + fixed], field.type)
-                column = column if whole else with_nulls_of(column, _mask(rows, index))
-                at += fixed
-            columns.append(column)
+                column = _from_numbers(numbers, field.type)
+                columns.append(
+                    column if whole else with_nulls_of(column, _mask(rows[_NULLS], index))
+                )
         _check(taken == lengths, lengths, "no bytes after the last field")
         return pa.StructArray.from_arrays(columns, fields=list(self.type))
 
@@ -201,20 +183,27 @@ class PackedSerde:
         return f"packed({self.type})"
 
 
-def _width(type_: pa.DataType) -> int | None:
-    """Bytes of a fixed-width field; None if it lives in the tail."""
+@lru_cache(maxsize=256)
+def _layout(type_: pa.DataType) -> np.dtype[np.void]:
+    """What stands before the tail: null bits, and the fields by number."""
+    fields = [(str(at), _fixed(field.type) or ">i4") for at, field in enumerate(type_)]
+    return np.dtype([(_NULLS, f"({(len(fields) + 7) // 8},)u1"), *fields])
+
+
+def _fixed(type_: pa.DataType) -> str | None:
+    """A field of fixed width, as NumPy writes it; None if it lives in the tail."""
     if pa.types.is_boolean(type_):
-        return 1
+        return "u1"
     if pa.types.is_decimal128(type_):
-        return 16
+        return "(16,)u1"
+    if pa.types.is_float32(type_) or pa.types.is_float64(type_):
+        return f">f{type_.bit_width // 8}"
     if (
         pa.types.is_signed_integer(type_)
-        or pa.types.is_float32(type_)
-        or pa.types.is_float64(type_)
         or pa.types.is_date32(type_)
         or pa.types.is_timestamp(type_)
     ):
-        return int(type_.bit_width) // 8
+        return f">i{type_.bit_width // 8}"
     return None
 
 
@@ -233,42 +222,31 @@ def _from_tail(tail: pa.Array, field: pa.Field) -> pa.Array:
         raise SerdeError(f"the field {field.name}: {error}", index=error.index) from error
 
 
-def _big_endian(numbers: npt.NDArray[Any], code: str) -> _Bytes:
-    width = int(code[2:])
-    return np.ascontiguousarray(numbers.astype(code)).view(np.uint8).reshape(-1, width)
-
-
-def _fixed_bytes(column: pa.Array, width: int) -> _Bytes:
-    if pa.types.is_boolean(column.type):
-        flags: _Bytes = column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8)
-        return flags.reshape(-1, 1)
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """The values of a field of fixed width, zero where it is null."""
     if pa.types.is_decimal128(column.type):
         if column.null_count:  # the bytes behind a null are undefined, the layout says zero
             column = pc.fill_null(column, pa.scalar(decimal.Decimal(0), column.type))
         raw = np.frombuffer(column.buffers()[1], np.uint8)
-        rows: _Bytes = raw[column.offset * 16 : (column.offset + len(column)) * 16].reshape(-1, 16)[
-            :, ::-1
-        ]
-        return rows
-    if pa.types.is_floating(column.type):
-        numbers = (column.fill_null(0.0) if column.null_count else column).to_numpy()
-        return _big_endian(numbers, f">f{width}")
-    integers = column.view(pa.int64() if width == 8 else pa.int32()) if width >= 4 else column
-    return _big_endian(
-        (integers.fill_null(0) if integers.null_count else integers).to_numpy(), f">i{width}"
-    )
+        rows = raw[column.offset * 16 : (column.offset + len(column)) * 16].reshape(-1, 16)
+        return rows[:, ::-1]
+    if pa.types.is_temporal(column.type):
+        column = column.view(pa.int64() if column.type.bit_width == 64 else pa.int32())
+    if column.null_count:
+        zero = False if pa.types.is_boolean(column.type) else 0
+        column = column.fill_null(pa.scalar(zero, column.type))
+    found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return found
 
 
-def _from_fixed(rows: _Bytes, type_: pa.DataType) -> pa.Array:
-    width = rows.shape[1]
+def _from_numbers(numbers: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(type_):
-        return pa.array(rows.reshape(-1) != 0, pa.bool_())
+        return pa.array(numbers != 0, pa.bool_())
     if pa.types.is_decimal128(type_):
-        little = np.ascontiguousarray(rows[:, ::-1]).reshape(-1)
-        return pa.Array.from_buffers(type_, len(rows), [None, pa.py_buffer(little)])
-    code = "f" if pa.types.is_floating(type_) else "i"
-    numbers = rows.copy().view(f">{code}{width}").reshape(-1).astype(f"{code}{width}")
-    return pa.array(numbers) if code == "f" else pa.array(numbers).view(type_)
+        little = np.ascontiguousarray(numbers[:, ::-1]).reshape(-1)
+        return pa.Array.from_buffers(type_, len(numbers), [None, pa.py_buffer(little)])
+    found = pa.array(numbers.astype(numbers.dtype.newbyteorder("=")))
+    return found if pa.types.is_floating(type_) else found.view(type_)
 
 
 def _mask(rows: _Bytes, index: int) -> pa.Array:

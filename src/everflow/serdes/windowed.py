@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,66 +34,14 @@ TIME_MAX = (1 << 63) - 1
 """The highest time (ms) that a key can hold."""
 
 
-@dataclass(frozen=True, repr=False)
-class TimeWindowedSerde:
-    """``inner`` key bytes + 8-byte big-endian window start in ms; decodes to a `Windowed`, in Arrow
-    ``struct<key, start, end>``."""
+class _WindowedSerde:
+    """``inner`` key bytes and the window's times in ms, 8 bytes each, big endian; decodes to a
+    `Windowed`, in Arrow ``struct<key, start, end>``."""
 
     inner: Serde
-    size_ms: int
-    kind: str = "time_windowed"
-
-    @property
-    def type(self) -> pa.DataType:
-        return windowed_key_type(self.inner.type)
-
-    def encode(self, value: Any) -> bytes | None:
-        if value is None:
-            return None
-        inner, start, _ = _windowed(value)
-        key = self.inner.encode(inner)
-        try:
-            return None if key is None else key + _time_bytes(start)
-        except OverflowError:
-            raise SerdeError(f"a window's start of {start} ms does not fit into a long") from None
-
-    def decode(self, data: bytes | None) -> Any:
-        if data is None:
-            return None
-        if len(data) < START_BYTES:
-            raise SerdeError(
-                f"a windowed key takes at least {START_BYTES} bytes, found {len(data)}"
-            )
-        start = int.from_bytes(data[-START_BYTES:], "big", signed=True)
-        end = min(start + self.size_ms, TIME_MAX)
-        return Windowed(self.inner.decode(data[:-START_BYTES]), start, end)
-
-    def encode_array(self, values: pa.Array) -> pa.Array:
-        values = flat(values, self.type)
-        key, start, _ = values.flatten()
-        return _join(self.inner.encode_array(key), [time_column(start.fill_null(0).to_numpy())])
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return decode_present(flat(data, pa.binary()), self._decode_all)
-
-    def _decode_all(self, data: pa.Array) -> pa.Array:
-        keys, (starts,) = _split_all(self.inner, data, 1)
-        ends = np.minimum(starts, TIME_MAX - self.size_ms) + self.size_ms  # as Java's TimeWindow
-        return pa.StructArray.from_arrays(
-            [keys, pa.array(starts), pa.array(ends)], fields=list(self.type)
-        )
-
-    def __repr__(self) -> str:
-        return f"time_windowed({self.inner!r}, {self.size_ms} ms)"
-
-
-@dataclass(frozen=True, repr=False)
-class SessionWindowedSerde:
-    """``inner`` key bytes + 8-byte big-endian end and start in ms (Java's
-    SessionWindowedSerializer); decodes to a `Windowed`, in Arrow ``struct<key, start, end>``."""
-
-    inner: Serde
-    kind: str = "session_windowed"
+    kind: str
+    size_ms: int | None
+    """None: the end is in the bytes, before the start."""
 
     @property
     def type(self) -> pa.DataType:
@@ -104,30 +52,68 @@ class SessionWindowedSerde:
             return None
         inner, start, end = _windowed(value)
         key = self.inner.encode(inner)
-        return None if key is None else session_key(key, start, end)
+        if key is None or self.size_ms is None:
+            return None if key is None else session_key(key, start, end)
+        try:
+            return key + _time_bytes(start)
+        except OverflowError:
+            raise SerdeError(f"a window's start of {start} ms does not fit into a long") from None
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
             return None
-        key, start, end = split_session_key(data)
-        return Windowed(self.inner.decode(key), start, end)
+        if self.size_ms is None:
+            key, start, end = split_session_key(data)
+            return Windowed(self.inner.decode(key), start, end)
+        if len(data) < START_BYTES:
+            raise SerdeError(
+                f"a windowed key takes at least {START_BYTES} bytes, found {len(data)}"
+            )
+        start = int.from_bytes(data[-START_BYTES:], "big", signed=True)
+        end = min(start + self.size_ms, TIME_MAX)
+        return Windowed(self.inner.decode(data[:-START_BYTES]), start, end)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         key, start, end = flat(values, self.type).flatten()
-        times = [time_column(column.fill_null(0).to_numpy()) for column in (end, start)]
+        written = [end, start] if self.size_ms is None else [start]
+        times = [time_column(column.fill_null(0).to_numpy()) for column in written]
         return _join(self.inner.encode_array(key), times)
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         return decode_present(flat(data, pa.binary()), self._decode_all)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
-        keys, (ends, starts) = _split_all(self.inner, data, 2)
+        size_ms = self.size_ms
+        keys, times = _split_all(self.inner, data, 2 if size_ms is None else 1)
+        starts, ends = times[-1], times[0]
+        if size_ms is not None:
+            ends = np.minimum(starts, TIME_MAX - size_ms) + size_ms  # as Java's TimeWindow
         return pa.StructArray.from_arrays(
             [keys, pa.array(starts), pa.array(ends)], fields=list(self.type)
         )
 
     def __repr__(self) -> str:
-        return f"session_windowed({self.inner!r})"
+        size = "" if self.size_ms is None else f", {self.size_ms} ms"
+        return f"{self.kind}({self.inner!r}{size})"
+
+
+@dataclass(frozen=True, repr=False)
+class TimeWindowedSerde(_WindowedSerde):
+    """Keys of windowed results: ``inner`` key bytes and the window's start (Java's
+    TimeWindowedSerializer)."""
+
+    inner: Serde
+    size_ms: int
+    kind: str = "time_windowed"
+
+
+@dataclass(frozen=True, repr=False)
+class SessionWindowedSerde(_WindowedSerde):
+    """Keys of sessions: ``inner`` key bytes, end and start (Java's SessionWindowedSerializer)."""
+
+    inner: Serde
+    kind: str = "session_windowed"
+    size_ms: None = field(default=None, init=False)
 
 
 def without_windows(keys: pa.Array, serde: Serde) -> pa.Array:
@@ -247,14 +233,9 @@ def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list
         raise SerdeError(f"a windowed key of {lengths[index]} bytes", index=index)
     keys = inner.decode_array(slices(data, np.zeros(len(data), np.int64), lengths - suffix))
     width = np.full(len(data), START_BYTES, np.int64)
-    return keys, [
-        _times(slices(data, lengths - suffix + at * START_BYTES, width)) for at in range(times)
-    ]
-
-
-def _times(data: pa.Array) -> Int64:
-    rows = np.ascontiguousarray(matrix_from_binary(data, START_BYTES))
-    return rows.view(">i8").reshape(-1).astype(np.int64)
+    found = [slices(data, lengths - suffix + at * START_BYTES, width) for at in range(times)]
+    rows = [np.ascontiguousarray(matrix_from_binary(one, START_BYTES)) for one in found]
+    return keys, [one.view(">i8").reshape(-1).astype(np.int64) for one in rows]
 
 
 def _join(keys: pa.Array, rest: list[pa.Array | pa.Scalar]) -> pa.Array:

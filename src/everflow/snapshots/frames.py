@@ -63,7 +63,7 @@ def read_state(
     not read, with topic, partition and offset; StateDiskError; TaskTimeoutError if no broker
     answers within 20 seconds, RetriableError if they cease to.
     """
-    return _frame(lambda reader: reader.rows(at), topology, store, spark, _path(folder), settings)
+    return _frame(lambda reader: reader.rows(at), topology, store, spark, folder, settings)
 
 
 def diff_state(
@@ -83,14 +83,11 @@ def diff_state(
     ``old_timestamp``, ``new_timestamp``, ``partition``. Of a versioned store the latest versions
     are compared. Points, other arguments and errors as of `read_state`.
     """
-    return _frame(
-        lambda reader: reader.difference(first, second),
-        topology,
-        store,
-        spark,
-        _path(folder),
-        settings,
-    )
+
+    def ask(reader: StateReader) -> Rows:
+        return reader.difference(first, second)
+
+    return _frame(ask, topology, store, spark, folder, settings)
 
 
 @contextmanager
@@ -119,17 +116,14 @@ def _frame(
     topology: Topology,
     store: str,
     spark: SparkSession | None,
-    folder: Path | None,
+    folder: str | Path | None,
     settings: dict[str, Any],
 ) -> DataFrame:
     config = StreamsConfig(**settings)
-    with changelog_of(topology, store, config, folder) as reader:
+    home = None if folder is None else Path(folder)
+    with changelog_of(topology, store, config, home) as reader:
         rows = ask(reader)
-        frame = to_dataframe(rows, spark, folder)
+        frame = to_dataframe(rows, spark, home)
     for note in rows.notes:
         log.warning("%s", note)
     return frame
-
-
-def _path(folder: str | Path | None) -> Path | None:
-    return None if folder is None else Path(folder)

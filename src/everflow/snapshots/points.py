@@ -8,7 +8,7 @@ and not a moment of the wall clock: the first record of that time or a later one
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from everflow.clock import instant, time_of
 from everflow.errors import StatePointError
 from everflow.exact_texts import epoch_ms
+from everflow.records import OffsetRange
 
 At = None | int | str | datetime | Mapping[int, int]
 """None or "end": the end; a time in ms, in ISO 8601 or as a datetime (UTC where it names no zone);
@@ -32,13 +33,6 @@ class Span(NamedTuple):
 
     start: int
     stable: int
-    end: int
-
-
-class Reach(NamedTuple):
-    """Offsets of a changelog partition that are replayed, from ``start`` to before ``end``."""
-
-    start: int
     end: int
 
 
@@ -80,38 +74,44 @@ class Point:
 
     def reaches(
         self, topic: str, spans: Mapping[int, Span], times: Mapping[int, int]
-    ) -> dict[int, Reach]:
+    ) -> dict[int, OffsetRange]:
         """Offsets to replay of each partition. ``times``: the offsets of the point's time, if it
         has one. StatePointError for a point that the log does not have."""
         if self.offsets is not None:
-            _require_partitions(topic, self.offsets, spans)
+            if missing := sorted(self.offsets.keys() - spans.keys()):
+                raise StatePointError(
+                    f"{topic} has the partitions 0 to {max(spans)}, not "
+                    f"{', '.join(map(str, missing))}."
+                )
             return {
                 one: _to_offset(f"{topic}-{one}", spans[one], offset)
                 for one, offset in sorted(self.offsets.items())
             }
         if self.time_ms is None:
-            return {one: Reach(span.start, span.stable) for one, span in sorted(spans.items())}
+            return {
+                one: OffsetRange(span.start, span.stable) for one, span in sorted(spans.items())
+            }
         return {
             one: self._to_time(f"{topic}-{one}", spans[one], times[one]) for one in sorted(spans)
         }
 
-    def _to_time(self, log: str, span: Span, found: int) -> Reach:
+    def _to_time(self, log: str, span: Span, found: int) -> OffsetRange:
         end = span.stable if found == NOTHING_BEHIND else min(found, span.stable)
         if end <= span.start and span.start > 0:
             raise StatePointError(
                 f"{log} begins behind {self}, at offset {span.start}: what it had before was "
                 f"deleted. Take a later time."
             )
-        return Reach(span.start, max(end, span.start))
+        return OffsetRange(span.start, max(end, span.start))
 
 
-def before_all(reaches: Mapping[int, Reach], spans: Mapping[int, Span]) -> bool:
+def before_all(reaches: Mapping[int, OffsetRange], spans: Mapping[int, Span]) -> bool:
     """True if no partition has a record before the point, but some have one behind it."""
     found = any(spans[one].stable > reach.end for one, reach in reaches.items())
     return found and all(reach.start == reach.end for reach in reaches.values())
 
 
-def _to_offset(log: str, span: Span, offset: int) -> Reach:
+def _to_offset(log: str, span: Span, offset: int) -> OffsetRange:
     if offset < span.start:
         raise StatePointError(
             f"{log} begins at offset {span.start}, behind {offset}: what it had before was deleted."
@@ -124,12 +124,4 @@ def _to_offset(log: str, span: Span, offset: int) -> Reach:
             f"yet what counts there. Ask again when it has ended (transaction.timeout.ms), or take "
             f"an offset up to {span.stable}."
         )
-    return Reach(span.start, offset)
-
-
-def _require_partitions(topic: str, named: Iterable[int], there: Mapping[int, Span]) -> None:
-    missing = sorted(set(named) - there.keys())
-    if missing:
-        raise StatePointError(
-            f"{topic} has the partitions 0 to {max(there)}, not {', '.join(map(str, missing))}."
-        )
+    return OffsetRange(span.start, offset)

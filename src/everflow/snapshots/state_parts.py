@@ -6,58 +6,28 @@ A `LogParts` is decided once, where brokers can be asked; its parts are read one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError
-from everflow.kafka.reading.record_columns import Records
-from everflow.records import Int64, TopicPartition
+from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.reading.record_columns import LogChunk
+from everflow.records import OffsetRange, TopicPartition
 from everflow.retry import waiting
 from everflow.snapshots.entry_columns import EntryError, compared, pages
 from everflow.snapshots.logged_stores import LoggedStore
-from everflow.snapshots.points import Reach
 from everflow.snapshots.snapshot import batches, opened
 from everflow.state.changelog import SUFFIX_BYTES
 from everflow.state.left_out import Chunk, KeptEntry, as_processed, unpacked
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
-
-
-class LoggedRecords(Protocol):
-    """A part of a log; see `LogChunk`."""
-
-    @property
-    def held(self) -> Records: ...
-    @property
-    def keys(self) -> list[bytes | None]: ...
-    @property
-    def values(self) -> list[bytes | None]: ...
-    @property
-    def timestamps(self) -> Int64: ...
-    @property
-    def offsets(self) -> Int64: ...
-    @property
-    def next_position(self) -> int: ...
-    @property
-    def records(self) -> int: ...
-
-
-class CommittedLog(Protocol):
-    """The part of `LogReader` that is needed here."""
-
-    def read(
-        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
-    ) -> Iterable[LoggedRecords]:
-        """Committed records of offsets ``[start, end)`` in order; ``every``: none is left out,
-        though a later one of its key is there."""
 
 
 class PartitionLog:
@@ -66,7 +36,7 @@ class PartitionLog:
 
     def __init__(
         self,
-        reader: CommittedLog,
+        reader: LogReader,
         tp: TopicPartition,
         spec: StoreSpec,
         left_out: Mapping[bytes, KeptEntry] = MappingProxyType({}),
@@ -77,49 +47,49 @@ class PartitionLog:
     def new_store(self, folder: Path) -> LmdbStore:
         return LmdbStore.open(folder, kind=self._spec.kind, retention_ms=self._spec.kept_ms)
 
-    def fold(self, store: LmdbStore, reach: Reach) -> None:
+    def fold(self, store: LmdbStore, reach: OffsetRange) -> None:
         """Into the store. EntryError for a key that the store cannot have; whatever the reader
         raises."""
-        read = self._reader.read(self._tp, reach.start, reach.end, every=self._spec.versioned)
-        known = {key: one for key, one in self._left_out.items() if one.offset < reach.end}
-        start = reach.start
-        for chunk in read:
-            self._check_keys(chunk, reach)
-            position = min(chunk.next_position, reach.end)
-            taken: Chunk = chunk
-            if self._spec.source_topic is not None:
-                taken = as_processed(chunk, start, known, self._spec)
-            store.load_chunk(taken.keys, taken.values, taken.timestamps, position)
-            start = chunk.next_position
-            self.records += chunk.records
+        start, end = reach
+        if end <= start:
+            return
+        known = {key: one for key, one in self._left_out.items() if one.offset < end}
+        with waiting(f"reading {self._tp}, {end - start:,} offsets"):
+            for chunk in self._reader.read(self._tp, start, end, every=self._spec.versioned):
+                self._check_keys(chunk, reach)
+                taken: Chunk = chunk
+                if self._spec.source_topic is not None:
+                    taken = as_processed(chunk, start, known, self._spec)
+                position = min(chunk.next_position, end)
+                store.load_chunk(taken.keys, taken.values, taken.timestamps, position)
+                start = chunk.next_position
+                self.records += chunk.records
 
-    def place_of(self, key: bytes, end: int, start: int = 0) -> str:
-        """``topic-3@1207``, where its last record before ``end`` lies, found by reading the log
+    def place_of(self, key: bytes, reach: OffsetRange) -> str:
+        """``topic-3@1207``, where its last record in ``reach`` lies, found by reading the log
         again; without the offset where that fails."""
-        offset = None
+        offset: int | None = None
         try:
-            for chunk in self._reader.read(self._tp, start, end, every=True):
-                held = chunk.held.arrow(False)
-                alike = [at for at, one in enumerate(held.keys.to_pylist()) if one == key]
-                if alike:
-                    offset = int(held.offsets[alike[-1]])
+            for chunk in self._reader.read(self._tp, *reach, every=True):
+                found = chunk.offset_of(key)
+                offset = offset if found is None else found
         except EverflowError:
             pass  # the error that is about to be raised says more
         return f"{self._tp}@{'?' if offset is None else offset}"
 
-    def first_time(self, reach: Reach) -> int | None:
+    def first_time(self, reach: OffsetRange) -> int | None:
         """The time (ms) of the first record; None where there is none."""
-        for chunk in self._reader.read(self._tp, reach.start, reach.end, every=True):
+        for chunk in self._reader.read(self._tp, *reach, every=True):
             if len(chunk.timestamps):
                 return int(np.asarray(chunk.timestamps)[0])
         return None
 
-    def _check_keys(self, chunk: LoggedRecords, reach: Reach) -> None:
+    def _check_keys(self, chunk: LogChunk, reach: OffsetRange) -> None:
         suffix = SUFFIX_BYTES.get(self._spec.kind, 0)
         short = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
         if short is not None:
             raise EntryError(
-                f"The key of {self.place_of(short, reach.end, reach.start)} is not what the "
+                f"The key of {self.place_of(short, reach)} is not what the "
                 f"topology says: {len(short)} bytes, where {self._spec.kind} stores have a key and "
                 f"{suffix} bytes behind it. Another program wrote it."
             )
@@ -135,10 +105,10 @@ class LogPart:
     """
 
     partition: int
-    reach: Reach
-    second: Reach | None = None
+    reach: OffsetRange
+    second: OffsetRange | None = None
     incomplete: bool = True
-    left_out: Reach | None = None
+    left_out: OffsetRange | None = None
 
     @property
     def offsets(self) -> int:
@@ -161,7 +131,7 @@ class PartReader:
     thread."""
 
     store: LoggedStore
-    reader: CommittedLog
+    reader: LogReader
     folder: Path
 
     @contextmanager
@@ -172,7 +142,12 @@ class PartReader:
         log = PartitionLog(self.reader, topic, self.store.columns.spec, self._left_out(part))
         with ExitStack() as stack:
             if part.second is None:
-                found = self._at(stack, log, part)
+                store = stack.enter_context(
+                    opened(log.new_store(self.folder / f"{part.partition}"))
+                )
+                log.fold(store, part.reach)
+                blame = partial(log.place_of, reach=part.reach)
+                found = batches(store, self.store.columns, part.partition, blame)
             else:
                 found = self._between(stack, log, part, part.second)
             yield found, log.records
@@ -183,40 +158,30 @@ class PartReader:
         tp = TopicPartition(self.store.left_out, part.partition)
         return unpacked(self.reader.read(tp, part.left_out.start, part.left_out.end))
 
-    def _at(self, stack: ExitStack, log: PartitionLog, part: LogPart) -> Iterator[pa.RecordBatch]:
-        store = stack.enter_context(opened(log.new_store(self.folder / f"{part.partition}")))
-        self._fold(log, store, part.partition, part.reach)
-        blame = partial(log.place_of, end=part.reach.end, start=part.reach.start)
-        return batches(store, self.store.columns, part.partition, blame)
-
     def _between(
-        self, stack: ExitStack, log: PartitionLog, part: LogPart, second: Reach
+        self, stack: ExitStack, log: PartitionLog, part: LogPart, second: OffsetRange
     ) -> Iterator[pa.RecordBatch]:
         """The later store goes on from a copy of the earlier."""
         nearer, farther = sorted((part.reach, second), key=lambda one: one.end)
         at = part.partition
         early = stack.enter_context(opened(log.new_store(self.folder / f"{at}-first")))
-        self._fold(log, early, at, nearer)
+        log.fold(early, nearer)
         behind = self.folder / f"{at}-second"
         behind.mkdir()
         late = stack.enter_context(opened(early.copy_to(behind)))
-        self._fold(log, late, at, Reach(nearer.end, farther.end))
+        log.fold(late, OffsetRange(nearer.end, farther.end))
         stores = (early, late) if part.reach == nearer else (late, early)
         return self._differences(log, part, second, stores)
 
-    def _fold(self, log: PartitionLog, store: LmdbStore, partition: int, reach: Reach) -> None:
-        if reach.end > reach.start:
-            count = reach.end - reach.start
-            with waiting(f"reading {self.store.topic}-{partition}, {count:,} offsets"):
-                log.fold(store, reach)
-
     def _differences(
-        self, log: PartitionLog, part: LogPart, second: Reach, stores: tuple[LmdbStore, LmdbStore]
+        self,
+        log: PartitionLog,
+        part: LogPart,
+        second: OffsetRange,
+        stores: tuple[LmdbStore, LmdbStore],
     ) -> Iterator[pa.RecordBatch]:
         columns = self.store.columns
-        before, after = (
-            partial(log.place_of, end=one.end, start=one.start) for one in (part.reach, second)
-        )
+        before, after = (partial(log.place_of, reach=one) for one in (part.reach, second))
         with stores[0].snapshot() as old, stores[1].snapshot() as new:
             found = compared(old.range(None, None), new.range(None, None))
             expired_ms = new.newest_ms - (columns.spec.retention_ms or 0)

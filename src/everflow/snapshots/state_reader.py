@@ -5,11 +5,10 @@ No instance needs to run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -18,40 +17,11 @@ from everflow.config import StreamsConfig
 from everflow.errors import NoChangelogError, StatePointError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.records import TopicPartition
+from everflow.records import OffsetRange, TopicPartition
 from everflow.snapshots.logged_stores import LoggedStore
-from everflow.snapshots.points import At, Point, Reach, Span, before_all
+from everflow.snapshots.points import At, Point, Span, before_all
 from everflow.snapshots.snapshot import Rows, room
-from everflow.snapshots.state_parts import (
-    CommittedLog,
-    LogPart,
-    LogParts,
-    PartitionLog,
-    PartReader,
-    compacted,
-)
-
-Committed = Literal["read_committed"]
-
-
-class OffsetAdmin(Protocol):
-    """The part of `ClusterAdmin` that is needed here."""
-
-    def describe_topics(self, names: Collection[str]) -> Mapping[str, Any]:
-        """The topics that exist, with their ``partitions``."""
-
-    def list_offsets(
-        self,
-        partitions: Collection[TopicPartition],
-        which: Literal["earliest", "latest"],
-        isolation: Literal["read_committed", "read_uncommitted"],
-    ) -> Mapping[TopicPartition, int]:
-        """Starts or ends of logs."""
-
-    def offsets_for_time(
-        self, partitions: Collection[TopicPartition], time_ms: int, isolation: Committed
-    ) -> Mapping[TopicPartition, int]:
-        """First offsets of that time or later, -1 where there is none."""
+from everflow.snapshots.state_parts import LogPart, LogParts, PartitionLog, PartReader, compacted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +30,8 @@ class StateReader:
     (None: TMPDIR). One thread; the rows need ``reader`` for as long as they are read."""
 
     store: LoggedStore
-    admin: OffsetAdmin
-    reader: CommittedLog
+    admin: ClusterAdmin
+    reader: LogReader
     folder: Path | None = None
 
     def rows(self, at: At = None) -> Rows:
@@ -146,7 +116,7 @@ class StateReader:
         ends = self.admin.list_offsets(logs, "latest", "read_uncommitted")
         return {tp.partition: Span(starts[tp], stable[tp], ends[tp]) for tp in logs}
 
-    def _left_out(self, partitions: Iterable[int]) -> dict[int, Reach]:
+    def _left_out(self, partitions: Iterable[int]) -> dict[int, OffsetRange]:
         """Offsets of `LoggedStore.left_out`, by partition; none for an application that last ran
         when there was no such topic."""
         topic = self.store.left_out
@@ -155,9 +125,9 @@ class StateReader:
         logs = [TopicPartition(topic, n) for n in partitions if n < found[topic].partitions]
         starts = self.admin.list_offsets(logs, "earliest", "read_uncommitted")
         ends = self.admin.list_offsets(logs, "latest", "read_committed")
-        return {tp.partition: Reach(starts[tp], ends[tp]) for tp in logs}
+        return {tp.partition: OffsetRange(starts[tp], ends[tp]) for tp in logs}
 
-    def _reaches(self, point: Point, spans: Mapping[int, Span]) -> dict[int, Reach]:
+    def _reaches(self, point: Point, spans: Mapping[int, Span]) -> dict[int, OffsetRange]:
         times: dict[int, int] = {}
         if point.time_ms is not None:
             logs = [TopicPartition(self.store.topic, one) for one in spans]
@@ -173,7 +143,7 @@ class StateReader:
 
     def _first_time(self, spans: Mapping[int, Span]) -> str:
         found = [
-            self._log(one).first_time(Reach(span.start, span.stable))
+            self._log(one).first_time(OffsetRange(span.start, span.stable))
             for one, span in spans.items()
             if span.stable > span.start
         ]
@@ -186,7 +156,7 @@ class StateReader:
 
 
 def _deleted(
-    store: LoggedStore, spans: Mapping[int, Span], reaches: Mapping[int, Reach]
+    store: LoggedStore, spans: Mapping[int, Span], reaches: Mapping[int, OffsetRange]
 ) -> list[str]:
     cut = [f"{one} (from {spans[one].start})" for one in reaches if spans[one].start > 0]
     if not cut:

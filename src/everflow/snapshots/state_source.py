@@ -94,7 +94,11 @@ class SourceOptions:
                     "The options diff.from and diff.to have their two points: leave the option at "
                     "out."
                 )
-        _require_points(own)
+        for option in ("at", "diff.from", "diff.to"):
+            try:
+                Point.of(own.get(option))
+            except StatePointError as error:
+                raise StatePointError(f"The option {option}: {error}") from None
         return SourceOptions(
             store=store,
             settings=given,
@@ -104,14 +108,6 @@ class SourceOptions:
             diff=diff,
             folder=Path(own["folder"]) if "folder" in own else None,
         )
-
-
-def _require_points(own: Mapping[str, str]) -> None:
-    for option in ("at", "diff.from", "diff.to"):
-        try:
-            Point.of(own.get(option))
-        except StatePointError as error:
-            raise StatePointError(f"The option {option}: {error}") from None
 
 
 def _require_one_program(own: Mapping[str, str], registered: bool) -> None:

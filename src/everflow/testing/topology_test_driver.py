@@ -35,7 +35,8 @@ from everflow.instance.thread.batch_counts import misplaced_keys, tables
 from everflow.instance.thread.columns import packed, prepared_columns
 from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.planning import IdleTimes
-from everflow.kafka.reading.record_columns import LogChunk, LogColumns
+from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
+from everflow.kafka.writing.record_encoding import encoded_headers
 from everflow.logs import moves
 from everflow.operators.stored_records import loaded_rows
 from everflow.protocol.messages import (
@@ -54,6 +55,7 @@ from everflow.records import (
     StoreChanges,
     TaskId,
     TopicPartition,
+    listed_headers,
 )
 from everflow.retry import waiting
 from everflow.serdes import Serde
@@ -704,7 +706,9 @@ class DriverTables:
         table, offset = self._tables[topic], self._offsets[topic]
         rows = [(record, offset + at) for at, record in enumerate(records)]
         for tp, columns in log_columns(rows, headers=True).items():
-            chunk = LogChunk(_Written(columns), offset + len(rows), len(rows))
+            headers = encoded_headers(listed_headers(columns.headers, len(columns)))
+            held = Columns.made(columns, headers)
+            chunk = LogChunk(held, offset + len(rows), len(rows))
             try:
                 taken = self._intake.taken(tp, chunk)
             except UndecodableRecord as error:
@@ -744,42 +748,6 @@ def log_columns(
         )
         for tp, listed in found.items()
     }
-
-
-@dataclass(frozen=True)
-class _Written:
-    """`Records` of a chunk, as they were piped."""
-
-    columns: LogColumns
-
-    @property
-    def offsets(self) -> Int64:
-        return self.columns.offsets
-
-    @property
-    def timestamps(self) -> Int64:
-        return self.columns.timestamps
-
-    @property
-    def sizes(self) -> Int64:
-        return np.zeros(len(self.columns), np.int64)
-
-    def keys(self) -> list[bytes | None]:
-        found: list[bytes | None] = self.columns.keys.to_pylist()
-        return found
-
-    def values(self) -> list[bytes | None]:
-        found: list[bytes | None] = self.columns.values.to_pylist()
-        return found
-
-    def arrow(self, headers: bool) -> LogColumns:
-        return self.columns
-
-    def of(self, chosen: slice) -> _Written:
-        return _Written(self.columns.of(chosen))
-
-    def latest(self) -> _Written:
-        return self
 
 
 @dataclass(frozen=True)

@@ -311,15 +311,11 @@ def _file(file: io.TextIOWrapper) -> Any:
     raise pickle.PicklingError("an open file")  # cloudpickle would send its contents
 
 
-def _type_variable(variable: typing.TypeVar) -> Any:
-    return cloudpickle._make_typevar, cloudpickle._decompose_typevar(variable)
-
-
 _SPECIAL: dict[type, Callable[[Any], Any]] = {
     io.TextIOWrapper: _file,
     weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
     weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
-    typing.TypeVar: _type_variable,
+    typing.TypeVar: lambda one: (cloudpickle._make_typevar, cloudpickle._decompose_typevar(one)),
     typing.NewType: lambda found: (typing.NewType, (found.__name__, found.__supertype__)),
     threading.local: lambda _: (
         threading.local,

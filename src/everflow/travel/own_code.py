@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import ModuleType
 
 INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -118,8 +118,6 @@ def _library() -> frozenset[str]:
 
 
 def _holds_packages(file: str, _: str) -> bool:
-    from pathlib import Path
-
     folder = Path(file).parent
     engine = folder.name.startswith("py4j-") or any((folder / name).is_dir() for name in ENGINE)
     return engine or next(folder.glob("*.dist-info"), None) is not None
@@ -135,8 +133,6 @@ def _recorded(file: str, top: str) -> bool:
 @lru_cache(maxsize=64)
 def _recorded_in(folder: str) -> frozenset[str]:
     """Top-level names of the distributions that are installed in ``folder``."""
-    from pathlib import Path
-
     found = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
         for line in record.read_text(errors="replace").splitlines():

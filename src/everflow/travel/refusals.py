@@ -108,10 +108,11 @@ def _in_words(taken: Mapping[str, object], error: Exception) -> str:
     function: FunctionType | None = None
     culprit: object = taken
     seen = {id(taken)}
+    parts = ((f"its {'function' if name == 'fn' else name}", one) for name, one in taken.items())
     while len(path) < _DEPTH and not (isinstance(error, NotPortable) and _stays(type(culprit))):  # type: ignore[arg-type]
         if isinstance(culprit, FunctionType):
             function, path = culprit, []
-        for name, child in _taken(taken) if culprit is taken else _children(culprit):
+        for name, child in parts if culprit is taken else _children(culprit):
             found = None if id(child) in seen else _problem(child)
             if found is not None:
                 path, culprit, error = [*path, name], child, found
@@ -121,17 +122,9 @@ def _in_words(taken: Mapping[str, object], error: Exception) -> str:
             break
     user = f"the function {_function_name(function)} uses " if function else ""
     name = f"{_path(path)}, " if _path(path) else ""
-    what = _what(culprit, error)
-    return f"{user}{name}{what}, which cannot be sent to the Python workers; {_cure(culprit)}"
-
-
-def _taken(taken: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    return ((f"its {'function' if name == 'fn' else name}", value) for name, value in taken.items())
-
-
-def _what(culprit: object, error: Exception) -> str:
     explained = isinstance(error, NotPortable | TypeError) or isinstance(culprit, io.IOBase)
-    return f"of type {type(culprit).__qualname__}" + ("" if explained else f" ({error})")
+    what = f"of type {type(culprit).__qualname__}{'' if explained else f' ({error})'}"
+    return f"{user}{name}{what}, which cannot be sent to the Python workers; {_cure(culprit)}"
 
 
 def _cure(culprit: object) -> str:

@@ -47,7 +47,7 @@ def test_a_broker_says_whether_it_creates_topics(admin: ClusterAdmin) -> None:
 def test_a_topic_created_again_has_another_id_for_a_client_that_knew_the_old_one(
     admin: ClusterAdmin, topic: Topic
 ) -> None:
-    name, asks = topic(1), ClusterAdmin(admin._config)
+    name, asks = topic(1), ClusterAdmin({"bootstrap.servers": admin._bootstrap})
     before = asks.describe_topics([name])[name].topic_id
     admin.delete_topics([name])
     admin.create_topics({name: (1, {})})

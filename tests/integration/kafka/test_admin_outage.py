@@ -20,7 +20,7 @@ from everflow.records import TopicPartition
 admin = ClusterAdmin({"bootstrap.servers": sys.argv[1]})
 partitions = [TopicPartition("asked", 0)]
 questions = {
-    "members": lambda: admin.client_ids("asking", 1.0),
+    "members": lambda: admin.members("asking", 1.0),
     "offsets": lambda: admin.committed("asking", partitions, 1.0, stable=False),
     "all": lambda: admin.all_committed("asking", 1.0),
 }

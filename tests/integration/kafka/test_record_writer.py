@@ -22,19 +22,13 @@ from everflow.errors import (
     TaskMigratedError,
 )
 from everflow.instance.start_up import ClusterTopics
-from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.admin import ClusterAdmin, TransactionState
 from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.errors import LinkLostError, OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.kafka.writing.transaction import (
-    GroupMetadata,
-    TransactionState,
-    TransactionStates,
-    fence,
-    fence_all,
-)
+from everflow.kafka.writing.transaction import GroupMetadata, fence, fence_all
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition
@@ -83,11 +77,10 @@ def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset
     tp = TopicPartition(topic(1), 0)
     config = {"bootstrap.servers": bootstrap}
     writer = RecordWriter(config, name)
-    states = TransactionStates(config)
     never = f"{name}-never"
 
     def told() -> dict[str, TransactionState]:
-        return states.of([name, never])
+        return admin.transactions([name, never])
 
     def held() -> int:
         written = admin.known_ends([tp], "read_uncommitted")
@@ -108,7 +101,6 @@ def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset
         wait_until(lambda: held() == 0, 60, "the records to be seen")
         wait_until(lambda: told()[name].since_ms is None, 60, "the transaction to be over")
     finally:
-        states.close()
         writer.close()
 
 

@@ -27,7 +27,6 @@ from everflow.assignment.cluster_state import (
     TaskInfo,
     validate_assignment,
 )
-from everflow.assignment.sticky import StickyTaskAssignor
 from everflow.errors import FatalError
 from everflow.records import TaskId, TopicPartition
 
@@ -282,20 +281,6 @@ def test_standbys_are_exchanged_between_racks() -> None:
     assert optimize_rack_aware_standby_tasks(state, before) == on(
         p0=(set(), {A}), p1=(set(), {B}), p2=({A, B, C, FREE}, set())
     )
-
-
-def test_the_sticky_assignor_keeps_what_is_under_quota() -> None:
-    alone = cluster(
-        Member(member_id="m1", process_id="p1", owned=frozenset(TASKS), generation=1),
-        Member(member_id="m2", process_id="p2", offset_sums={B: 10}),
-        standbys=1,
-    )
-    decided = decide_with(StickyTaskAssignor())(alone)
-    assert validate_assignment(decided, alone.members, TASKS) == []
-    assert len(decided.active["m1"]) == 2
-    assert decided.withheld == TASKS.keys() - decided.active["m1"]
-    unmoved = decide_with(StickyTaskAssignor())(TWO)
-    assert unmoved.active == {"m1": {A, FREE}, "m2": {B, C}}
 
 
 def test_a_copied_state_folder_is_named() -> None:

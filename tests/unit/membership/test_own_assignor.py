@@ -8,15 +8,31 @@ import threading
 import pytest
 
 from everflow import StreamsConfig
+from everflow.assignment import (
+    ApplicationState,
+    AssignmentError,
+    KafkaStreamsAssignment,
+    TaskAssignment,
+)
 from everflow.assignment import assignor as everflow_assignor
 from everflow.assignment.cluster_state import ClusterState, Member, TaskInfo
-from everflow.assignment.sticky import StickyTaskAssignor
 from everflow.config import AssignmentRules
 from everflow.errors import ConfigError
 from everflow.membership.own_assignor import check_assignor, decision
 from everflow.records import TaskId, TopicPartition
 
-STICKY = "everflow.assignment.sticky"
+
+class GivesAll:
+    """To the first process."""
+
+    def assign(self, application_state: ApplicationState) -> TaskAssignment:
+        first, *others = sorted(application_state.states)
+        nothing = dict.fromkeys(others, KafkaStreamsAssignment())
+        everything = KafkaStreamsAssignment(frozenset(application_state.tasks))
+        return TaskAssignment({first: everything, **nothing})
+
+    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+        assert error is AssignmentError.NONE
 
 
 class NotAnAssignor:
@@ -35,7 +51,7 @@ def test_without_one_everflow_decides() -> None:
     )
 
 
-@pytest.mark.parametrize("path", [f"{STICKY}:StickyTaskAssignor", f"{STICKY}.StickyTaskAssignor"])
+@pytest.mark.parametrize("path", [f"{__name__}:GivesAll", f"{__name__}.GivesAll"])
 def test_a_named_one_decides(path: str) -> None:
     task = TaskId(0, 0)
     cluster = ClusterState(
@@ -53,17 +69,17 @@ def test_a_class_itself_is_taken() -> None:
         **{
             "application.id": "a",
             "bootstrap.servers": "b:1",
-            "task.assignor.class": StickyTaskAssignor,
+            "task.assignor.class": GivesAll,
         }
     )
-    assert config.task_assignor_class == f"{STICKY}:StickyTaskAssignor"
+    assert config.task_assignor_class == f"{__name__}:GivesAll"
 
 
 @pytest.mark.parametrize(
     ("path", "says"),
     [
         ("nowhere.at.all:Class", "No module named"),
-        (f"{STICKY}:Missing", "has no attribute"),
+        (f"{__name__}:Missing", "has no attribute"),
         ("Class", r"loaded.*module:Class"),
         (f"{__name__}:NotAnAssignor", r"assign.*on_assignment_computed"),
         (f"{__name__}:NeedsMore", "without arguments"),
@@ -89,7 +105,7 @@ def test_the_check_before_spark_s_start_refuses_it_too(path: str, says: str) -> 
 
 def test_the_check_makes_nothing() -> None:
     check_assignor("")
-    check_assignor(f"{STICKY}:StickyTaskAssignor")
+    check_assignor(f"{__name__}:GivesAll")
 
 
 class Exits:

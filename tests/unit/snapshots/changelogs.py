@@ -10,50 +10,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.kafka.reading.record_columns import LogChunk, LogColumns
+from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
 from everflow.records import TopicPartition
 
 Record = tuple[bytes | None, bytes | None, int]
 """Key, value, time (ms)."""
 
 
-@dataclass(frozen=True)
-class Held:
+def held(found: list[tuple[int, Record]]) -> Columns:
     """Records by offset, as a tap hands them out."""
-
-    found: list[tuple[int, Record]]
-
-    @property
-    def timestamps(self) -> Any:
-        return np.array([time for _, (_, _, time) in self.found], np.int64)
-
-    @property
-    def sizes(self) -> Any:
-        return np.array([len(k or b"") + len(v or b"") for _, (k, v, _) in self.found], np.int64)
-
-    def keys(self) -> list[bytes | None]:
-        return [key for _, (key, _, _) in self.found]
-
-    def values(self) -> list[bytes | None]:
-        return [value for _, (_, value, _) in self.found]
-
-    @property
-    def offsets(self) -> Any:
-        return np.array([offset for offset, _ in self.found], np.int64)
-
-    def of(self, chosen: slice) -> Held:
-        return Held(self.found[chosen])
-
-    def arrow(self, headers: bool) -> LogColumns:
-        keys, values = (pa.array(one, pa.binary()) for one in (self.keys(), self.values()))
-        return LogColumns(
-            keys=keys, values=values, offsets=self.offsets, timestamps=self.timestamps
+    keys, values = ([record[at] for _, record in found] for at in (0, 1))
+    return Columns.made(
+        LogColumns(
+            keys=pa.array(keys, pa.binary()),
+            values=pa.array(values, pa.binary()),
+            offsets=np.array([offset for offset, _ in found], np.int64),
+            timestamps=np.array([time for _, (_, _, time) in found], np.int64),
         )
+    )
 
-    def latest(self) -> Held:
-        last = {record[0]: at for at, (_, record) in enumerate(self.found)}
-        newest = int(np.argmax(self.timestamps))
-        return Held([one for at, one in enumerate(self.found) if at in {*last.values(), newest}])
+
+def latest(found: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
+    """As `Columns.latest`, also of few records."""
+    last = {record[0]: at for at, (_, record) in enumerate(found)}
+    newest = max(range(len(found)), key=lambda at: (found[at][1][2], -at))
+    return [one for at, one in enumerate(found) if at in {*last.values(), newest}]
 
 
 @dataclass
@@ -104,8 +85,7 @@ class FakeChangelog:
         for at in range(0, len(found), self.chunk):
             part = found[at : at + self.chunk]
             behind = end if at + self.chunk >= len(found) else part[-1][0] + 1
-            held = Held(part) if every else Held(part).latest()
-            yield LogChunk(held, behind, len(part))
+            yield LogChunk(held(part if every else latest(part)), behind, len(part))
 
     def _records(self, partition: int) -> list[tuple[int, Record]]:
         start = self.starts.get(partition, 0)

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from everflow.errors import StatePointError
-from everflow.snapshots.points import Point, Reach, Span, before_all
+from everflow.records import OffsetRange
+from everflow.snapshots.points import Point, Span, before_all
 
 SPANS = {0: Span(0, 100, 100), 1: Span(0, 50, 60)}
 
@@ -41,12 +42,12 @@ def test_what_is_no_point_is_refused_with_the_ways(at: str) -> None:
 
 
 def test_the_end_is_where_transactions_are_decided() -> None:
-    assert Point.of(None).reaches("t", SPANS, {}) == {0: Reach(0, 100), 1: Reach(0, 50)}
+    assert Point.of(None).reaches("t", SPANS, {}) == {0: OffsetRange(0, 100), 1: OffsetRange(0, 50)}
 
 
 def test_offsets_leave_the_other_partitions_out() -> None:
-    assert Point.of("1=7").reaches("t", SPANS, {}) == {1: Reach(0, 7)}
-    assert Point.of("1=0").reaches("t", SPANS, {}) == {1: Reach(0, 0)}
+    assert Point.of("1=7").reaches("t", SPANS, {}) == {1: OffsetRange(0, 7)}
+    assert Point.of("1=0").reaches("t", SPANS, {}) == {1: OffsetRange(0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,12 @@ def test_what_was_deleted_is_said() -> None:
         Point.of({0: 39}).reaches("t", spans, {})
     with pytest.raises(StatePointError, match=r"t-0 begins.*1970.*40"):
         Point.of(5_000).reaches("t", spans, {0: 40})
-    assert Point.of({0: 40}).reaches("t", spans, {}) == {0: Reach(40, 40)}
+    assert Point.of({0: 40}).reaches("t", spans, {}) == {0: OffsetRange(40, 40)}
 
 
 def test_a_time_is_the_place_before_its_first_record() -> None:
     reaches = Point.of(5_000).reaches("t", SPANS, {0: 17, 1: -1})
-    assert reaches == {0: Reach(0, 17), 1: Reach(0, 50)}
+    assert reaches == {0: OffsetRange(0, 17), 1: OffsetRange(0, 50)}
     assert not before_all(reaches, SPANS)
     assert before_all(Point.of(5_000).reaches("t", SPANS, {0: 0, 1: 0}), SPANS)
-    assert not before_all({0: Reach(0, 0)}, {0: Span(0, 0, 0)}), "it is empty anyway"
+    assert not before_all({0: OffsetRange(0, 0)}, {0: Span(0, 0, 0)}), "it is empty anyway"

@@ -11,8 +11,8 @@ import pytest
 
 from everflow import StreamsBuilder, serdes
 from everflow.errors import ConfigError, StatePointError
+from everflow.records import OffsetRange
 from everflow.snapshots.logged_stores import LoggedStores, logged_stores
-from everflow.snapshots.points import Reach
 from everflow.snapshots.snapshot import room
 from everflow.snapshots.state_parts import LogPart, LogParts, PartReader
 from everflow.snapshots.state_source import OWN, SourceOptions
@@ -120,8 +120,10 @@ def test_stores_and_what_is_read_of_them_travel(tmp_path: Path) -> None:
     packed = Parcel.of(logged_stores(builder.build(), "shop", "none"))
     stores: LoggedStores = pickle.loads(pickle.dumps(packed)).copy()
     log: dict[int, Record] = {at: (b"a", serdes.long().encode(at), at) for at in range(1, 4)}
-    changelog = FakeChangelog("shop-users-changelog", {0: log})
-    look: LogParts = pickle.loads(pickle.dumps(LogParts([LogPart(0, Reach(0, 2), Reach(0, 4))])))
+    changelog: Any = FakeChangelog("shop-users-changelog", {0: log})
+    look: LogParts = pickle.loads(
+        pickle.dumps(LogParts([LogPart(0, OffsetRange(0, 2), OffsetRange(0, 4))]))
+    )
     with room(tmp_path) as folder:
         reader = PartReader(stores.named("users"), changelog, folder)
         with reader.opened(look.parts[0]) as (found, records):

@@ -42,7 +42,7 @@ def reader(
     logs: dict[int, dict[int, Record]], folder: Path, of: StoreSpec | None = None, **more: Any
 ) -> StateReader:
     kept = of or spec()
-    fake = FakeChangelog(TOPIC, logs, **more)
+    fake: Any = FakeChangelog(TOPIC, logs, **more)
     store = LoggedStore(EntryColumns(kept, kept.value_serde), TOPIC)
     return StateReader(store=store, admin=fake, reader=fake, folder=folder)
 
@@ -279,7 +279,7 @@ def test_what_processing_left_out_of_a_reused_topic_is_not_shown(tmp_path: Path)
             one: Any = left_out if tp.topic == left_out.topic else super()
             return one.read(tp, start, end, every=every)
 
-    fake = Both("in", log)
+    fake: Any = Both("in", log)
     store = LoggedStore(EntryColumns(spec(source_topic="in"), serdes.long()), "in", left_out.topic)
     asked = StateReader(store=store, admin=fake, reader=fake, folder=tmp_path)
     assert content(asked.rows()) == [("a", 1, 0), ("b", 3, 0)]

@@ -5,6 +5,8 @@ Where one key is hot, its task is behind and no further instance helps.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -47,40 +49,36 @@ class PartitionCount(NamedTuple):
 
 @dataclass
 class KeyCounts:
-    """Counts the records of one partition by key."""
+    """Counts the records of one partition, and their bytes, by key."""
 
     partition: int
-    counts: dict[bytes | None, tuple[int, int]] = field(default_factory=dict)
-    """Records and bytes."""
-    first_ms: int | None = None
-    last_ms: int = 0
+    counts: Counter[bytes | None] = field(default_factory=Counter)
+    sizes: Counter[bytes | None] = field(default_factory=Counter)
+    first_ms: float = math.inf
+    last_ms: float = -math.inf
 
     def add(self, columns: LogColumns) -> None:
         if not len(columns):
             return
         coded = columns.keys.dictionary_encode(null_encoding="encode")
-        codes = coded.indices.to_numpy()
-        sizes = [
+        codes, keys = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+        sizes = sum(
             pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
             for column in (columns.keys, columns.values)
-        ]
-        records = np.bincount(codes).tolist()
-        lengths = np.bincount(codes, weights=sizes[0] + sizes[1]).tolist()
-        for key, count, length in zip(coded.dictionary.to_pylist(), records, lengths, strict=True):
-            before = self.counts.get(key, (0, 0))
-            self.counts[key] = before[0] + count, before[1] + int(length)
-        first, last = int(columns.timestamps.min()), int(columns.timestamps.max())
-        self.first_ms = first if self.first_ms is None else min(first, self.first_ms)
-        self.last_ms = max(last, self.last_ms)
+        )
+        self.counts.update(dict(zip(keys, np.bincount(codes).tolist(), strict=True)))
+        lengths = np.bincount(codes, weights=sizes).astype(np.int64).tolist()
+        self.sizes.update(dict(zip(keys, lengths, strict=True)))
+        self.first_ms = min(self.first_ms, int(columns.timestamps.min()))
+        self.last_ms = max(self.last_ms, int(columns.timestamps.max()))
 
     @property
     def records(self) -> int:
-        return sum(count for count, _ in self.counts.values())
+        return self.counts.total()
 
     def per_s(self, records: int) -> float:
         """So many records a second, over the time that all records are of."""
-        span_ms = self.last_ms - self.first_ms if self.first_ms is not None else 0
-        return records / max(span_ms, 1) * 1000
+        return records / max(self.last_ms - self.first_ms, 1) * 1000
 
     def as_row(self) -> PartitionCount:
         return PartitionCount(
@@ -88,10 +86,10 @@ class KeyCounts:
         )
 
     def as_rows(self) -> list[KeyCount]:
-        all_ = self.records
+        all_, size = self.records, self.sizes
         return [
-            KeyCount(key, self.partition, count, size, count / all_, self.per_s(count))
-            for key, (count, size) in self.counts.items()
+            KeyCount(key, self.partition, count, size[key], count / all_, self.per_s(count))
+            for key, count in self.counts.items()
         ]
 
 

@@ -1,4 +1,5 @@
-"""Reads an exact range of one partition in chunks: what restoration and recovery replay from.
+"""Reads an exact range of one partition in chunks (`LogReader`): what restoration and recovery
+replay from. `WrittenRecords` follows topics.
 
 read_committed, and it ends exactly at the asked end even where the tail is aborted records or
 transaction markers, which no client hands out.
@@ -6,11 +7,12 @@ transaction markers, which no client hands out.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
@@ -21,6 +23,7 @@ from everflow.records import TopicPartition
 
 _ASK_S = 2.0
 """How long the leader is asked why nothing comes."""
+_WRITTEN_WAIT_S = 0.2
 
 
 class LogReader:
@@ -32,21 +35,17 @@ class LogReader:
         *,
         latest: bool = False,
         fetch_bytes: int = FETCH_BYTES,
-        clock: Callable[[], float] = time.monotonic,
         tap: FetchTap | None = None,
         stable_end: Callable[[TopicPartition], int] | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
-        seconds; ``fetch_bytes``: of one fetch, and of a chunk; ``tap`` in place of that of
-        ``config``; ``stable_end``: the last stable offset of a log, in place of the question to
-        the brokers of ``config``. ``latest``: see `LogChunk.latest`. Connects at the first read
-        only."""
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``fetch_bytes``: of one
+        fetch, and of a chunk; ``tap`` in place of that of ``config``; ``stable_end``: the last
+        stable offset of a log, in place of the question to the brokers of ``config``. ``latest``:
+        see `LogChunk.latest`. Connects at the first read only."""
         self._latest = latest
         self._chunk_bytes = fetch_bytes
         self._stable_end = stable_end or partial(_stable_end, config)
-        self._tap = tap or FetchTap.over(
-            config, clock=clock, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes
-        )
+        self._tap = tap or FetchTap.over(config, fetch_bytes=fetch_bytes, parsed_bytes=fetch_bytes)
 
     def __enter__(self) -> LogReader:
         return self
@@ -114,3 +113,45 @@ class LogReader:
 def _stable_end(config: Mapping[str, Any], tp: TopicPartition) -> int:
     with closing(ClusterAdmin.beside(config)) as admin:
         return admin.list_offsets([tp], "latest", "read_committed", _ASK_S)[tp]
+
+
+class RawWritten(NamedTuple):
+    """A record as it is in Kafka."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+
+
+class WrittenRecords:
+    """``settings``: librdkafka's, of a reader; ``starts``: of every partition to follow. One thread
+    at a time uses it. Raises EverflowError for what the broker refuses."""
+
+    def __init__(self, settings: Mapping[str, Any], starts: Mapping[TopicPartition, int]) -> None:
+        self.records: dict[TopicPartition, list[RawWritten]] = {tp: [] for tp in starts}
+        self.count = 0
+        self._tap = FetchTap.over(settings)
+        self._tap.go_to(starts)
+
+    def read(self, wait_s: float = 0.0) -> None:
+        """Take what has come; if there is nothing, wait for it so long."""
+        found = self._tap.take(dict.fromkeys(self.records, sys.maxsize), wait_s)
+        for tp, chunk in found.items():
+            self.count += chunk.records
+            rows = chunk.rows(headers=False)
+            self.records[tp] += [
+                RawWritten(offset, key, value, at) for offset, at, key, value, _ in rows
+            ]
+
+    def read_to(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
+        """Read until all these offsets; False if that took longer."""
+        deadline = time.monotonic() + timeout_s
+        while any(self._tap.positions[tp] < end for tp, end in ends.items()):
+            if time.monotonic() > deadline:
+                return False
+            self.read(_WRITTEN_WAIT_S)
+        return True
+
+    def close(self) -> None:
+        self._tap.close()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import RetriableError
 from everflow.records import HEADERS, Int64, joined_headers, listed_headers
 
 _NOTHING: Int64 = np.empty(0, np.int64)
@@ -113,6 +114,30 @@ class Columns(NamedTuple):
     value_at: Int64
     value_sizes: Int64
 
+    @staticmethod
+    def made(columns: LogColumns, headers: pa.Array | None = None) -> Columns:
+        """The inverse of `arrow`. ``headers``: of each record as a batch has them, with their
+        number."""
+        keys, values = columns.keys, columns.values
+        own = pa.scalar(b"\0") if headers is None else headers
+        rows = pc.binary_join_element_wise(
+            keys.fill_null(b""), values.fill_null(b""), own, pa.scalar(b"")
+        )
+        _, begins, data = rows.buffers()
+        key_at = np.frombuffer(begins or b"", np.int32)[: len(rows)].astype(np.int64)
+        sizes = [
+            np.asarray(pc.binary_length(one).fill_null(-1), np.int64) for one in (keys, values)
+        ]
+        return Columns(
+            data.to_pybytes() if data else b"",
+            columns.offsets,
+            columns.timestamps,
+            key_at,
+            sizes[0],
+            key_at + np.maximum(sizes[0], 0),
+            sizes[1],
+        )
+
     @property
     def sizes(self) -> Int64:
         """Bytes of each record's key and value."""
@@ -152,14 +177,16 @@ class Columns(NamedTuple):
 
     def arrow(self, headers: bool) -> LogColumns:
         """The records in Arrow columns, copied out of ``data``; with their headers if asked for."""
+        found, unread = _headers(
+            self.data, self.value_at + np.maximum(self.value_sizes, 0), headers
+        )
         return LogColumns(
             keys=_gathered(self.data, self.key_at, self.key_sizes),
             values=_gathered(self.data, self.value_at, self.value_sizes),
             offsets=self.offsets,
             timestamps=self.timestamps,
-            headers=_headers(self.data, self.value_at + np.maximum(self.value_sizes, 0))
-            if headers
-            else None,
+            headers=found,
+            unread=unread,
         )
 
     def keys(self) -> list[bytes | None]:
@@ -240,21 +267,24 @@ def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
     return elements.take(wanted).cast(pa.binary())
 
 
-def _headers(data: bytes, at: Int64) -> pa.Array | None:
-    """The headers that begin at these places with their number; None where no record has any."""
-    try:
-        counts, at = varints(np.frombuffer(data, np.uint8), at)
-        if not counts.any():
-            return None
-        found: list[list[dict[str, Any]]] = [[]] * len(counts)
-        for row in np.flatnonzero(counts).tolist():
-            found[row] = _headers_of_one(data, int(at[row]), int(counts[row]))
-    except (IndexError, ValueError) as failure:
-        raise CorruptBatchError(f"broken headers of records ({failure})") from failure
-    return pa.array(found, HEADERS)
+def _headers(data: bytes, at: Int64, wanted: bool) -> tuple[pa.Array | None, dict[int, Exception]]:
+    """The headers that begin at these places with their number (None where no record has any), and
+    why those of a row cannot be read."""
+    unread: dict[int, Exception] = {}
+    rows = np.flatnonzero(np.frombuffer(data, np.uint8)[at]).tolist() if wanted else []
+    if not rows:
+        return None, unread
+    found: list[list[dict[str, Any]]] = [[]] * len(at)
+    for row in rows:
+        try:
+            found[row] = _headers_of_one(data, int(at[row]))
+        except (IndexError, ValueError) as failure:
+            unread[row] = CorruptBatchError(f"broken headers ({failure})")
+    return pa.array(found, HEADERS), unread
 
 
-def _headers_of_one(data: bytes, at: int, count: int) -> list[dict[str, Any]]:
+def _headers_of_one(data: bytes, at: int) -> list[dict[str, Any]]:
+    count, at = _varint(data, at)
     if count < 0:
         raise ValueError(f"{count} headers")
     headers = []
@@ -323,29 +353,13 @@ def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
 Key = bytes
 
 
-class Records(Protocol):
-    """Records in log order as they came. Each call makes its lists or columns anew."""
-
-    @property
-    def offsets(self) -> Int64: ...
-    @property
-    def timestamps(self) -> Int64: ...
-    @property
-    def sizes(self) -> Int64: ...
-    def of(self, chosen: slice) -> Records: ...
-    def keys(self) -> list[bytes | None]: ...
-    def values(self) -> list[bytes | None]: ...
-    def arrow(self, headers: bool) -> LogColumns: ...
-    def latest(self) -> Records: ...
-
-
 @dataclass(frozen=True)
 class LogChunk:
     """Committed records of one partition in log order. ``next_position`` is the offset to go on
     from; before it, no record is left out. ``records``: how many the log has here; more than the
     keys behind `latest`."""
 
-    held: Records
+    held: Columns
     next_position: int
     records: int
 
@@ -376,9 +390,8 @@ class LogChunk:
 
     def columns(self, headers: bool) -> LogColumns:
         """The records in Arrow columns, with their headers if asked for. A record that cannot be
-        read is `unread`, and keeps nobody else from being read. Raises RetriableError where the
-        brokers have to be asked for headers and do not answer."""
-        return _readable(self.held, len(self), headers)
+        read is `unread`, and keeps nobody else from being read."""
+        return self.held.arrow(headers)
 
     def rows(self, headers: bool) -> Iterator[tuple[Any, ...]]:
         """As `columns`, record by record: offset, time (ms), key, value, headers."""
@@ -402,35 +415,3 @@ class LogChunk:
         """Without records that a later one of the same key replaces, as far as that is cheap to
         see: for who folds them anyhow. The record of the latest time stays."""
         return replace(self, held=self.held.latest())
-
-
-def _readable(held: Records, count: int, headers: bool) -> LogColumns:
-    """All at once where that is possible; else halved down to the record that is in the way."""
-    try:
-        return held.arrow(headers)
-    except EverflowError as failure:
-        if not isinstance(failure, CorruptBatchError):  # not of a record
-            raise
-        why: Exception = failure
-    except Exception as failure:
-        why = failure
-    if count > 1:
-        half = count // 2
-        return LogColumns.concat(
-            [
-                _readable(held.of(slice(0, half)), half, headers),
-                _readable(held.of(slice(half, count)), count - half, headers),
-            ]
-        )
-    if headers:
-        found = _readable(held, count, False)
-        return replace(found, unread={0: why})
-    nothing = pa.nulls(1, pa.binary())
-    return LogColumns(
-        keys=nothing,
-        values=nothing,
-        offsets=held.offsets,
-        timestamps=held.timestamps,
-        headers=None,
-        unread={0: why},
-    )

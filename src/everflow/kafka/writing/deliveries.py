@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kafka.protocol.producer import ProduceRequest
 
 from everflow.kafka.broker_link import BrokerLink
-from everflow.kafka.errors import LinkLostError, RefusedError
+from everflow.kafka.errors import UNKNOWN_TOPIC, LinkLostError, RefusedError, passes
 from everflow.kafka.writing.record_encoding import EncodedRecords, encode, framed
 from everflow.kafka.writing.transaction import (
     CONCURRENT,
@@ -23,7 +23,7 @@ from everflow.kafka.writing.transaction import (
     broker_code,
 )
 from everflow.kafka.writing.writer_settings import WriterSettings
-from everflow.records import TopicPartition
+from everflow.records import TopicPartition, by_topic
 
 _REQUEST_BYTES = 4 << 20
 _NEWEST_BEFORE_SECOND_PART, _NEWEST = 11, 12  # from 13 on topics go by id
@@ -32,11 +32,10 @@ _SEQUENCES = 1 << 31
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.25
 
-CORRUPT, UNKNOWN_TOPIC, TOO_LARGE, LIST_TOO_LARGE, DUPLICATE = 2, 3, 10, 18, 46
+CORRUPT, TOO_LARGE, LIST_TOO_LARGE, DUPLICATE = 2, 10, 18, 46
 NOT_AUTHORIZED, INVALID_RECORD, INVALID_TIMESTAMP = 29, 87, 32
 _FOR_WHAT_IT_IS = frozenset({INVALID_RECORD, INVALID_TIMESTAMP})
 _OTHER_LEADER = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 100})
-_PASSING = _OTHER_LEADER | {CORRUPT, 7, 13, 14, 15, 16, 19, 20, CONCURRENT}
 
 
 class Undelivered(NamedTuple):
@@ -197,21 +196,13 @@ class Deliveries:
         return found
 
     def _answer(self, node: int, partitions: list[TopicPartition]) -> Awaitable[Any]:
-        by_topic: dict[str, list[Any]] = {}
-        for tp in partitions:
-            one = ProduceRequest.TopicProduceData.PartitionProduceData(
-                index=tp.partition, records=self._frame(self._queues[tp][0])
-            )
-            by_topic.setdefault(tp.topic, []).append(one)
+        data = by_topic(partitions, lambda tp: (tp.partition, self._frame(self._queues[tp][0])))
         old = self._transactional_id is not None and not self._transactions.second_part
         request = ProduceRequest(
             transactional_id=self._transactional_id,
             acks=_ALL_REPLICAS,
             timeout_ms=self._settings.answer_timeout_ms,
-            topic_data=[
-                ProduceRequest.TopicProduceData(name=name, partition_data=data)
-                for name, data in by_topic.items()
-            ],
+            topic_data=data,
             max_version=_NEWEST_BEFORE_SECOND_PART if old else _NEWEST,
         )
         return self._link.started(lambda: self._link.send(node, request))
@@ -267,7 +258,7 @@ class Deliveries:
             self._stale.add(tp.topic)
             if (self._link.now() - since) * 1000 >= self._settings.topic_wait_ms:
                 self._fail(tp, code, text)
-        elif code in _PASSING:
+        elif code == CORRUPT or passes(code):
             if code in _OTHER_LEADER:
                 self._stale.add(tp.topic)
             elif code == CONCURRENT:

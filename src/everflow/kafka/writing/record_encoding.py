@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from everflow.kafka.writing.writer_settings import CODECS, compressed
 from everflow.records import Int64
+from everflow.serdes.changed import varint
 
 _BEFORE_LENGTH = struct.Struct(">qi")
 _BEFORE_CRC = struct.Struct(">ib")
@@ -161,22 +162,12 @@ def encoded_headers(headers: Sequence[Any]) -> pa.Array | None:
 
 
 def _record_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    parts = [_varint(len(headers))]
+    parts = [varint(len(headers))]
     for name, value in headers:
         raw = name.encode()
-        parts += [_varint(len(raw)), raw]
-        parts += [_varint(-1)] if value is None else [_varint(len(value)), value]
+        parts += [varint(len(raw)), raw]
+        parts += [varint(-1)] if value is None else [varint(len(value)), value]
     return b"".join(parts)
-
-
-def _varint(number: int) -> bytes:
-    folded = number << 1 if number >= 0 else -(number << 1) - 1
-    found = bytearray()
-    while folded > 127:
-        found.append(folded & 127 | 128)
-        folded >>= 7
-    found.append(folded)
-    return bytes(found)
 
 
 def _joined(columns: RecordColumns, bounds: Int64) -> list[EncodedRecords]:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -26,30 +25,18 @@ from kafka.protocol.producer import (
 
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.broker_link import BrokerLink, CoordinatorKind
-from everflow.kafka.errors import LinkLostError, RefusedError, classify
+from everflow.kafka.errors import UNKNOWN_TOPIC, LinkLostError, RefusedError, classify, passes
 from everflow.kafka.writing.record_encoding import Producer
 from everflow.kafka.writing.writer_settings import writer_settings
-from everflow.records import TopicPartition
-
-_Offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+from everflow.records import TopicPartition, by_topic
 
 SECOND_PART = 2
 """``transaction.version`` from which KIP-890's second part holds."""
-_UNKNOWN_TOPIC, _TIMED_OUT, _NETWORK = 3, 7, 13
-_LOADING, _NOT_AVAILABLE, _NOT_COORDINATOR = 14, 15, 16
-_LEADER_AWAY, _NO_REPLICAS, _STORAGE = 5, 19, 56
 CONCURRENT = 51
 """The markers of the transaction before are still being written."""
-_ANOTHER_COORDINATOR = frozenset({_NOT_AVAILABLE, _NOT_COORDINATOR})
-_PASSING = _ANOTHER_COORDINATOR | {
-    _TIMED_OUT,
-    _NETWORK,
-    _LOADING,
-    CONCURRENT,
-    _LEADER_AWAY,
-    _NO_REPLICAS,
-    _STORAGE,
-}
+_ANOTHER_COORDINATOR = frozenset({15, 16})
+"""It is not available, or it is no coordinator."""
+_NO_EPOCH = -1
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 _HELD_PAUSE_S = 0.02
@@ -175,10 +162,6 @@ class Transactions:
         new = sorted(tp for tp in partitions if tp not in self._added)
         if self._id is None or self._bumps or not new:
             return {}
-        topics = [
-            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=numbers)
-            for name, numbers in _by_topic(new).items()
-        ]
         refused: dict[TopicPartition, int] = {}
 
         def code(answer: Any) -> int:
@@ -188,7 +171,7 @@ class Transactions:
                     if one.partition_error_code:
                         tp = TopicPartition(topic.name, one.partition_index)
                         refused[tp] = one.partition_error_code
-            grave = [found for found in refused.values() if found != _UNKNOWN_TOPIC]
+            grave = [found for found in refused.values() if found != UNKNOWN_TOPIC]
             return grave[0] if grave else 0
 
         await self._ask(
@@ -198,7 +181,7 @@ class Transactions:
                 v3_and_below_transactional_id=self._id,
                 v3_and_below_producer_id=self.producer.producer_id,
                 v3_and_below_producer_epoch=self.producer.epoch,
-                v3_and_below_topics=topics,
+                v3_and_below_topics=by_topic(new),
                 max_version=3,
             ),
             code,
@@ -207,7 +190,7 @@ class Transactions:
         # Where one is refused, none is added.
         if not refused:
             self._added.update(new)
-        return {tp: refused[tp] for tp in new if refused.get(tp) == _UNKNOWN_TOPIC}
+        return {tp: refused[tp] for tp in new if refused.get(tp) == UNKNOWN_TOPIC}
 
     async def send_offsets(
         self,
@@ -221,18 +204,12 @@ class Transactions:
         self._touched = True
         if not self._bumps:
             await self._add_group(member.group, deadline)
-        wanted: dict[str, list[Any]] = {}
-        for topic, partition, offset, text in offsets:
-            # The NUL is for confluent-kafka, which reads metadata as a C string, and whose own
-            # producer writes one.
-            one = _Offsets.TxnOffsetCommitRequestPartition(
-                partition_index=partition,
-                committed_offset=offset,
-                committed_leader_epoch=-1,
-                committed_metadata=text + "\0",
-            )
-            wanted.setdefault(topic, []).append(one)
-        topics = [_Offsets(name=name, partitions=partitions) for name, partitions in wanted.items()]
+        # The NUL is for confluent-kafka, which reads metadata as a C string, and whose own producer
+        # writes one.
+        rows = {
+            TopicPartition(topic, partition): (partition, offset, _NO_EPOCH, text + "\0")
+            for topic, partition, offset, text in offsets
+        }
         await self._ask(
             "group",
             member.group,
@@ -244,7 +221,7 @@ class Transactions:
                 generation_id=member.generation,
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
-                topics=topics,
+                topics=by_topic(rows, rows.__getitem__),
                 min_version=3,
                 max_version=5 if self._bumps else 4,
             ),
@@ -262,7 +239,7 @@ class Transactions:
         """
         if self._id is None or not self._touched:
             return
-        asked = _Asked()
+        unanswered: list[LinkLostError] = []
         try:
             answer = await self._ask(
                 "transaction",
@@ -276,10 +253,10 @@ class Transactions:
                 ),
                 lambda answer: answer.error_code,
                 deadline,
-                asked,
+                unanswered,
             )
         except (RefusedError, LinkLostError, OutOfTimeError) as failure:
-            if committed and (asked.unsure or isinstance(failure, OutOfTimeError)):
+            if committed and (unanswered or isinstance(failure, OutOfTimeError)):
                 raise OutcomeUnknownError(str(failure)) from failure
             raise
         self._touched, self._committed = False, committed
@@ -344,12 +321,12 @@ class Transactions:
         request: Callable[[], Any],
         code: Callable[[Any], int],
         deadline: float,
-        asked: _Asked | None = None,
+        unanswered: list[LinkLostError] | None = None,
     ) -> Any:
         """The answer without an error, asked for until the deadline while the error is a passing
-        one; ``key`` None: any broker may answer."""
+        one; ``key`` None: any broker may answer. Requests that were sent and have no answer are
+        added to ``unanswered``."""
         pauses = _Pauses(deadline)
-        asked = asked or _Asked()
         while True:
             failure: RefusedError | LinkLostError
             try:
@@ -365,12 +342,15 @@ class Transactions:
                     return answer
                 failure = RefusedError(refused)
             except LinkLostError as lost:
-                asked.unsure |= lost.sent
+                if lost.sent and unanswered is not None:
+                    unanswered.append(lost)
                 self._tainted |= lost.sent
                 failure = lost
             except RefusedError as refusal:
                 failure = refusal
-            if isinstance(failure, RefusedError) and failure.code not in _PASSING:
+            if isinstance(failure, RefusedError) and (
+                failure.code == UNKNOWN_TOPIC or not passes(failure.code)
+            ):
                 raise failure
             if key is not None and (
                 isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
@@ -380,13 +360,6 @@ class Transactions:
             if held:
                 self.held()
             await pauses.take(self._link, failure, _HELD_PAUSE_S if held else _LONGEST_PAUSE_S)
-
-
-class _Asked:
-    """Notes whether an answer is missing."""
-
-    def __init__(self) -> None:
-        self.unsure = False
 
 
 class _Pauses:
@@ -408,13 +381,6 @@ class _Pauses:
             raise OutOfTimeError(cause) from cause
         await link.pause(pause_s)
         self._next_s = min(_LONGEST_PAUSE_S, 2 * self._next_s)
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for tp in partitions:
-        found.setdefault(tp.topic, []).append(tp.partition)
-    return found
 
 
 def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) -> None:
@@ -449,7 +415,9 @@ def fence_all(
             transactions = Transactions(link, transactional_id, settings.transaction_timeout_ms)
             await transactions.start(deadline)
         except (RefusedError, LinkLostError, OutOfTimeError) as failure:
-            failures.append(_told(failure, f"fencing transactional.id {transactional_id}"))
+            doing, code = f"fencing transactional.id {transactional_id}", broker_code(failure)
+            error = RetriableError(f"{doing}: {failure}")
+            failures.append(error if code is None else classify(RefusedError(code), doing))
 
     async def end_all() -> None:
         under_way = [link.started(partial(end, name)) for name in sorted(transactional_ids)]
@@ -462,86 +430,3 @@ def fence_all(
         link.close()
     if failures:
         raise failures[0]
-
-
-def _told(failure: Failure, doing: str) -> EverflowError:
-    code = broker_code(failure)
-    if code is not None:
-        return classify(RefusedError(code), doing)
-    return RetriableError(f"{doing}: {failure}")
-
-
-UNKNOWN_ID = 105
-"""TRANSACTIONAL_ID_NOT_FOUND: nobody has written under it yet, or not for a week."""
-OPEN = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
-"""Kafka's words for a transaction whose records readers of committed ones do not see yet."""
-ANSWER_MS = 5_000
-
-
-class TransactionState(NamedTuple):
-    """``state``: Kafka's word; empty where the brokers do not know the id. ``since_ms``: of the
-    broker's clock, since when its transaction is open; None: none is."""
-
-    state: str
-    since_ms: int | None = None
-
-
-class TransactionStates:
-    """Asks the coordinators of transactional ids. Owned by one thread; keeps its connections until
-    `close`, and opens them anew where they are needed again."""
-
-    def __init__(
-        self, config: Mapping[str, Any], link: Callable[..., BrokerLink] = BrokerLink
-    ) -> None:
-        """``config``: the producer's, of librdkafka's keys. Raises ConfigError."""
-        self._connection = writer_settings(config).connection
-        self._open = link
-        self._link: BrokerLink | None = None
-
-    def of(self, ids: Collection[str]) -> dict[str, TransactionState]:
-        """The states that the brokers told; who did not answer is missing. Raises RetriableError
-        where none did."""
-        if not ids:
-            return {}
-        if self._link is None:
-            self._link = self._open(
-                self._connection, ANSWER_MS, ANSWER_MS / 1000, "everflow-transactions"
-            )
-        found: dict[str, TransactionState] = {}
-        try:
-            self._link.run(partial(self._ask, self._link, sorted(ids), found))
-        except (LinkLostError, RefusedError) as failure:
-            self.close()
-            if not found:
-                raise RetriableError(f"asking for open transactions: {failure}") from failure
-        return found
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-
-    async def _ask(
-        self, link: BrokerLink, ids: list[str], found: dict[str, TransactionState]
-    ) -> None:
-        of_node: dict[int, list[str]] = {}
-        for one in ids:
-            of_node.setdefault(await link.coordinator("transaction", one), []).append(one)
-        for node, mine in of_node.items():
-            request = DescribeTransactionsRequest(transactional_ids=mine)
-            answer = await link.send(node, request, ANSWER_MS / 1000)
-            for one in answer.transaction_states:
-                state = _state(one)
-                if state is None:  # it is another broker by now, or loads: the next time
-                    link.forget_coordinator("transaction", one.transactional_id)
-                else:
-                    found[one.transactional_id] = state
-
-
-def _state(told: Any) -> TransactionState | None:
-    if told.error_code == UNKNOWN_ID:
-        return TransactionState("")
-    if told.error_code:
-        return None
-    state = str(told.transaction_state)
-    return TransactionState(state, int(told.transaction_start_time_ms) if state in OPEN else None)

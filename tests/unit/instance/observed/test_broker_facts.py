@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import pytest
 
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.observer import WATCHED_MS, BrokerFacts, Standing, standing
-from everflow.kafka.writing.transaction import TransactionState
+from everflow.kafka.admin import TransactionState
 from everflow.records import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -23,7 +22,7 @@ class Brokers:
     def __init__(self) -> None:
         self.ends, self.stables = {A: 10}, {A: 4}
         self.told: dict[str, TransactionState] = {"app-0": TransactionState("Ongoing", 1_000)}
-        self.refuses = self.closed = 0
+        self.refuses = 0
         self.asked: list[str] = []
 
     def known_ends(
@@ -33,14 +32,11 @@ class Brokers:
         self.asked.append("written" if written else "stable")
         return {tp: (self.ends if written else self.stables)[tp] for tp in asked}
 
-    def of(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
+    def transactions(self, ids: Collection[str]) -> Mapping[str, TransactionState]:
         self.asked.append("states")
         if self.refuses:
             raise RetriableError("away")
         return {name: self.told[name] for name in ids if name in self.told}
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 @pytest.fixture
@@ -55,10 +51,9 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def known(brokers: Brokers, clock: ManualClock) -> BrokerFacts:
-    transactions: Any = brokers
     return BrokerFacts(
         known_ends=brokers.known_ends,
-        transactions=transactions,
+        transactions=brokers.transactions,
         inputs=lambda: [A],
         ids=lambda: {"app-0": 0},
         clock=clock,
@@ -163,4 +158,3 @@ def test_nobody_is_asked_while_nobody_looks(
     known.watched()
     known.run(Turns(clock, 20, 5_000))
     assert brokers.asked.count("written") == WATCHED_MS / 5_000
-    assert brokers.closed, "connections that nobody needs are closed"

@@ -130,20 +130,20 @@ class Broker:
             known = self.ids[name]
             known.open = True
             known.partitions |= {
-                TopicPartition(topic.name, number)
-                for topic in request.v3_and_below_topics
-                for number in topic.partitions
+                TopicPartition(topic, number)
+                for topic, numbers in request.v3_and_below_topics
+                for number in numbers
             }
         return Given(
             results_by_topic_v3_and_below=[
                 Given(
-                    name=topic.name,
+                    name=topic,
                     results_by_partition=[
                         Given(partition_index=number, partition_error_code=code)
-                        for number in topic.partitions
+                        for number in numbers
                     ],
                 )
-                for topic in request.v3_and_below_topics
+                for topic, numbers in request.v3_and_below_topics
             ]
         )
 
@@ -163,9 +163,9 @@ class Broker:
                 code = BAD_STATE
             else:
                 known.open = True
-                for topic in request.topics:
-                    for one in topic.partitions:
-                        known.pending[topic.name, one.partition_index] = one.committed_offset
+                for topic, rows in request.topics:
+                    for partition, offset, *_ in rows:
+                        known.pending[topic, partition] = offset
         return Given(
             topics=[
                 Given(partitions=[Given(partition_index=0, error_code=code)])
@@ -216,21 +216,19 @@ class Broker:
         return Given(
             responses=[
                 Given(
-                    name=topic.name,
+                    name=topic,
                     partition_responses=[
                         Given(
                             self._append(
-                                TopicPartition(topic.name, one.index),
-                                one.records,
-                                request.transactional_id,
+                                TopicPartition(topic, index), records, request.transactional_id
                             ),
-                            index=one.index,
+                            index=index,
                             error_message=None,
                         )
-                        for one in topic.partition_data
+                        for index, records in rows
                     ],
                 )
-                for topic in request.topic_data
+                for topic, rows in request.topic_data
             ]
         )
 
@@ -406,13 +404,13 @@ class ModelLink:
         return Given(
             responses=[
                 Given(
-                    name=topic.name,
+                    name=topic,
                     partition_responses=[
-                        Given(index=one.index, error_code=code, base_offset=-1, error_message=None)
-                        for one in topic.partition_data
+                        Given(index=index, error_code=code, base_offset=-1, error_message=None)
+                        for index, _ in rows
                     ],
                 )
-                for topic in request.topic_data
+                for topic, rows in request.topic_data
             ]
         )
 

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from everflow.errors import RetriableError
+from everflow.kafka.admin import UNKNOWN_ID, TransactionState, transaction_states
 from everflow.kafka.errors import LinkLostError
-from everflow.kafka.writing.transaction import (
-    UNKNOWN_ID,
-    TransactionState,
-    TransactionStates,
-)
 
-CONFIG = {"bootstrap.servers": "somewhere:9092"}
 NOT_COORDINATOR = 16
 
 
 class Link:
     """Two brokers: the odd ids are the second one's."""
 
-    made = 0
-
-    def __init__(self, *_: Any) -> None:
-        Link.made += 1
+    def __init__(self) -> None:
         self.forgotten: list[str] = []
         self.lost: set[int] = set()
-        self.closed = False
         self.asked: list[tuple[int, list[str]]] = []
-
-    def run(self, coroutine: Any) -> Any:
-        return asyncio.run(coroutine())
 
     async def coordinator(self, kind: str, key: str) -> int:
         assert kind == "transaction"
@@ -48,8 +36,9 @@ class Link:
         self.asked.append((node, list(request.transactional_ids)))
         return SimpleNamespace(transaction_states=[told(one) for one in request.transactional_ids])
 
-    def close(self) -> None:
-        self.closed = True
+
+def asked(link: Any, ids: Iterable[str]) -> dict[str, TransactionState]:
+    return asyncio.run(transaction_states(link, ids, 1.0))
 
 
 STATES = {
@@ -71,14 +60,9 @@ def told(name: str) -> Any:
     )
 
 
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Link:
-    return Link()
-
-
-def test_each_broker_is_asked_once_and_an_open_one_has_its_begin(link: Link) -> None:
-    states = TransactionStates(CONFIG, lambda *_: link)  # type: ignore[arg-type]
-    assert states.of(STATES) == {
+def test_each_broker_is_asked_once_and_an_open_one_has_its_begin() -> None:
+    link = Link()
+    assert asked(link, STATES) == {
         "app-0": TransactionState("Ongoing", 500),
         "app-1": TransactionState("CompleteCommit"),
         "app-2": TransactionState(""),
@@ -88,21 +72,10 @@ def test_each_broker_is_asked_once_and_an_open_one_has_its_begin(link: Link) -> 
     assert link.forgotten == ["app-3"], "the next time another broker is asked"
 
 
-def test_no_id_is_no_question_and_no_connection() -> None:
-    Link.made = 0
-    states = TransactionStates(CONFIG, Link)  # type: ignore[arg-type]
-    assert states.of([]) == {}
-    states.close()
-    assert Link.made == 0
-
-
-def test_a_broker_that_is_away_leaves_out_its_ids_and_the_connection_is_made_anew(
-    link: Link,
-) -> None:
-    states = TransactionStates(CONFIG, lambda *_: link)  # type: ignore[arg-type]
-    link.lost = {1}
-    assert states.of(["app-0", "app-1"]) == {"app-0": TransactionState("Ongoing", 500)}
-    assert link.closed
+def test_a_broker_that_is_away_leaves_out_its_ids() -> None:
+    link = Link()
+    link.lost = {0}
+    assert asked(link, ["app-0", "app-1"]) == {"app-1": TransactionState("CompleteCommit")}
     link.lost = {0, 1}
-    with pytest.raises(RetriableError, match="open transactions"):
-        states.of(["app-0"])
+    with pytest.raises(LinkLostError):
+        asked(link, ["app-0"])
