@@ -114,8 +114,6 @@ def instance_environment(environment: Mapping[str, str], python: str) -> dict[st
 
 
 class Act(Enum):
-    """A keeper's next step."""
-
     go_on = "go on"
     drain = "drain"
     stop = "stop"

@@ -238,8 +238,6 @@ def _told_to_drain(address: str) -> bool:
 
 
 def posted_to(order: SlotOrder) -> Post:
-    """Asks the order's driver over HTTP."""
-
     def post(report: Report) -> Wanted:
         request = urllib.request.Request(
             f"{order.url}/report",

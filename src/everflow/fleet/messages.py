@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TypeVar
 
 PROGRAM_FILE = "everflow-program.zip"
 """The user's program, as Spark hands it out."""
 TOKEN_HEADER = "x-everflow-fleet"
+M = TypeVar("M", bound="Message")
 
 
 class Wanted(str, Enum):
@@ -22,8 +23,22 @@ class Wanted(str, Enum):
     stop = "stop"
 
 
+@dataclass(frozen=True)
+class Message:
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls: type[M], text: str | bytes) -> M:
+        """Inverse of `to_json`; ValueError for anything else."""
+        try:
+            return cls(**json.loads(text))
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
 @dataclass(frozen=True, kw_only=True)
-class SlotOrder:
+class SlotOrder(Message):
     """The order for a keeper. ``settings``: of the instance, by dotted keys; ``folder``: on the
     host, with variables of its environment; ``url``, ``token``: of the driver; ``program``: the
     file on the host, ``attempt``: Spark's number of the task, both filled in by the task;
@@ -40,20 +55,13 @@ class SlotOrder:
     program: str = ""
     attempt: int = 0
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> SlotOrder:
-        return SlotOrder(**json.loads(text))
-
     def placed(self, program: str, attempt: int) -> SlotOrder:
         """The order, completed by the task on the host."""
         return replace(self, program=program, attempt=attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Message):
     """A keeper's report, about once a second. ``phase``: of the keeper; ``state``: of the instance;
     ``lines``: the instance's lines since the last report, and ``left_out`` the number of those that
     are in ``log``, its file on ``host``, only; ``desired``: as in `InstanceSeen`."""
@@ -70,32 +78,14 @@ class Report:
     lines: list[str] = field(default_factory=list)
     left_out: int = 0
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(data: Any) -> Report:
-        """From parsed JSON. TypeError or ValueError for anything but a report."""
-        report = Report(**data)
-        if not isinstance(report.slot, int) or not isinstance(report.attempt, int):
+    def __post_init__(self) -> None:
+        if not isinstance(self.slot, int) or not isinstance(self.attempt, int):
             raise ValueError("slot and attempt are numbers")
-        return report
 
 
 @dataclass(frozen=True)
-class SlotOutcome:
+class SlotOutcome(Message):
     """The end of a slot's instance: its exit code, and its last lines."""
 
     code: int
     tail: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> SlotOutcome:
-        """Inverse of `to_json`; ValueError for anything else."""
-        try:
-            return SlotOutcome(**json.loads(text))
-        except TypeError as error:
-            raise ValueError(str(error)) from None
