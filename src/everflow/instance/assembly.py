@@ -797,7 +797,8 @@ def _taken(
     """The records of a chunk that enter a global table; ``tables`` get the error if a record
     fails."""
     try:
-        return intake.taken(tp, cast(LogChunk, chunk))
+        read = cast(LogChunk, chunk)
+        return intake.taken(tp, read.columns(headers=True), read.next_position, read.records)
     except UndecodableRecord as error:
         tables.refused(ending(error.failure, 1, ""))
         raise

@@ -10,21 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers
-from everflow.kafka.reading.record_columns import LogChunk, LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import LetterGroup
 from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.state.left_out import as_written
 from everflow.topology.plan import Source
 from everflow.worker.decode import decoded_records
 from everflow.worker.handled_records import Judge
-from everflow.worker.letters import Letters, take_letters
-from everflow.worker.sink import FLUSH_TIMEOUT_S, SinkWriter
+from everflow.worker.letters import Letters, Writes, take_letters
+from everflow.worker.sink import FLUSH_TIMEOUT_S
 from everflow.worker.task_step import StepResult
 
 KEYLESS = "null-key"
@@ -51,6 +51,14 @@ class LeftOut(NamedTuple):
     lines: Sequence[str]
 
 
+class LetterWriter(Writes, Protocol):
+    """The part of a `RecordWriter` that is needed here."""
+
+    def begin(self) -> None: ...
+    def send(self) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+
+
 @dataclass(frozen=True)
 class GlobalRecords:
     """``sources`` by topic, each alone in its plan; ``writer``: connected for the first dead
@@ -58,14 +66,15 @@ class GlobalRecords:
 
     sources: Mapping[str, Source]
     handlers: Handlers
-    writer: Callable[[], SinkWriter]
+    writer: Callable[[], LetterWriter]
     tell: Callable[[LeftOut], None] = lambda left_out: None
 
-    def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
+    def taken(
+        self, tp: TopicPartition, found: LogColumns, next_position: int, records: int
+    ) -> TakenRecords:
         """The records that enter the store. UndecodableRecord for one that stops the application,
         RetriableError where its handler says RETRY."""
         source = self.sources[tp.topic]
-        found = chunk.columns(headers=True)
         raw_batch = _raw(tp, found)
         good, bad = decoded_records(source, raw_batch, Judge(self.handlers), unread=found.unread)
         if len(bad) or good.key.null_count:
@@ -76,8 +85,8 @@ class GlobalRecords:
             source.key_serde.encode_array(good.key).to_pylist(),
             as_written(values, source.value_serde),
             good.timestamp,
-            chunk.next_position,
-            chunk.records,
+            next_position,
+            records,
         )
 
     def _leave_out(self, bad: EdgeBatch, keyless: int, source: Source) -> None:

@@ -293,7 +293,7 @@ class KafkaSink:
         first = _FirstRecord(writer, self.ports)
         out = 0
         for output in result.outputs:
-            out += _write_output(first, output, writer.partition_count)
+            out += write_output(first, output, writer.partition_count)
         changelog = 0
         stores = {task.task: task.stores for task in request.tasks}
         for task, listed in result.changes.items():
@@ -461,9 +461,7 @@ class _FirstRecord:
 # --- records --------------------------------------------------------------------------------------
 
 
-def _write_output(
-    writer: _FirstRecord, output: SinkOutput, partition_count: Callable[[str], int]
-) -> int:
+def write_output(writer: Writes, output: SinkOutput, partition_count: Callable[[str], int]) -> int:
     """Writes an output, and returns the number of its records."""
     count = 0
     for topic, rows in _by_topic(output):
