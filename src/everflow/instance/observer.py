@@ -62,8 +62,8 @@ from everflow.observe.observation import (
 )
 from everflow.observe.page.history import EventBook, Facts, LookHistory
 from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
+from everflow.observe.page.verdict import with_rates
 from everflow.observe.status import status_of
-from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan

@@ -20,13 +20,13 @@ from starlette.routing import Route
 
 from everflow.errors import EverflowError
 from everflow.observe.page.history import Facts
-from everflow.observe.page.letters import DeadLetterService, LetterAnswers
+from everflow.observe.page.letters import DeadLetterService, LetterAnswers, RefusedPost
 from everflow.observe.page.peers import Peer, Peers
-from everflow.observe.page.posts import RefusedPost
 from everflow.observe.page.view import page_view
 
 log = logging.getLogger("everflow")
 
+Answer = Callable[[Request], Awaitable[Response]]
 MOST = 200
 """Readers at a time. Others are refused: a connection is left for probes, always."""
 
@@ -164,15 +164,6 @@ class Page:
         document = (FILES / "page.html").read_text().replace(DRAWING, self.drawing)
         script, style = (FILES / "page.js").read_text(), (FILES / "page.css").read_text()
 
-        async def page(_: Request) -> Response:
-            return Response(document, headers=HEADERS, media_type="text/html")
-
-        async def javascript(_: Request) -> Response:
-            return Response(script, headers=HEADERS, media_type="text/javascript")
-
-        async def stylesheet(_: Request) -> Response:
-            return Response(style, headers=HEADERS, media_type="text/css")
-
         async def view(_: Request) -> Response:
             text = await run_in_threadpool(self._json)
             return Response(text, headers=HEADERS, media_type="application/json")
@@ -185,18 +176,16 @@ class Page:
             return StreamingResponse(stream, headers=HEADERS, media_type="text/event-stream")
 
         return [
-            Route("/page", self._guarded(page)),
-            Route("/page/page.js", self._guarded(javascript)),
-            Route("/page/page.css", self._guarded(stylesheet)),
+            Route("/page", self._guarded(_file(document, "text/html"))),
+            Route("/page/page.js", self._guarded(_file(script, "text/javascript"))),
+            Route("/page/page.css", self._guarded(_file(style, "text/css"))),
             Route("/page/view", self._guarded(view)),
             Route("/page/events", self._guarded(events)),
             Route("/page/letters", self._guarded(_asked(self.letters.look))),
             Route("/page/replay", self._guarded(_asked(self.letters.replay)), methods=["POST"]),
         ]
 
-    def _guarded(
-        self, answer: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, answer: Answer) -> Answer:
         tokens = [token.encode() for token in self.tokens]
 
         async def guarded(request: Request) -> Response:
@@ -219,9 +208,14 @@ class Page:
         return json.dumps(view, default=_plain, allow_nan=False)
 
 
-def _asked(
-    work: Callable[[Request], Awaitable[dict[str, Any]]],
-) -> Callable[[Request], Awaitable[Response]]:
+def _file(content: str, media_type: str) -> Answer:
+    async def answered(_: Request) -> Response:
+        return Response(content, headers=HEADERS, media_type=media_type)
+
+    return answered
+
+
+def _asked(work: Callable[[Request], Awaitable[dict[str, Any]]]) -> Answer:
     """The result of requested work, or why it was not done."""
 
     async def answered(request: Request) -> Response:

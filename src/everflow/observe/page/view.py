@@ -27,7 +27,6 @@ from everflow.observe.page.history import (
     GoneHost,
     TrendPoint,
     kind_of,
-    lag_of,
 )
 from everflow.observe.page.peers import Peer
 from everflow.observe.page.verdict import (
@@ -41,8 +40,16 @@ from everflow.observe.page.verdict import (
     hindered,
     verdict,
 )
-from everflow.observe.status import keys_elsewhere, ready, state_reason, transactions
+from everflow.observe.status import (
+    identity_of,
+    keys_elsewhere,
+    lag_of,
+    ready,
+    state_reason,
+    transactions,
+)
 
+View = dict[str, Any]
 AWAY_S = 10.0
 """An instance that answered before and has been silent for so long is away."""
 HERE = "this instance"
@@ -119,24 +126,17 @@ def _row(host: str, facts: Facts) -> View:
     }
 
 
+_NUMBERS = ("ready", "lag", "rate", "busy", "active", "copies")
+_UNKNOWN: View = {
+    **dict.fromkeys(("state", "state_reason", "program", *_NUMBERS)),
+    "own": False,
+    "error": "",
+}
+
+
 def _peer_row(peer: Peer) -> View:
     if peer.facts is None:
-        nothing = dict.fromkeys(
-            (
-                "state",
-                "state_reason",
-                "program",
-                "said",
-                "ready",
-                "lag",
-                "rate",
-                "busy",
-                "active",
-                "copies",
-                "age_s",
-            )
-        )
-        return {"host": peer.host, "own": False, **nothing, "error": peer.error}
+        return {**_UNKNOWN, "host": peer.host, "said": None, "age_s": None, "error": peer.error}
     return {**_row(peer.host, peer.facts), "age_s": peer.age_s, "error": peer.error}
 
 
@@ -153,12 +153,8 @@ def _gone_row(gone: GoneHost, facts: Facts) -> View:
     text += f"{number:,} active task{'s' * (number != 1)}" if number else "no active task"
     if parts:
         text += f": {', '.join(parts)}"
-    nothing = dict.fromkeys(
-        ("state_reason", "program", "ready", "lag", "rate", "busy", "active", "copies")
-    )
     said = VerdictLine(BAD if nowhere else BUSY, text)._asdict()
-    row = {"host": gone.host, "own": False, **nothing, "state": GONE, "said": said}
-    return {**row, "age_s": age_s, "error": ""}
+    return {**_UNKNOWN, "host": gone.host, "state": GONE, "said": said, "age_s": age_s}
 
 
 def copies(facts: Facts, peers: Sequence[Peer], own: str) -> Iterator[tuple[str, ObservedTask]]:
@@ -188,8 +184,6 @@ MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 4
 MOST_POINTS = 240
 ORDER = (PARKED, RESTORING, STARTING, LEAVING, "warm-up", ACTIVE, "standby", "global")
 
-View = dict[str, Any]
-
 
 def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
     """All panels, for JSON. ``peers``: the other instances; ``own``: this one's address."""
@@ -212,24 +206,17 @@ def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
 
 
 def _instance(facts: Facts) -> View:
-    seen = facts.seen
     return {
-        "application_id": seen.application_id,
-        "client_id": seen.client_id,
-        "version": seen.version,
-        "topology": seen.topology,
-        "program": seen.program,
-        "started_ms": seen.started_ms,
-        "state": seen.state,
-        "state_reason": state_reason(seen),
-        "ready": ready(seen)._asdict(),
-        "lag": lag_of(seen),
+        **identity_of(facts.seen),
         "rate": facts.total_growth(names.RECORDS_CONSUMED),
-        "members": seen.members,
-        "desired": seen.desired_instances,
-        "application_tasks": seen.application_tasks,
+        "desired": facts.seen.desired_instances,
+        "application_tasks": facts.seen.application_tasks,
         "now_ms": facts.now_ms,
     }
+
+
+def _first(rows: Sequence[View], most: int) -> View:
+    return {"rows": rows[:most], "more": max(0, len(rows) - most)}
 
 
 def _trend(facts: Facts) -> View:
@@ -336,8 +323,7 @@ def _hosts(facts: Facts, peers: Sequence[Peer], own: str) -> View:
             done = _percent(copy) if kind_of(copy) in (RESTORING, "warm-up") else None
             tasks[copy.task][name] = kind_of(copy) + (f" {done} %" if done is not None else "")
     return {
-        "rows": rows[:MOST_HOSTS],
-        "more": max(0, len(rows) - MOST_HOSTS),
+        **_first(rows, MOST_HOSTS),
         "tasks": dict(sorted(tasks.items())[:MOST_TASKS]),
         "silent": max(0, (seen.members or 0) - len(rows)),
     }
@@ -358,8 +344,7 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
             rows[topic, partition] = {**place, "lag": lag, "growth": growth, "host": host}
     ranked = sorted(rows.values(), key=lambda row: (-row["lag"], row["topic"], row["partition"]))
     return {
-        "rows": ranked[:MOST_LAGS],
-        "more": max(0, len(ranked) - MOST_LAGS),
+        **_first(ranked, MOST_LAGS),
         "more_lag": sum(row["lag"] for row in ranked[MOST_LAGS:]),
         "silent_s": facts.seen.silent_s,
         "misplaced": keys_elsewhere(facts.seen)[:MOST_LAGS],
@@ -415,8 +400,7 @@ def _stores(facts: Facts) -> View:
     return {
         "bytes": sum(row["bytes"] for row in rows),
         "free": None if facts.seen.disk is None else facts.seen.disk.free,
-        "rows": rows[:MOST_STORES],
-        "more": max(0, len(rows) - MOST_STORES),
+        **_first(rows, MOST_STORES),
     }
 
 
