@@ -8,7 +8,6 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -42,15 +41,6 @@ class QueryUnavailableError(EverflowError):
     the text. Ask again, allow a copy (``stale=True``), or look at the application."""
 
     code = "EF-QUERY-UNAVAILABLE"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """``status`` and content of an answer; ``location``: who has it instead."""
-
-    status: int
-    content: Any
-    location: str | None = None
 
 
 class Connections:
@@ -99,30 +89,30 @@ class Connections:
         self._open.clear()
 
     def _followed(self, server: str, path: str, body: bytes | None) -> tuple[Any, str]:
-        """The content, or None and why there is none for now."""
         for _ in range(MOST_REDIRECTIONS):
             try:
-                reply = self._sent(server, path, body)
+                status, content, location = self._sent(server, path, body)
             except (OSError, http.client.HTTPException, ValueError) as failure:
                 self._drop(server)
                 return None, f"{type(failure).__name__}: {failure}"
-            if reply.status == 200:
-                return reply.content, ""
-            if reply.status == 307 and reply.location is not None:
-                server = urlsplit(reply.location).netloc
+            if status == 200:
+                return content, ""
+            if status == 307 and location is not None:
+                server = urlsplit(location).netloc
                 continue
-            error = reply.content.get("error") if isinstance(reply.content, dict) else None
+            error = content.get("error") if isinstance(content, dict) else None
             if not isinstance(error, dict):
-                if reply.status >= 500:  # of a proxy, for example
-                    return None, f"status {reply.status}"
-                raise _stranger(server, reply.status)
-            message = str(error.get("message", f"status {reply.status}"))
-            if reply.status >= 500:
+                if status >= 500:  # of a proxy, for example
+                    return None, f"status {status}"
+                raise _stranger(server, status)
+            message = str(error.get("message", f"status {status}"))
+            if status >= 500:
                 return None, message
-            raise QueryRefusedError(message, status=reply.status, code=str(error.get("code", "")))
+            raise QueryRefusedError(message, status=status, code=str(error.get("code", "")))
         return None, "each instance names another one"
 
-    def _sent(self, server: str, path: str, body: bytes | None) -> Reply:
+    def _sent(self, server: str, path: str, body: bytes | None) -> tuple[int, Any, str | None]:
+        """Status and content of the answer, and where it says that somebody else has it."""
         kept = server in self._open
         connection = self._connection(server)
         try:
@@ -147,16 +137,15 @@ class Connections:
             if answer.status < 500:
                 raise _stranger(server, answer.status) from error
             found = None
-        return Reply(answer.status, found, answer.getheader("Location"))
+        return answer.status, found, answer.getheader("Location")
 
     def _connection(self, server: str) -> http.client.HTTPConnection:
         if server not in self._open:
-            if self._tls is None:
-                self._open[server] = http.client.HTTPConnection(server, timeout=self._timeout_s)
-            else:
-                self._open[server] = http.client.HTTPSConnection(
-                    server, timeout=self._timeout_s, context=self._tls
-                )
+            self._open[server] = (
+                http.client.HTTPConnection(server, timeout=self._timeout_s)
+                if self._tls is None
+                else http.client.HTTPSConnection(server, timeout=self._timeout_s, context=self._tls)
+            )
         return self._open[server]
 
     def _drop(self, server: str) -> None:
