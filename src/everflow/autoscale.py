@@ -72,7 +72,6 @@ TAIL_LINES = 15
 
 
 def free_port() -> int:
-    """A port of the loopback that is free now."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

@@ -145,7 +145,6 @@ def _as_topology(found: Any, target: str) -> Topology:
 
 
 def _candidates(module: ModuleType) -> list[str]:
-    """Public names of the module that could have been meant."""
     return sorted(
         name
         for name, value in vars(module).items()
@@ -234,7 +233,6 @@ def _is_module(asked: str) -> bool:
 
 
 def _no_program_file(file: Path) -> TopologyError:
-    """The error for a path that is no Python file that is there."""
     if file.is_dir():
         inside = sorted(path.name for path in file.glob("*.py"))
         listed = f"; it holds: {', '.join(inside[:_NAMES_SHOWN])}" if inside else ""

@@ -53,8 +53,6 @@ NOW = 0
 
 @dataclass(frozen=True)
 class Line:
-    """A record to be written."""
-
     key: bytes | None
     value: bytes | None
     time_ms: int = NOW
@@ -170,33 +168,29 @@ class ReadRecord(NamedTuple):
 
 def text_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
-    with _named(record, "key"):
-        data = record.key
-        left = decoded(data, key) if window is None else windowed(data, key, window)
-    with _named(record, "value"):
-        return f"{left}\t{decoded(record.value, value)}"
+    return "\t".join(_halves(record, key, value, window, decoded))
 
 
 def json_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record as a JSON object in a line: bytes in base64, numbers and JSON as they are.
     SerdeError as of `text_of`."""
+    left, right = _halves(record, key, value, window, plain)
+    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
+    return json.dumps({**record._asdict(), "key": left, "value": right, "headers": headers})
+
+
+def _halves(
+    record: ReadRecord,
+    key: Format,
+    value: Format,
+    window: WindowKind | None,
+    shown: Callable[[bytes | None, Format], Any],
+) -> tuple[Any, Any]:
     with _named(record, "key"):
         data = record.key
-        left = plain(data, key) if window is None else windowed(data, key, window)
+        left = shown(data, key) if window is None else windowed(data, key, window)
     with _named(record, "value"):
-        right = plain(record.value, value)
-    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
-    return json.dumps(
-        {
-            "topic": record.topic,
-            "partition": record.partition,
-            "offset": record.offset,
-            "timestamp": record.timestamp,
-            "key": left,
-            "value": right,
-            "headers": headers,
-        }
-    )
+        return left, shown(record.value, value)
 
 
 def plain(data: bytes | None, form: Format) -> Any:

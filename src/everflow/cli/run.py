@@ -16,8 +16,7 @@ from everflow import KafkaStreams
 from everflow.cli.program import LOAD_SILENT_S, load_topology, place_of, put_current_folder_on_path
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import Progress, StateWait
-from everflow.console.watch import LagReader, input_topics
+from everflow.console.terminal import LagReader, Progress, StateWait, input_topics
 from everflow.errors import EverflowError, RetriableError
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import summary, task_lines

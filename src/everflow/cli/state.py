@@ -25,8 +25,6 @@ _CELL = 60
 
 
 class RowsFormat(str, Enum):
-    """Forms of rows."""
-
     table = "table"
     json = "json"
     parquet = "parquet"
@@ -143,7 +141,6 @@ def _show(
 
 
 def print_table(rows: Rows, most: int | None) -> None:
-    """Columns for people."""
     from everflow.console.observed import table
 
     shown = most or TABLE_ROWS
@@ -156,7 +153,6 @@ def print_table(rows: Rows, most: int | None) -> None:
 
 
 def print_lines(rows: Rows, most: int | None) -> None:
-    """A JSON object for each row."""
     for row in islice(_dicts(rows), most):
         echo(_json(row))
 

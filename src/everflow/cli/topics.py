@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from everflow.cli.commands import (
     require_yes,
     show,
 )
+from everflow.console.observed import table
 from everflow.errors import ConfigError, EverflowError, FatalError
 from everflow.logs import counted
 from everflow.records import TopicPartition, names_a_topic
@@ -91,7 +92,8 @@ def list_topics(cluster: Cluster, output: Form = Output.text) -> None:
     with cluster.connected() as (_, admin, _):
         topics = admin.list_topics()
         records = _records(admin, topics)
-    show(output, _rows(topics, records), table(topics, records))
+    rows = topic_rows(topics, records)
+    show(output, rows, topic_lines(rows))
 
 
 @command(topic)
@@ -174,7 +176,6 @@ def _as_json(
 def _key_lines(
     found: Sequence[KeyCounts], shown: Sequence[tuple[str, KeyCount]], top: int
 ) -> list[str]:
-    from everflow.console.observed import table as columns
     from everflow.kafka.reading.key_counts import busiest
 
     if not shown:
@@ -192,40 +193,15 @@ def _key_lines(
         for one in busiest(found, top)
     ]
     return [
-        *columns([("key", "partition", "records", "of its partition", "records/s"), *keys]),
+        *table([("key", "partition", "records", "of its partition", "records/s"), *keys]),
         "",
-        *columns([("partition", "records", "keys", "records/s"), *partitions]),
+        *table([("partition", "records", "keys", "records/s"), *partitions]),
     ]
 
 
-def table(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[str]:
-    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the
-    broker's own."""
-    if not topics:
-        return ["no topics"]
-    rows = [("TOPIC", "PARTITIONS", "REPLICATION", "RECORDS", "")]
-    order = {"": 0, "internal": 1, "the broker's own": 2}
-    for name in sorted(topics, key=lambda each: (order[kind(each)], each)):
-        shape = topics[name]
-        rows.append(
-            (
-                name,
-                f"{shape.partitions:,}",
-                str(shape.replication_factor),
-                f"{records[name]:,}",
-                kind(name),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        f"{row[0]:<{widths[0]}}  "
-        + "  ".join(f"{row[n]:>{widths[n]}}" for n in (1, 2, 3))
-        + f"  {row[4]}".rstrip()
-        for row in rows
-    ]
-
-
-def _rows(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[dict[str, object]]:
+def topic_rows(
+    topics: Mapping[str, TopicShape], records: Mapping[str, int]
+) -> list[dict[str, Any]]:
     return [
         {
             "topic": name,
@@ -236,6 +212,18 @@ def _rows(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[
         }
         for name in sorted(topics)
     ]
+
+
+def topic_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the
+    broker's own."""
+    order = {"": 0, "internal": 1, "the broker's own": 2}
+    cells = [
+        [f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()]
+        for row in sorted(rows, key=lambda row: order[row["kind"]])
+    ]
+    head = ("TOPIC", "PARTITIONS", "REPLICATION", "RECORDS", "")
+    return table([head, *cells], numbers=(1, 2, 3)) if rows else ["no topics"]
 
 
 def kind(name: str) -> str:
@@ -258,7 +246,6 @@ def _records(admin: ClusterAdmin, topics: Mapping[str, TopicShape]) -> dict[str,
 
 
 def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
-    """The broker's refusal to create topics, as a ConfigError."""
     from everflow.kafka.errors import RefusedError
 
     refusal = failure.__cause__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.error
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -192,11 +192,14 @@ def task_rows(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns; the first one is the head."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Rows in columns, of which the ``numbers`` end below each other; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            cell.rjust(width) if at in numbers else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in rows
     ]
 
@@ -218,7 +221,6 @@ def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _rate(rate: float) -> str:
-    """Nothing of none; of few with a decimal."""
     return f"{rate:,.{int(rate < 10)}f}/s" if rate else ""
 
 

@@ -149,8 +149,6 @@ def _unknown(owner: str, name: str, known: Iterable[str]) -> AttributeError:
 
 
 class TellingClass(ABCMeta):
-    """The class of `Telling` classes."""
-
     if not TYPE_CHECKING:  # a type checker knows the names
 
         def __getattr__(cls, name: str) -> Any:
