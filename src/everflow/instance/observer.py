@@ -621,13 +621,8 @@ def watched(
         peers=peers,
     )
     app = application(observer.observe, topology.describe(), drain, page, observer.watch)
-    server = HttpServer(
-        address,
-        app,
-        ending=page.readers.close,
-        names=OwnNames(address, names),
-        free=page.needs_token,
-    )
+    names_here = OwnNames(address, names)
+    server = HttpServer(address, app, names=names_here, free=page.needs_token)
     observer.address = server.address
     moves.info(
         "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)",

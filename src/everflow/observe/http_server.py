@@ -342,18 +342,15 @@ class HttpServer:
         app: Starlette,
         setting: str = "http.listen",
         certificate: tuple[str, str] | None = None,
-        ending: Callable[[], None] = lambda: None,
         request_s: float = REQUEST_S,
         names: OwnNames | None = None,
         free: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
         which). ``certificate``: files of a certificate and its key, for TLS.
-        ``ending`` ends answers that have no end, and returns at once. ``request_s``: how long a
-        request may take to arrive.
+        ``request_s``: how long a request may take to arrive.
         ``names``: by which requests may call it, the address's own where there are none; ``free``:
         paths besides the probes that are answered whatever they call it (`OwnHostOnly`)."""
-        self._ending = ending
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -390,7 +387,6 @@ class HttpServer:
     def close(self) -> None:
         """No more requests; waits for those in flight, a moment at most."""
         self._server.should_exit = True
-        self._ending()
         self._thread.join(STOP_S)
         self._socket.close()
 
