@@ -172,7 +172,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
         self._inputs: list[InputTopic] = []
         self._misplaced = set[str]()
-        self._sink = _MemorySink(dead_letter_topic, self._topics.count)
+        self._sink = self._new_sink()
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         with waiting("preparing the Columns of this topology in Spark"):
             columns = prepared_columns(self._plan)
@@ -196,6 +196,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         """The step with deserialised copies of its operators, as in a worker."""
         sources, times, ops = self._packed.copy()
         return replace(step, sources=sources, times=times, ops=ops)
+
+    def _new_sink(self) -> _MemorySink:
+        return _MemorySink(self._handlers.topic, self._topics.count)
 
     def __exit__(self, *_: object) -> None:
         self.close()
