@@ -1,11 +1,10 @@
-"""``everflow topic create | list | keys | delete``, and the topics of ``everflow broker``."""
+"""``everflow topic create | list | delete``, and the topics of ``everflow broker``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,9 +12,7 @@ import typer
 from everflow.cli.commands import (
     Cluster,
     Form,
-    Format,
     Output,
-    WindowKind,
     Yes,
     app,
     command,
@@ -29,14 +26,13 @@ from everflow.records import TopicPartition, names_a_topic
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin, TopicShape
-    from everflow.kafka.reading.key_counts import KeyCount, KeyCounts
 
 _OF_AN_APPLICATION = ("-changelog", "-repartition")
 _OF_THE_BROKER = "__"
 _MOST_PARTITIONS = 1_000
 """Enough for any program; a small node holds them all, each with files of its own."""
 
-topic = typer.Typer(help="Create, list and delete topics, and find hot keys.", no_args_is_help=True)
+topic = typer.Typer(help="Create, list and delete topics.", no_args_is_help=True)
 app.add_typer(topic, name="topic")
 
 
@@ -97,48 +93,6 @@ def list_topics(cluster: Cluster, output: Form = Output.text) -> None:
 
 
 @command(topic)
-def keys(
-    name: Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")],
-    cluster: Cluster,
-    records: Annotated[
-        int, typer.Option(min=1, help="Records to read from the end of each partition.")
-    ] = 100_000,
-    top: Annotated[int, typer.Option(min=1, help="Number of keys and partitions to show.")] = 10,
-    key: Annotated[Format, typer.Option("--key", help="Format of the keys.")] = Format.string,
-    window: Annotated[
-        WindowKind | None, typer.Option(help="Keys of windowed results, as for consume.")
-    ] = None,
-    output: Form = Output.text,
-) -> None:
-    """Show the most frequent keys of the latest committed records, and the partitions with the
-    most records a second. Joins no group."""
-    from everflow.cli.records import decoded, partitions_of, windowed
-    from everflow.kafka.reading.key_counts import count_keys, frequent, latest
-    from everflow.serdes import SerdeError
-
-    with cluster.connected() as (config, admin, status):
-        partitions = partitions_of(admin, name)
-        starts = admin.list_offsets(partitions, "earliest", "read_committed")
-        ends = admin.list_offsets(partitions, "latest", "read_committed")
-        with status.waiting(f"reading the latest records of {name}", after_s=1.0):
-            found = count_keys(config, latest(starts, ends, records))
-
-    def text(one: KeyCount) -> str:
-        read = decoded if window is None else partial(windowed, window=window)
-        try:
-            return read(one.key, key)
-        except SerdeError as error:
-            raise SerdeError(
-                f"a key of {name}-{one.partition} cannot be read: {error}\n--key says what "
-                f"keys are (bytes shows any), --window time or session that they are of "
-                f"windows."
-            ) from None
-
-    shown = [(text(one), one) for one in frequent(found, top)]
-    show(output, _as_json(found, shown, top), _key_lines(found, shown, top))
-
-
-@command(topic)
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")],
     yes: Yes = False,
@@ -159,44 +113,6 @@ def delete(
         admin.delete_topics(names)
     for name in dict.fromkeys(names):
         typer.echo(f"deleted topic {name}")
-
-
-def _as_json(
-    found: Sequence[KeyCounts], shown: Sequence[tuple[str, KeyCount]], top: int
-) -> dict[str, object]:
-    from everflow.kafka.reading.key_counts import busiest
-
-    return {
-        "records": sum(one.records for one in found),
-        "keys": [{**one._asdict(), "key": text} for text, one in shown],
-        "partitions": [one._asdict() for one in busiest(found, top)],
-    }
-
-
-def _key_lines(
-    found: Sequence[KeyCounts], shown: Sequence[tuple[str, KeyCount]], top: int
-) -> list[str]:
-    from everflow.kafka.reading.key_counts import busiest
-
-    if not shown:
-        return [
-            "no records: nothing was written, or what was is deleted. A repartition topic has what "
-            "waits alone, so look while the application is behind, or at the topic in front of it"
-        ]
-    rate: Callable[[float], str] = lambda per_s: f"{per_s:,.1f}"  # noqa: E731
-    keys = [
-        (text, str(one.partition), f"{one.records:,}", f"{one.share:.1%}", rate(one.per_s))
-        for text, one in shown
-    ]
-    partitions = [
-        (str(one.partition), f"{one.records:,}", f"{one.keys:,}", rate(one.per_s))
-        for one in busiest(found, top)
-    ]
-    return [
-        *table([("key", "partition", "records", "of its partition", "records/s"), *keys]),
-        "",
-        *table([("partition", "records", "keys", "records/s"), *partitions]),
-    ]
 
 
 def topic_rows(
