@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from everflow.cli.commands import (
     show,
 )
 from everflow.cli.watch import checked
-from everflow.client.direct import asked, refused_with
+from everflow.client.direct import RefusedError, asked
 from everflow.console.observed import table
 from everflow.errors import ConfigError, RetriableError
 from everflow.logs import time_of_day
@@ -163,16 +161,14 @@ def asked_of(address: str, instances: int | None, most: int | None) -> dict[str,
     """
     if instances is None and most is not None:
         raise ConfigError("--max needs --instances")
-    url = f"http://{address}/fleet"
-    data = None
-    if instances is not None:
-        url = f"http://{address}/scale"
-        data = json.dumps({"instances": instances, "max": most}).encode()
+    sizes = None if instances is None else {"instances": instances, "max": most}
+    data = None if sizes is None else json.dumps(sizes).encode()
+    path = "fleet" if data is None else "scale"
     try:
-        found: dict[str, Any] = json.loads(asked(urllib.request.Request(url, data), ASK_S))
+        found: dict[str, Any] = json.loads(asked(f"http://{address}/{path}", ASK_S, post=data))
         return found
-    except urllib.error.HTTPError as error:
-        raise ConfigError(f"the fleet at {address} refused: {refused_with(error)}") from None
+    except RefusedError as error:
+        raise ConfigError(f"the fleet at {address} refused: {error}") from None
     except (OSError, ValueError) as error:
         raise RetriableError(
             f"no fleet answered at {address} ({error}). Does it run on this host? It says its "

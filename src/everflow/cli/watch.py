@@ -14,8 +14,6 @@ import os
 import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +29,7 @@ from everflow.cli.commands import (
     command,
     show,
 )
-from everflow.client.direct import asked, no_answer, refused_with, timed_out
+from everflow.client.direct import RefusedError, asked, no_answer
 from everflow.console.observed import (
     answered,
     ask,
@@ -296,10 +294,10 @@ def _active(status: Mapping[str, Any]) -> int:
 
 def _tell(url: str, address: str) -> None:
     try:
-        asked(urllib.request.Request(f"{url}/drain", method="POST"), ANSWER_S)
-    except urllib.error.HTTPError as error:
+        asked(f"{url}/drain", ANSWER_S, post=b"")
+    except RefusedError as error:
         raise ConfigError(
-            f"what answered at {address} does not drain: {refused_with(error)} ({error.code}). Is "
+            f"what answered at {address} does not drain: {error} ({error.status}). Is "
             f"it an instance's http.listen? Name it by an address of this host, such as 127.0.0.1: "
             f"nobody else may make it drain."
         ) from None
@@ -314,10 +312,10 @@ def _status(url: str, left_s: float) -> dict[str, Any] | None:
     """The instance's status; empty while it is too busy to answer, None if it has ended."""
     try:
         return dict(json.loads(asked(f"{url}/status", max(0.1, min(ANSWER_S, left_s)))))
-    except urllib.error.HTTPError:
+    except RefusedError:
         return {}
     except (OSError, ValueError) as error:
-        return {} if isinstance(error, ValueError) or timed_out(error) else None
+        return {} if isinstance(error, ValueError | TimeoutError) else None
 
 
 def goes_for_good(pod: str, stateful_set: Mapping[str, Any] | None) -> bool:
@@ -363,15 +361,14 @@ def _read(path: str, environment: Mapping[str, str], account: Path) -> Any:
         host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
         token = (account / "token").read_text().strip()
         host = f"[{host}]" if ":" in host else host
-        request = urllib.request.Request(
-            f"https://{host}:{port}{path}", headers={"Authorization": f"Bearer {token}"}
-        )
         trusted = ssl.create_default_context(cafile=str(account / "ca.crt"))
-        return json.loads(asked(request, ANSWER_S, tls=trusted))
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
+        headers = {"Authorization": f"Bearer {token}"}
+        url = f"https://{host}:{port}{path}"
+        return json.loads(asked(url, ANSWER_S, headers=headers, tls=trusted))
+    except RefusedError as error:
+        if error.status == 404:
             return None
-        raise RetriableError(f"{path} cannot be read: HTTP {error.code}.") from None
+        raise RetriableError(f"{path} cannot be read: HTTP {error.status}.") from None
     except KeyError as error:
         raise RetriableError(f"this is no pod: {error} is not set.") from None
     except (OSError, ValueError) as error:

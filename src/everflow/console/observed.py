@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from everflow.client.direct import BrokenAnswerError, asked, no_answer, refused_with, timed_out
+from everflow.client.direct import BrokenAnswerError, RefusedError, asked, no_answer
 from everflow.errors import ConfigError, EverflowError, RetriableError
 from everflow.logs import counted
 from everflow.observe.page.verdict import brokers_away
@@ -45,9 +44,9 @@ def _no_address(address: str, why: str) -> ConfigError:
     )
 
 
-def nobody_at(url: str, error: Exception) -> RetriableError:
+def nobody_at(url: str, error: OSError) -> RetriableError:
     """A hint for the case that no instance has answered."""
-    if timed_out(error):
+    if isinstance(error, TimeoutError):
         return RetriableError(
             f"no instance answered at {url} in time. Its process stands still or hangs, its host "
             f"is overloaded, or no network leads there."
@@ -64,7 +63,7 @@ def status_at(address: str) -> dict[str, Any]:
     url = url_of(address)
     try:
         found = json.loads(asked(f"{url}/status", ASK_S))
-    except urllib.error.HTTPError as error:
+    except RefusedError as error:
         raise _not_watched(url, error) from None
     except (BrokenAnswerError, ValueError):
         found = None
@@ -75,10 +74,10 @@ def status_at(address: str) -> dict[str, Any]:
     return {"address": address, **found}
 
 
-def _not_watched(url: str, error: urllib.error.HTTPError) -> EverflowError:
-    code = error.code
+def _not_watched(url: str, error: RefusedError) -> EverflowError:
+    code = error.status
     if code == 421:
-        return ConfigError(f"{url}: {refused_with(error)}")
+        return ConfigError(f"{url}: {error}")
     if code == 401:
         return ConfigError(
             f"what answered at {url} asks for a token ({code}), which no instance does where it is "

@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.request
 import zipfile
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -231,7 +230,7 @@ class Keeper:
 
 def _told_to_drain(address: str) -> bool:
     try:
-        asked(urllib.request.Request(f"http://{address}/drain", method="POST"), LOOK_S)
+        asked(f"http://{address}/drain", LOOK_S, post=b"")
         return True
     except OSError:  # it has not begun to listen: it has no tasks to hand over
         return False
@@ -239,12 +238,9 @@ def _told_to_drain(address: str) -> bool:
 
 def posted_to(order: SlotOrder) -> Post:
     def post(report: Report) -> Wanted:
-        request = urllib.request.Request(
-            f"{order.url}/report",
-            data=report.to_json().encode(),
-            headers={"Content-Type": "application/json", TOKEN_HEADER: order.token},
-        )
-        found = json.loads(asked(request, POST_S))
+        headers = {"Content-Type": "application/json", TOKEN_HEADER: order.token}
+        data = report.to_json().encode()
+        found = json.loads(asked(f"{order.url}/report", POST_S, post=data, headers=headers))
         return Wanted(found.get("wanted") if isinstance(found, dict) else found)
 
     return post
