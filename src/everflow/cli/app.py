@@ -94,7 +94,7 @@ def run(
     context: typer.Context,
     target: Target,
     settings: ProgramSettings,
-    guarantee: Annotated[Guarantee | None, typer.Option(help="processing.guarantee.")] = None,
+    guarantee: Annotated[Guarantee | None, "processing.guarantee."] = None,
     threads: Threads = None,
     create_new_topics: Annotated[
         bool | None,
@@ -145,9 +145,7 @@ def describe(
     form: Annotated[
         DescribeFormat, typer.Option("--format", help="How to print it.")
     ] = DescribeFormat.text,
-    physical: Annotated[
-        bool, typer.Option("--physical", help="Print where each node is computed, and why.")
-    ] = False,
+    physical: Annotated[bool, "Print where each node is computed, and why."] = False,
 ) -> None:
     """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
     Columns."""
@@ -177,9 +175,7 @@ def broker(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: a free one.")] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that keeps topics between runs. Default: a temporary one, then deleted."
-        ),
+        "Folder that keeps topics between runs. Default: a temporary one, then deleted.",
     ] = None,
     topic: Annotated[
         list[str] | None,
@@ -187,11 +183,8 @@ def broker(
     ] = None,
     security: Annotated[
         bool,
-        typer.Option(
-            "--security",
-            help="Accept clients over TLS with a password only. The settings that they need are "
-            "written to a file, whose path is printed.",
-        ),
+        "Accept clients over TLS with a password only. The settings that they need are "
+        "written to a file, whose path is printed.",
     ] = False,
 ) -> None:
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
@@ -247,9 +240,7 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
     ] = None,
-    guarantee: Annotated[
-        Guarantee, typer.Option(help="processing.guarantee.")
-    ] = Guarantee.exactly_once_v2,
+    guarantee: Annotated[Guarantee, "processing.guarantee."] = Guarantee.exactly_once_v2,
     threads: Threads = None,
     limit: Annotated[
         int | None,
@@ -290,9 +281,7 @@ def demo(
 
 @command()
 def setup(
-    broker: Annotated[
-        bool, typer.Option("--broker", help="Also prepare the embedded broker.")
-    ] = False,
+    broker: Annotated[bool, "Also prepare the embedded broker."] = False,
 ) -> None:
     """Prepare a machine or an image: create the class archive with which Spark's JVM starts in half
     the time; with --broker also download the broker's jars.
@@ -325,31 +314,23 @@ def setup(
 class ScalingStep:
     """Options as `everflow_simulation.Step` has them."""
 
-    members: Annotated[int, typer.Option(help="Instances that run before the change.")] = 3
-    add: Annotated[int, typer.Option(help="Instances that join, with empty disks.")] = 0
-    remove: Annotated[int, typer.Option(help="Instances that stop cleanly (they drain first).")] = 0
-    crash: Annotated[int, typer.Option(help="Instances that are killed.")] = 0
-    tasks: Annotated[
-        int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")
-    ] = 24
-    stateless_tasks: Annotated[int, typer.Option(help="Tasks without state.")] = 0
-    state_records: Annotated[int, typer.Option(help="Records in one task's changelog.")] = 1_000_000
-    input_rate: Annotated[
-        float, typer.Option(help="Records a second that arrive at each task.")
-    ] = 100.0
-    threads: Annotated[int, typer.Option(help="num.stream.threads of every instance.")] = 2
-    standbys: Annotated[int, typer.Option(help="num.standby.replicas.")] = 0
-    warmups: Annotated[int, typer.Option(help="max.warmup.replicas.")] = 2
-    acceptable_lag: Annotated[int, typer.Option(help="acceptable.recovery.lag, in records.")] = (
-        10_000
-    )
+    members: Annotated[int, "Instances that run before the change."] = 3
+    add: Annotated[int, "Instances that join, with empty disks."] = 0
+    remove: Annotated[int, "Instances that stop cleanly (they drain first)."] = 0
+    crash: Annotated[int, "Instances that are killed."] = 0
+    tasks: Annotated[int, "Stateful tasks: partitions of the stateful sub-topologies."] = 24
+    stateless_tasks: Annotated[int, "Tasks without state."] = 0
+    state_records: Annotated[int, "Records in one task's changelog."] = 1_000_000
+    input_rate: Annotated[float, "Records a second that arrive at each task."] = 100.0
+    threads: Annotated[int, "num.stream.threads of every instance."] = 2
+    standbys: Annotated[int, "num.standby.replicas."] = 0
+    warmups: Annotated[int, "max.warmup.replicas."] = 2
+    acceptable_lag: Annotated[int, "acceptable.recovery.lag, in records."] = 10_000
     session_timeout_s: Annotated[
         float, typer.Option("--session-timeout", help="session.timeout.ms, in seconds.")
     ] = 45.0
-    static: Annotated[
-        bool, typer.Option("--static", help="Instances have a group.instance.id.")
-    ] = False
-    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 1
+    static: Annotated[bool, "Instances have a group.instance.id."] = False
+    seed: Annotated[int, "The same seed gives the same result."] = 1
 
 
 @command()
@@ -357,15 +338,11 @@ def simulate(
     step: ScalingStep,
     restore_rate: Annotated[
         float | None,
-        typer.Option(
-            help="Records a second that one thread restores for an active task; default: 400,000."
-        ),
+        "Records a second that one thread restores for an active task; default: 400,000.",
     ] = None,
     follow_rate: Annotated[
         float | None,
-        typer.Option(
-            help="Records a second at which one instance warms tasks up; default: the restore rate."
-        ),
+        "Records a second at which one instance warms tasks up; default: the restore rate.",
     ] = None,
     measured: Annotated[
         Path | None,

@@ -118,10 +118,8 @@ Target = Annotated[
 TargetAsForRun = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="As for run.")]
 SettingsFolders = Annotated[
     list[Path] | None,
-    typer.Option(
-        help="A folder with a file for each setting: the file's name is the key, its text the "
-        "value (a mounted Secret); repeatable. --set overrides it, a later folder an earlier one.",
-    ),
+    "A folder with a file for each setting: the file's name is the key, its text the "
+    "value (a mounted Secret); repeatable. --set overrides it, a later folder an earlier one.",
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -156,15 +154,13 @@ class ProgramSettings:
     """The settings of a program that this command runs or resets."""
 
     application_id: Annotated[
-        str | None, typer.Option(help="application.id: names the group and the internal topics.")
+        str | None, "application.id: names the group and the internal topics."
     ] = None
     bootstrap_servers: Annotated[
         str | None,
         typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers."),
     ] = None
-    state_dir: Annotated[
-        Path | None, typer.Option(help="state.dir: the folder of the stores on this host.")
-    ] = None
+    state_dir: Annotated[Path | None, "state.dir: the folder of the stores on this host."] = None
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
@@ -192,15 +188,13 @@ class ProgramSettings:
 class InstanceSettings:
     """The settings of instances that this command starts elsewhere."""
 
-    application_id: Annotated[str, typer.Option(help="application.id.")]
+    application_id: Annotated[str, "application.id."]
     servers: Servers = LOCAL_BROKER
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable."),
     ] = None
-    settings_folder: Annotated[
-        list[Path] | None, typer.Option(help="As for run, of this host; repeatable.")
-    ] = None
+    settings_folder: Annotated[list[Path] | None, "As for run, of this host; repeatable."] = None
 
     def merged(self) -> dict[str, object]:
         """All settings by their keys. Raises ConfigError."""
@@ -214,13 +208,19 @@ class InstanceSettings:
 
 
 def _options(of: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """The parameters of a command's function, or the fields of a dataclass, as options."""
+    """The parameters of a command's function, or the fields of a dataclass, as options. One that is
+    annotated with a text alone has that help; a flag has no opposite then."""
     hints = get_type_hints(of, include_extras=True)
     for one in inspect.signature(of).parameters.values():
+        kind = hints[one.name]
         if is_dataclass(hints[one.name]):
-            yield from _options(hints[one.name])
+            yield from _options(kind)
         elif one.name not in ("debug", "more"):
-            yield one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name])
+            about = getattr(kind, "__metadata__", ("",))[0]
+            if isinstance(about, str) and about:
+                flag = [f"--{one.name.replace('_', '-')}"] if kind.__origin__ is bool else []
+                kind = Annotated[kind.__origin__, typer.Option(*flag, help=about)]
+            yield one.replace(kind=one.KEYWORD_ONLY, annotation=kind)
 
 
 def command(group: typer.Typer = app, name: str | None = None) -> Callable[[F], F]:

@@ -48,13 +48,11 @@ class ReplayTime(str, Enum):
 
 @dataclass(frozen=True)
 class Chosen:
-    error: Annotated[str | None, typer.Option(help="Only records with this text in the error.")] = (
-        None
-    )
+    error: Annotated[str | None, "Only records with this text in the error."] = None
     source: Annotated[
         str | None, typer.Option("--from", help="Only records of this source topic.")
     ] = None
-    node: Annotated[str | None, typer.Option(help="Only records that failed at this node.")] = None
+    node: Annotated[str | None, "Only records that failed at this node."] = None
 
     def of(
         self, found: Sequence[DeadLetter], places: frozenset[LetterPlace] = frozenset()
@@ -113,10 +111,7 @@ def group(topic: Topic, chosen: Chosen, cluster: Cluster, output: Form = Output.
 @command(dlq)
 def replay(
     topic: Topic,
-    to: Annotated[
-        str | None,
-        typer.Option(help="Target topic. Default: the source topic of each record."),
-    ] = None,
+    to: Annotated[str | None, "Target topic. Default: the source topic of each record."] = None,
     *,
     only: Chosen,
     places: Annotated[
@@ -124,10 +119,9 @@ def replay(
         typer.Option("--letter", metavar="PARTITION@OFFSET", help="Only this record; repeatable."),
     ] = None,
     timestamp: Annotated[
-        ReplayTime,
-        typer.Option(help="Time of the records: their own, or the present."),
+        ReplayTime, "Time of the records: their own, or the present."
     ] = ReplayTime.record,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the records.")] = False,
+    dry_run: Annotated[bool, "Only show the records."] = False,
     yes: Yes = False,
     output: Form = Output.text,
     cluster: Cluster,

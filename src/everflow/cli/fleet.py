@@ -44,23 +44,18 @@ class Places:
     """Options as `everflow.fleet.command.Fleet` has them."""
 
     master: Annotated[
-        str | None,
-        typer.Option(help="The Spark cluster, e.g. spark://host:7077; default: spark-submit's."),
+        str | None, "The Spark cluster, e.g. spark://host:7077; default: spark-submit's."
     ] = None
     cores: Annotated[int, typer.Option(min=1, help="Cores of the executor of each instance.")] = 1
     memory: Annotated[
         str,
-        typer.Option(
-            help="Memory of the executor (spark.executor.memory). The instance's processes take "
-            "more beside it."
-        ),
+        "Memory of the executor (spark.executor.memory). The instance's processes take "
+        "more beside it.",
     ] = "512m"
     folder: Annotated[
         str,
-        typer.Option(
-            help="Folder on the hosts for state and logs. Variables of the executors' environment "
-            "are expanded."
-        ),
+        "Folder on the hosts for state and logs. Variables of the executors' environment "
+        "are expanded.",
     ] = "~/.local/state/everflow-fleet"
 
 
@@ -78,8 +73,7 @@ def fleet(
         typer.Option(min=1, help="num.stream.threads of each instance; default: --cores."),
     ] = None,
     files: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another file or folder that the program needs; repeatable."),
+        list[Path] | None, "Another file or folder that the program needs; repeatable."
     ] = None,
     listen: Annotated[
         str,

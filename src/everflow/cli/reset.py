@@ -34,11 +34,9 @@ def reset(
     settings: ProgramSettings,
     to: Annotated[
         str,
-        typer.Option(
-            help="New position of the inputs: earliest, latest, a time such as "
-            "2026-11-26T08:00:00Z (UTC without a zone), or a duration before now, such as PT12H or "
-            "P1DT6H.",
-        ),
+        "New position of the inputs: earliest, latest, a time such as "
+        "2026-11-26T08:00:00Z (UTC without a zone), or a duration before now, such as PT12H or "
+        "P1DT6H.",
     ] = "earliest",
     input_topics: Annotated[
         list[str] | None,
@@ -48,14 +46,10 @@ def reset(
             "repeatable. Default: all.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    dry_run: Annotated[bool, "Only show the plan."] = False,
     yes: Yes = False,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="First remove all members from the group, also static ones (KIP-443).",
-        ),
+        bool, "First remove all members from the group, also static ones (KIP-443)."
     ] = False,
     output: Form = Output.text,
 ) -> None:

@@ -51,22 +51,19 @@ RowsForm = Annotated[RowsFormat, typer.Option("--format", help="json: an object 
 def state(
     target: Target,
     store: Annotated[str, typer.Argument(metavar="STORE", help="The name in the topology.")],
-    application_id: Annotated[str, typer.Option(help="application.id: names the changelog.")],
+    application_id: Annotated[str, "application.id: names the changelog."],
     cluster: Cluster,
     at: At = "end",
     diff: Diff = None,
     form: RowsForm = RowsFormat.table,
-    path: Annotated[
-        Path | None, typer.Option(help="With --format parquet: the new folder for the files.")
-    ] = None,
+    path: Annotated[Path | None, "With --format parquet: the new folder for the files."] = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Most rows to show. Default: all; 100 in a table."),
     ] = None,
     output: Form = Output.text,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder for temporary files: the largest partition. Default: TMPDIR."),
+        Path | None, "Folder for temporary files: the largest partition. Default: TMPDIR."
     ] = None,
 ) -> None:
     """Show the rows of a store, read from its changelog, now or at an earlier point; or compare two

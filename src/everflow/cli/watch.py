@@ -105,10 +105,8 @@ def drain(
     ],
     stateful_set: Annotated[
         str | None,
-        typer.Option(
-            help="For the pre-stop hook of a pod of this StatefulSet: drain only if the pod will "
-            "not come back."
-        ),
+        "For the pre-stop hook of a pod of this StatefulSet: drain only if the pod will "
+        "not come back.",
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the end.")] = 120,
 ) -> None:
@@ -132,11 +130,9 @@ def drain(
 
 @command()
 def rack(
-    node: Annotated[str, typer.Option(help="The node of this pod.")],
-    folder: Annotated[Path, typer.Option(help="Folder for client.rack and client.tag.zone.")],
-    label: Annotated[
-        str, typer.Option(help="The node label with the rack or zone.")
-    ] = "topology.kubernetes.io/zone",
+    node: Annotated[str, "The node of this pod."],
+    folder: Annotated[Path, "Folder for client.rack and client.tag.zone."],
+    label: Annotated[str, "The node label with the rack or zone."] = "topology.kubernetes.io/zone",
 ) -> None:
     """In a pod: write the node's rack or zone as settings, for run --settings-folder."""
     typer.echo(f"{node} is in {write_rack(node, label, folder, os.environ)}")
@@ -150,8 +146,7 @@ def autoscale(
     most: Annotated[int, typer.Option("--max", min=1, help="Instances at most.")] = 4,
     threads: Annotated[int, typer.Option(min=1, help="num.stream.threads of each instance.")] = 1,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder for state and logs. Default: ./everflow-APPLICATION_ID."),
+        Path | None, "Folder for state and logs. Default: ./everflow-APPLICATION_ID."
     ] = None,
 ) -> None:
     """Run as many instances on this machine as their load requires. Ctrl-C stops all of them."""

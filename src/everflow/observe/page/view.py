@@ -8,12 +8,13 @@ says how many more there are: an instance may have ten thousand tasks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
 from everflow import metrics as names
+from everflow.metrics import Labels, Seen
 from everflow.observe.observation import ObservedTask
 from everflow.observe.page.history import (
     ACTIVE,
@@ -372,9 +373,7 @@ def _threads(facts: Facts) -> View:
                 **asdict(thread),
                 "batches": batches.get(number, 0.0),
                 "phases": {
-                    name: share * scale
-                    for name, share in phases[number].items()
-                    if share * scale > 0
+                    name: share * scale for name, share in phases[number].items() if share * scale
                 },
                 "mean_ms": None if seen is None else seen.mean,
                 "most_ms": None if seen is None else seen.most,
@@ -404,24 +403,21 @@ def _stores(facts: Facts) -> View:
     }
 
 
+def _ranked(series: Mapping[Labels, float], *fields: str) -> list[View]:
+    """A row for each series, the one with most records first; the last labels are ``fields``."""
+    return [
+        {**dict(zip(fields, labels[-len(fields) :], strict=True)), "records": records}
+        for labels, records in sorted(series.items(), key=lambda one: (-one[1], one[0]))
+    ]
+
+
 def _letters(facts: Facts) -> View:
     seen = facts.seen
-    dropped: list[View] = [
-        {"node": node, "reason": reason, "records": records}
-        for (_, node, reason), records in seen.series.get(names.DROPPED, {}).items()
-    ]
-    dropped.sort(key=lambda row: (-row["records"], row["node"], row["reason"]))
-    causes: list[View] = [
-        {
-            "exception": exception,
-            "node": node,
-            "topic": topic,
-            "records": records,
-            "sample": seen.samples.get((exception, node, topic), ""),
-        }
-        for (exception, node, topic), records in seen.series.get(names.LEFT_OUT, {}).items()
-    ]
-    causes.sort(key=lambda row: (-row["records"], row["exception"], row["node"], row["topic"]))
+    dropped = _ranked(seen.series.get(names.DROPPED, {}), "node", "reason")
+    cause = ("exception", "node", "topic")
+    causes = _ranked(seen.series.get(names.LEFT_OUT, {}), *cause)
+    for row in causes:
+        row["sample"] = seen.samples.get(tuple(row[name] for name in cause), "")
     return {
         "causes": causes[:MOST_LAGS],
         "more": max(0, len(causes) - MOST_LAGS),
@@ -433,7 +429,8 @@ def _letters(facts: Facts) -> View:
 
 def _transactions(facts: Facts) -> View:
     seen = facts.seen
-    latency = seen.recent.get(names.COMMIT_LATENCY, {}).values()
+    latencies = seen.recent.get(names.COMMIT_LATENCY, {}).values()
+    latency = reduce(Seen.also, latencies) if latencies else None
     failed = defaultdict[str, float](float)
     for (_, kind), count in seen.series.get(names.FAILED_BATCHES, {}).items():
         failed[kind] += count
@@ -442,10 +439,8 @@ def _transactions(facts: Facts) -> View:
         "rate": facts.total_growth(names.COMMITS),
         "aborted": seen.counters.get(names.COMMITS_ABORTED, 0.0),
         "failed": dict(sorted(failed.items(), key=lambda item: -item[1])),
-        "mean_ms": sum(one.total for one in latency) / sum(one.number for one in latency)
-        if latency
-        else None,
-        "most_ms": max((one.most for one in latency), default=None),
+        "mean_ms": None if latency is None else latency.mean,
+        "most_ms": None if latency is None else latency.most,
         "rebalances": seen.counters.get(names.REBALANCES, 0.0),
         **_writers(facts),
     }
