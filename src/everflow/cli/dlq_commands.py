@@ -150,7 +150,9 @@ def replay(
         if old is not None:
             echo(_warning(old, len(chosen)), err=True)
         if replayer is not None and chosen:
-            _ask(chosen, to, yes)
+            topics = sorted({to or one.source or "" for one in chosen})
+            question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
+            require_yes(yes, question, "nothing was written")
             replayer.replay(chosen, to, timestamp.time_ms())
     done = [one for one in taken if one.replayed]
     if output is Output.json:
@@ -194,12 +196,6 @@ def _warning(old: OldLetters, chosen: int) -> str:
         f"{instant(old.newest)}. An application drops a record as late where its window, join or "
         f"ttl is over by then. `--timestamp now` gives the records the present time."
     )
-
-
-def _ask(chosen: Sequence[DeadLetter], to: str | None, yes: bool) -> None:
-    topics = sorted({to or one.source or "" for one in chosen})
-    question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
-    require_yes(yes, question, "nothing was written")
 
 
 def _show(

@@ -22,7 +22,6 @@ from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, LogStartMovedError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.fetch_tap import FetchTap
-from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 from everflow.serdes import Serde, SerdeError
@@ -305,8 +304,8 @@ def records(
             last = time.monotonic()
             status.clear()
             for tp, chunk in found.items():
-                for record in _listed(tp, chunk, headers):
-                    yield record
+                for row in chunk.rows(headers):
+                    yield ReadRecord(tp.topic, tp.partition, *row)
                     shown += 1
                     if shown == count:
                         return
@@ -317,10 +316,6 @@ def _beginning(config: StreamsConfig, moved: LogStartMovedError) -> dict[TopicPa
         raise moved
     with closing(ClusterAdmin(config.admin())) as admin:
         return admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
-
-
-def _listed(tp: TopicPartition, chunk: LogChunk, headers: bool) -> Iterator[ReadRecord]:
-    return (ReadRecord(tp.topic, tp.partition, *row) for row in chunk.rows(headers))
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:

@@ -6,7 +6,7 @@ Here are its options and what it shows; `reset_plan` decides, `cluster_reset` do
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,10 +21,6 @@ from everflow.cli.commands import (
     require_yes,
     show,
 )
-
-if TYPE_CHECKING:
-    from everflow.cli.reset_plan import Plan
-    from everflow.config import StreamsConfig
 
 
 @command()
@@ -78,7 +74,12 @@ def reset(
         with status.waiting("looking at topics, offsets and members", after_s=1.0):
             plan = reset.plan(position, input_topics or [])
         if plan.untouched:
-            show(output, plan.plain(dry_run=dry_run, done=False), [_untouched(plan, config)])
+            text = (
+                f"nothing to reset: {plan.application_id} has no committed offsets, no internal "
+                f"topics and no state in {config.state_dir}. A first start begins where "
+                f"auto.offset.reset says ({config.auto_offset_reset})."
+            )
+            show(output, plan.plain(dry_run=dry_run, done=False), [text])
             return
         if dry_run:
             show(output, plan.plain(dry_run=True, done=False), plan.lines())
@@ -98,20 +99,9 @@ def reset(
             raise
         if output is Output.json:
             show(output, plan.plain(dry_run=False, done=True), [])
-        typer.echo(_what_is_left(plan, config), err=True)
-
-
-def _untouched(plan: Plan, config: StreamsConfig) -> str:
-    return (
-        f"nothing to reset: {plan.application_id} has no committed offsets, no internal topics and "
-        f"no state in {config.state_dir}. A first start begins where auto.offset.reset says "
-        f"({config.auto_offset_reset})."
-    )
-
-
-def _what_is_left(plan: Plan, config: StreamsConfig) -> str:
-    return (
-        f"{plan.application_id} was reset. On other hosts delete {plan.application_id} in their "
-        f"state.dir ({config.state_dir} here) before they start; output topics were left as they "
-        f"are."
-    )
+        typer.echo(
+            f"{plan.application_id} was reset. On other hosts delete {plan.application_id} in "
+            f"their state.dir ({config.state_dir} here) before they start; output topics were left "
+            f"as they are.",
+            err=True,
+        )

@@ -143,7 +143,7 @@ def print_table(rows: Rows, most: int | None) -> None:
     shown = most or TABLE_ROWS
     found = list(islice(_dicts(rows), shown + 1))
     head = tuple(rows.schema.names)
-    for line in table([head, *(_cells(row) for row in found[:shown])]):
+    for line in table([head, *([_cell(value) for value in row.values()] for row in found[:shown])]):
         echo(line)
     if len(found) > shown:
         echo(f"... and more: --limit {10 * shown} shows them, --format json or parquet all")
@@ -173,10 +173,6 @@ def _json(value: Any) -> str:
     from everflow.instance.serving.answers import as_json
 
     return as_json(value).decode()
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(_cell(value) for value in row.values())
 
 
 def _cell(value: Any) -> str:

@@ -66,7 +66,12 @@ def create(
     wanted = parse_topics(names, option="topic ", partitions=partitions)
     topic_settings = assignments("--config", config)
     with cluster.connected() as (_, admin, _):
-        _refuse_existing(admin, wanted)
+        found = admin.list_topics()
+        there = [
+            f"{name} ({found[name].partitions} partitions)" for name in wanted if name in found
+        ]
+        if there:
+            raise ConfigError(f"exists already: {', '.join(there)}. Nothing was created.")
         asked = {name: (count, topic_settings) for name, count in wanted.items()}
         try:
             created = admin.create_topics(asked, replication_factor)
@@ -103,7 +108,12 @@ def delete(
     them does not exist."""
     with cluster.connected() as (_, admin, _):
         topics = admin.list_topics()
-        _require_existing(names, topics)
+        missing = [name for name in names if name not in topics]
+        if missing:
+            raise ConfigError(
+                f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` "
+                f"shows what there is."
+            )
         counts = _records(admin, {name: topics[name] for name in names})
         what = ", ".join(
             f"{name} (about {counts[name]:,} records)" for name in dict.fromkeys(names)
@@ -172,22 +182,6 @@ def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
         f"the broker refused to create {', '.join(wanted)}: {said}. See what there is with "
         f"`everflow topic list`."
     )
-
-
-def _refuse_existing(admin: ClusterAdmin, wanted: Mapping[str, int]) -> None:
-    found = admin.list_topics()
-    there = [f"{name} ({found[name].partitions} partitions)" for name in wanted if name in found]
-    if there:
-        raise ConfigError(f"exists already: {', '.join(there)}. Nothing was created.")
-
-
-def _require_existing(names: list[str], topics: Mapping[str, TopicShape]) -> None:
-    missing = [name for name in names if name not in topics]
-    if missing:
-        raise ConfigError(
-            f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` "
-            f"shows what there is."
-        )
 
 
 def parse_topics(

@@ -232,7 +232,11 @@ class QueryClient:
 
     def stores(self) -> list[StoreInfo]:
         """All of them, as one instance sees them."""
-        return [_store_info(one) for one in self._ask("/stores")["stores"]]
+        lists = ("here", "copies")
+        return [
+            StoreInfo._make(tuple(one[n]) if n in lists else one[n] for n in StoreInfo._fields)
+            for one in self._ask("/stores")["stores"]
+        ]
 
     def owner(self, store: str, key: Any) -> KeyOwner:
         """The instances that have a key."""
@@ -512,8 +516,3 @@ def _with(path: str, asked: Mapping[str, Any]) -> str:
 
 def _windowed(row: Mapping[str, Any]) -> tuple[Windowed, Any]:
     return Windowed(row["key"], row["start"], row["end"]), row["value"]
-
-
-def _store_info(found: Mapping[str, Any]) -> StoreInfo:
-    lists = {name: tuple(found[name]) for name in ("here", "copies")}
-    return StoreInfo(**{**{name: found[name] for name in StoreInfo._fields}, **lists})

@@ -99,11 +99,11 @@ class Places:
     def without_s(self) -> dict[int, float]:
         """Slot -> seconds without a host; 0 if it has one."""
         with self._lock:
-            return {slot: self._without_s(place) for slot, place in self._places.items()}
-
-    def _without_s(self, place: _Place) -> float:
-        silent_s = self._silent_s(place)
-        return 0.0 if place.last is not None and silent_s <= HEARD_S else silent_s
+            silent = {slot: self._silent_s(place) for slot, place in self._places.items()}
+            return {
+                slot: 0.0 if self._places[slot].last is not None and for_s <= HEARD_S else for_s
+                for slot, for_s in silent.items()
+            }
 
     def _silent_s(self, place: _Place) -> float:
         return self._clock() - place.since_s

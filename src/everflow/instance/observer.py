@@ -634,17 +634,18 @@ def watched(
 def exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
     """Send the metrics to ``otel.exporter.otlp.metrics.endpoint`` until the export is closed.
     ConfigError if the packages for it are missing."""
-    from everflow.observe.otlp import OtlpExport, OtlpSettings
+    from everflow.observe.otlp import OtlpExport
 
-    settings = OtlpSettings(
-        endpoint=config.otel_exporter_otlp_metrics_endpoint,
-        interval_ms=config.otel_metric_export_interval,
-    )
-    about = observer.subject
+    endpoint, about = config.otel_exporter_otlp_metrics_endpoint, observer.subject
     sender = OtlpExport(
-        settings, observer.watch, about.application_id, about.client_id, about.version
+        endpoint,
+        config.otel_metric_export_interval,
+        observer.watch,
+        about.application_id,
+        about.client_id,
+        about.version,
     )
-    moves.info("Metrics are sent to %s", settings.endpoint)
+    moves.info("Metrics are sent to %s", endpoint)
     return sender
 
 

@@ -74,7 +74,8 @@ class DesiredInstances:
     def look(self, load: Load, now_ms: float) -> int:
         """The number now. It begins with the instances that there are. Up it goes to the smallest
         that was asked for during the time, down to the largest: a peak is no trend."""
-        told = self.told = load.members if self.told is None else min(self.told, self._most(load))
+        most = max(self.rules.least, load.tasks, load.members)
+        told = self.told = load.members if self.told is None else min(self.told, most)
         now = wanted(load, self.rules)
         if now is None or now == told:
             self._asked = None
@@ -89,6 +90,3 @@ class DesiredInstances:
         if now_ms - since_ms >= after_s * 1000:
             self.told, self._asked = number, None
         return self.told
-
-    def _most(self, load: Load) -> int:
-        return max(self.rules.least, load.tasks, load.members)

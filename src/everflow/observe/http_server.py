@@ -61,16 +61,13 @@ class _Looked(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for figure in self._figures:
-            family = _family(figure)
+            kind = CounterMetricFamily if figure.kind == COUNTER else GaugeMetricFamily
+            labels_of = ("client_id", *figure.labels)
+            family = kind(figure.name, figure.text, labels=labels_of)
             for labels, value in figure.read(self._seen):
                 family.add_metric((self._seen.client_id, *labels), value)
             if family.samples:
                 yield family
-
-
-def _family(figure: Figure) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if figure.kind == COUNTER else GaugeMetricFamily
-    return kind(figure.name, figure.text, labels=("client_id", *figure.labels))
 
 
 MOST_CONNECTIONS = 512

@@ -63,7 +63,7 @@ def application_verdict(facts: Facts, peers: Sequence[Peer], own: str) -> Verdic
     if not peers:
         return verdict(facts)
     lines = [(own or HERE, hindered(facts.seen))]
-    lines += [(peer.host, _away(peer) or _hindered(peer)) for peer in peers]
+    lines += [(peer.host, _trouble(peer)) for peer in peers]
     said = [(host, line) for host, line in lines if line is not None]
     for host, line in said:
         if line.tone == BAD:
@@ -80,15 +80,13 @@ def application_verdict(facts: Facts, peers: Sequence[Peer], own: str) -> Verdic
     return whole
 
 
-def _away(peer: Peer) -> VerdictLine | None:
-    if peer.facts is None or peer.silent_s < AWAY_S:
+def _trouble(peer: Peer) -> VerdictLine | None:
+    if peer.facts is None:
         return None
+    if peer.silent_s < AWAY_S:
+        return hindered(peer.facts.seen)
     age = duration(peer.age_s)
     return VerdictLine(BAD, f"It does not answer ({peer.error}): what is known is {age} old")
-
-
-def _hindered(peer: Peer) -> VerdictLine | None:
-    return None if peer.facts is None else hindered(peer.facts.seen)
 
 
 def instances(facts: Facts, peers: Sequence[Peer], own: str) -> View:
@@ -191,7 +189,13 @@ def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
     return {
         "verdict": application_verdict(facts, peers, own)._asdict(),
         "instances": instances(facts, peers, own),
-        "instance": _instance(facts),
+        "instance": {
+            **identity_of(facts.seen),
+            "rate": facts.total_growth(names.RECORDS_CONSUMED),
+            "desired": facts.seen.desired_instances,
+            "application_tasks": facts.seen.application_tasks,
+            "now_ms": facts.now_ms,
+        },
         "trend": _trend(facts),
         "topology": _topology(facts),
         "tasks": _tasks(facts, peers),
@@ -203,16 +207,6 @@ def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
         "letters": _letters(facts),
         "transactions": _transactions(facts),
         "events": _events(facts.events, ""),
-    }
-
-
-def _instance(facts: Facts) -> View:
-    return {
-        **identity_of(facts.seen),
-        "rate": facts.total_growth(names.RECORDS_CONSUMED),
-        "desired": facts.seen.desired_instances,
-        "application_tasks": facts.seen.application_tasks,
-        "now_ms": facts.now_ms,
     }
 
 
