@@ -280,7 +280,7 @@ def application(
     # Of their own: behind many readers, slow ones too, a probe would wait until it has failed.
     probing = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="everflow-probes")
 
-    async def probed(verdict: Callable[[Observation], Verdict]) -> Response:
+    async def probed(verdict: Callable[[Observation], Verdict], _: Request) -> Response:
         seen = await asyncio.get_running_loop().run_in_executor(probing, look)
         found = verdict(seen)
         return JSONResponse(found._asdict(), status_code=200 if found.ok else 503)
@@ -288,12 +288,6 @@ def application(
     async def metrics(_: Request) -> Response:
         text = await run_in_threadpool(lambda: exposition(watched()))
         return Response(text, media_type=CONTENT_TYPE)
-
-    async def alive(_: Request) -> Response:
-        return await probed(live)
-
-    async def is_ready(_: Request) -> Response:
-        return await probed(ready)
 
     async def status(_: Request) -> Response:
         return JSONResponse(status_of(await run_in_threadpool(watched)))
@@ -319,8 +313,8 @@ def application(
         routes=[
             Route("/", index),
             Route("/metrics", metrics),
-            Route("/live", alive),
-            Route("/ready", is_ready),
+            Route("/live", partial(probed, live)),
+            Route("/ready", partial(probed, ready)),
             Route("/status", status),
             Route("/topology", described),
             Route("/drain", drained, methods=["POST"]),
