@@ -21,8 +21,14 @@ from everflow import logs
 from everflow.autoscale import Autoscaler
 from everflow.errors import ConfigError, SetupError
 from everflow.fleet.control import Door, Places, application
-from everflow.fleet.decision import PlacesTold, instance_settings, require_cluster, spark_settings
-from everflow.fleet.messages import PROGRAM_FILE, SlotOrder
+from everflow.fleet.decision import (
+    PROGRAM_FILE,
+    PlacesTold,
+    SlotOrder,
+    instance_settings,
+    require_cluster,
+    spark_settings,
+)
 from everflow.fleet.slot_job import SlotJob, SparkJobs, require_running
 from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer

@@ -30,13 +30,17 @@ from everflow.fleet.decision import (
     MOST_CHARACTERS,
     MOST_LINES,
     STOP_S,
+    TOKEN_HEADER,
     Act,
     KeeperSees,
+    Report,
+    SlotOrder,
+    SlotOutcome,
+    Wanted,
     instance_environment,
     keeper_act,
     wish,
 )
-from everflow.fleet.messages import TOKEN_HEADER, Report, SlotOrder, SlotOutcome, Wanted
 
 log = logging.getLogger("everflow.fleet")
 

@@ -17,7 +17,7 @@ from pyspark import SparkContext, SparkFiles, TaskContext
 from everflow.autoscale import InstanceSeen
 from everflow.errors import FatalError
 from everflow.fleet.control import Places
-from everflow.fleet.messages import PROGRAM_FILE, Report, SlotOrder, SlotOutcome, Wanted
+from everflow.fleet.decision import PROGRAM_FILE, Report, SlotOrder, SlotOutcome, Wanted
 
 log = logging.getLogger("everflow.fleet")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from everflow.autoscale import Autoscaler
 from everflow.fleet.control import Door, Places
 from everflow.fleet.control import application as fleet_routes
-from everflow.fleet.messages import TOKEN_HEADER
+from everflow.fleet.decision import TOKEN_HEADER
 from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.routes import Page
