@@ -270,9 +270,8 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
             try:
                 yield more
             except Exception:
-                if (
-                    signals.interrupted
-                ):  # what it interrupted, a client's C code for one, may surface as any error
+                # What it interrupted, a client's C code for one, may surface as any error.
+                if signals.interrupted:
                     signals.check()
                 raise
     except EverflowError as error:

@@ -90,7 +90,7 @@ def run_program(
         try:
             with (
                 shown_by(shown_elsewhere),  # by its line
-                tables.written_by(status.rows),
+                tables.written_by(status.say),
                 watching(streams, foreground, topology, status),
             ):
                 foreground.run()
