@@ -138,7 +138,7 @@ class _Sink(_MemorySink):
     """Takes what a batch leaves out before the letters are taken of it."""
 
     def __init__(self, driver: RestoringDriver) -> None:
-        super().__init__(driver._topics.count)
+        super().__init__(driver._handlers.topic, driver._topics.count)
         self._driver = driver
 
     def __call__(

@@ -17,8 +17,7 @@ from everflow import KafkaStreams
 from everflow import metrics as names
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import Progress
-from everflow.console.watch import LagReader
+from everflow.console.terminal import LagReader, Progress
 from everflow.errors import EverflowError, FatalError
 from everflow.instance.client_state import ENDED, ClientState
 from everflow.instance.describe import ACTIVE, RESTORING, WARM_UP, TaskStatus, progress, role_of

@@ -11,8 +11,7 @@ from typing import Any
 from everflow import KafkaStreams
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import Progress
-from everflow.console.watch import LagReader, input_topics
+from everflow.console.terminal import LagReader, Progress, input_topics
 from everflow.errors import FatalError
 from everflow.instance.client_state import ENDED
 from everflow.instance.describe import summary

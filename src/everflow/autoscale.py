@@ -66,7 +66,6 @@ TAIL_LINES = 15
 
 
 def free_port() -> int:
-    """A port of the loopback that is free now."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
@@ -172,27 +171,22 @@ GOOD_AFTER_S = 60.0
 
 
 class Instance(Protocol):
-    """An instance as the loop sees it: a process of this machine, or a slot of a cluster."""
+    """An instance as the loop sees it: a process of this machine, or a slot of a cluster.
+
+    ``number``: used again, with the state, when it has ended. ``where``: its place, and ``tail``,
+    the last lines of what it said, for people. ``ending``: it was ordered to end; ``code``: its
+    exit code, None while it runs.
+    """
 
     @property
-    def number(self) -> int:
-        """Its number, which is used again, with the state, when it has ended."""
-
+    def number(self) -> int: ...
     @property
-    def where(self) -> str:
-        """Its place, for people."""
-
+    def where(self) -> str: ...
     @property
-    def ending(self) -> bool:
-        """True if it was ordered to end."""
-
+    def ending(self) -> bool: ...
     @property
-    def code(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    def seen(self) -> InstanceSeen:
-        """Its last known status."""
-
+    def code(self) -> int | None: ...
+    def seen(self) -> InstanceSeen: ...
     def end(self, for_good: bool) -> None:
         """Tell it to end in order, and return at once. ``for_good``: others take its tasks;
         otherwise a static member's wait for its return."""
@@ -200,11 +194,8 @@ class Instance(Protocol):
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s``; True if it has ended."""
 
-    def kill(self) -> None:
-        """End it at once."""
-
-    def tail(self) -> str:
-        """The last lines of what it said."""
+    def kill(self) -> None: ...
+    def tail(self) -> str: ...
 
 
 @dataclass(kw_only=True)

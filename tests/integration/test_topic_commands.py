@@ -94,40 +94,6 @@ def test_records_written_are_read_again(bootstrap: str, topic: Callable[..., str
     assert (late.exit_code, late.stdout) == (0, "")
 
 
-def test_hot_keys_are_shown_with_their_partition_and_share(
-    bootstrap: str, topic: Callable[..., str]
-) -> None:
-    name = topic(3)
-    assert everflow(bootstrap, "topic", "keys", name).stdout.startswith("no records: ")
-    text = "".join(f"2026-01-01T00:00:{n % 60:02d}Z\thot\t{n}\n" for n in range(300))
-    text += "2026-01-01T00:00:30Z\tcold\t1\n"
-    wrote = everflow(bootstrap, "produce", name, "--with-time", text=text)
-    assert wrote.exit_code == 0, wrote.output
-    told = json.loads(everflow(bootstrap, "topic", "keys", name, "--output", "json").stdout)
-    assert told["records"] == 301
-    hot, cold = (next(row for row in told["keys"] if row["key"] == key) for key in ("hot", "cold"))
-    assert hot == told["keys"][0]
-    assert (hot["records"], cold["records"]) == (300, 1)
-    same = hot["partition"] == cold["partition"]
-    assert hot["share"] == pytest.approx(300 / 301 if same else 1.0)
-    assert hot["per_s"] == pytest.approx(300 / 59)
-    assert told["partitions"][0]["partition"] == hot["partition"]
-
-    few = everflow(bootstrap, "topic", "keys", name, "--records", "10", "--top", "1")
-    assert few.exit_code == 0, few.output
-    head, first, empty, *_ = (line.split() for line in few.stdout.splitlines())
-    assert head == ["key", "partition", "records", "of", "its", "partition", "records/s"]
-    assert (first[0], first[2], empty) == ("hot", "10" if not same else first[2], [])
-    wrong = everflow(bootstrap, "topic", "keys", name, "--key", "long")
-    assert wrong.exit_code == 1
-    assert f"a key of {name}-" in wrong.output
-    assert "long takes 8 bytes" in wrong.output
-    assert "--window time" in wrong.output
-    missing = everflow(bootstrap, "topic", "keys", f"{name}-none")
-    assert missing.exit_code == 2
-    assert f"no such topic: {name}-none" in missing.output
-
-
 def test_bytes_that_are_no_value_of_that_kind_name_their_record(
     bootstrap: str, topic: Callable[..., str]
 ) -> None:

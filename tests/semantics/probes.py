@@ -96,10 +96,11 @@ class _CountingDriver(TopologyTestDriver):
         taken, self._dropped = self._dropped, {}
         return taken
 
-    def _deliver(self, result: StepResult) -> list[RawRecord]:
+    def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
+        result = super()._step_result(rows)
         for node, reasons in result.dropped.items():
             self._dropped.setdefault(node, Counter()).update(reasons)
-        return super()._deliver(result)
+        return result
 
     def content(self, store: str) -> str:
         """The content of a store that has a view; empty for other kinds."""

@@ -81,7 +81,6 @@ def test_a_status_line_shows_no_control_characters(on_terminal: bool) -> None:
     console = Console(file=out, force_terminal=on_terminal, color_system=None, width=200)
     with StatusLine(console) as status:
         status.say(HOSTILE)
-        status.rows(HOSTILE)
         status.line(HOSTILE)
         status.show(HOSTILE, below=[HOSTILE], now=True)
     assert "\x1b]0;" not in out.getvalue()

@@ -53,7 +53,6 @@ def _require_text(arguments: list[str]) -> None:
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    """Log the traceback of a thread that failed."""
     if failure.exc_value is not None:
         name = "?" if failure.thread is None else failure.thread.name
         info = (failure.exc_type, failure.exc_value, failure.exc_traceback)

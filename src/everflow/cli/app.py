@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,14 +35,10 @@ from everflow.cli import (
 )
 from everflow.cli.commands import (
     EXIT_FAILED,
-    Debug,
-    OptionalServers,
-    RunSettings,
-    SettingsFolders,
+    ProgramSettings,
     Target,
     app,
     command,
-    errors_for_people,
 )
 from everflow.errors import ConfigError, SetupError
 from everflow.stop_signals import owned
@@ -53,15 +50,11 @@ _ADDED = (dlq_commands, fleet, new_project, record_commands, reset, state, topic
 
 
 class Guarantee(str, Enum):
-    """Values of ``processing.guarantee``."""
-
     at_least_once = "at_least_once"
     exactly_once_v2 = "exactly_once_v2"
 
 
 class DescribeFormat(str, Enum):
-    """Forms of a described topology."""
-
     text = "text"
     json = "json"
     mermaid = "mermaid"
@@ -96,19 +89,13 @@ def version() -> None:
     typer.echo(__version__)
 
 
-@app.command()
+@command()
 def run(
     context: typer.Context,
     target: Target,
-    application_id: Annotated[
-        str | None, typer.Option(help="application.id: names the group and the internal topics.")
-    ] = None,
-    bootstrap_servers: OptionalServers = None,
-    guarantee: Annotated[Guarantee | None, typer.Option(help="processing.guarantee.")] = None,
+    settings: ProgramSettings,
+    guarantee: Annotated[Guarantee | None, "processing.guarantee."] = None,
     threads: Threads = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="state.dir: the folder of the stores.")
-    ] = None,
     create_new_topics: Annotated[
         bool | None,
         typer.Option(
@@ -117,8 +104,6 @@ def run(
             show_default=False,
         ),
     ] = None,
-    settings: RunSettings = None,
-    settings_folder: SettingsFolders = None,
     leave: Annotated[
         bool | None,
         typer.Option(
@@ -129,39 +114,29 @@ def run(
             show_default=False,
         ),
     ] = None,
-    debug: Debug = False,
-) -> None:
+    *,
+    debug: bool,
+    more: list[str],
+) -> int:
     """Run a topology until Ctrl-C, SIGTERM or SIGHUP. Each of them commits the work in progress;
     --leave and --stay decide what happens to the tasks.
 
     The program is read once, at the start. A change of its file takes effect at the next start.
     """
-    with errors_for_people(debug) as more:
-        from everflow.spark.session import launch_ahead
+    from everflow.spark.session import launch_ahead
 
-        launch_ahead()  # Spark's JVM starts beside the imports, which take a second
-        from everflow.cli.cluster import merged_settings, named_as_typed, typed_options
-        from everflow.cli.run import run_program
+    launch_ahead()  # Spark's JVM starts beside the imports, which take a second
+    from everflow.cli.run import run_program
 
-        options: dict[str, object | None] = {
-            "application.id": application_id,
-            "bootstrap.servers": bootstrap_servers,
-            "processing.guarantee": guarantee.value if guarantee else None,
-            "num.stream.threads": threads,
-            "state.dir": str(state_dir) if state_dir else None,
-            "create.new.topics": create_new_topics,
-        }
-        merged = merged_settings(settings, settings_folder, options)
-        with named_as_typed(typed_options(context, options)):
-            code = run_program(
-                target,
-                merged,
-                console=Console(),
-                debug=debug,
-                leave_group=leave,
-                failed=more.append,
-            )
-    raise typer.Exit(code)
+    options = {
+        "processing.guarantee": guarantee.value if guarantee else None,
+        "num.stream.threads": threads,
+        "create.new.topics": create_new_topics,
+    }
+    with settings.merged(context, **options) as merged:
+        return run_program(
+            target, merged, console=Console(), debug=debug, leave_group=leave, failed=more.append
+        )
 
 
 @command()
@@ -170,9 +145,7 @@ def describe(
     form: Annotated[
         DescribeFormat, typer.Option("--format", help="How to print it.")
     ] = DescribeFormat.text,
-    physical: Annotated[
-        bool, typer.Option("--physical", help="Print where each node is computed, and why.")
-    ] = False,
+    physical: Annotated[bool, "Print where each node is computed, and why."] = False,
 ) -> None:
     """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
     Columns."""
@@ -202,9 +175,7 @@ def broker(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: a free one.")] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that keeps topics between runs. Default: a temporary one, then deleted."
-        ),
+        "Folder that keeps topics between runs. Default: a temporary one, then deleted.",
     ] = None,
     topic: Annotated[
         list[str] | None,
@@ -212,11 +183,8 @@ def broker(
     ] = None,
     security: Annotated[
         bool,
-        typer.Option(
-            "--security",
-            help="Accept clients over TLS with a password only. The settings that they need are "
-            "written to a file, whose path is printed.",
-        ),
+        "Accept clients over TLS with a password only. The settings that they need are "
+        "written to a file, whose path is printed.",
     ] = False,
 ) -> None:
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
@@ -255,8 +223,6 @@ def broker(
 
 
 class Demo(str, Enum):
-    """Demos."""
-
     flights = "flights"
     enrichment = "enrichment"
 
@@ -274,9 +240,7 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
     ] = None,
-    guarantee: Annotated[
-        Guarantee, typer.Option(help="processing.guarantee.")
-    ] = Guarantee.exactly_once_v2,
+    guarantee: Annotated[Guarantee, "processing.guarantee."] = Guarantee.exactly_once_v2,
     threads: Threads = None,
     limit: Annotated[
         int | None,
@@ -291,7 +255,7 @@ def demo(
         ),
     ] = 1,
     debug: bool = False,
-) -> None:
+) -> int:
     """Stream real flights through an embedded broker and compare every result with a plain
     batch."""
     options: dict[str, Any] = {
@@ -312,14 +276,12 @@ def demo(
         from everflow_demo.enrichment.run import run_enrichment
 
         matches = run_enrichment(**options).matches_batch
-    raise typer.Exit(0 if matches else EXIT_FAILED)
+    return 0 if matches else EXIT_FAILED
 
 
 @command()
 def setup(
-    broker: Annotated[
-        bool, typer.Option("--broker", help="Also prepare the embedded broker.")
-    ] = False,
+    broker: Annotated[bool, "Also prepare the embedded broker."] = False,
 ) -> None:
     """Prepare a machine or an image: create the class archive with which Spark's JVM starts in half
     the time; with --broker also download the broker's jars.
@@ -348,91 +310,62 @@ def setup(
             typer.echo(f"{conf}: class archive {done}")
 
 
-# Options whose line would be too long below.
-Remove = Annotated[int, typer.Option(help="Instances that stop cleanly (they drain first).")]
-Tasks = Annotated[
-    int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")
-]
-StateRecords = Annotated[int, typer.Option(help="Records in one task's changelog.")]
-RestoreRate = Annotated[
-    float | None,
-    typer.Option(
-        help="Records a second that one thread restores for an active task; default: 400,000."
-    ),
-]
-FollowRate = Annotated[
-    float | None,
-    typer.Option(
-        help="Records a second at which one instance warms tasks up; default: the restore rate."
-    ),
-]
-Measured = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Take both rates from the JSON file of `./run bench restore --json`."
-    ),
-]
-InputRate = Annotated[float, typer.Option(help="Records a second that arrive at each task.")]
-AcceptableLag = Annotated[int, typer.Option(help="acceptable.recovery.lag, in records.")]
-SessionTimeout = Annotated[float, typer.Option(help="session.timeout.ms, in seconds.")]
-Static = Annotated[bool, typer.Option("--static", help="Instances have a group.instance.id.")]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
-]
-HistoryFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a log of all simulated events.")
-]
+@dataclass(frozen=True, kw_only=True)
+class ScalingStep:
+    """Options as `everflow_simulation.Step` has them."""
+
+    members: Annotated[int, "Instances that run before the change."] = 3
+    add: Annotated[int, "Instances that join, with empty disks."] = 0
+    remove: Annotated[int, "Instances that stop cleanly (they drain first)."] = 0
+    crash: Annotated[int, "Instances that are killed."] = 0
+    tasks: Annotated[int, "Stateful tasks: partitions of the stateful sub-topologies."] = 24
+    stateless_tasks: Annotated[int, "Tasks without state."] = 0
+    state_records: Annotated[int, "Records in one task's changelog."] = 1_000_000
+    input_rate: Annotated[float, "Records a second that arrive at each task."] = 100.0
+    threads: Annotated[int, "num.stream.threads of every instance."] = 2
+    standbys: Annotated[int, "num.standby.replicas."] = 0
+    warmups: Annotated[int, "max.warmup.replicas."] = 2
+    acceptable_lag: Annotated[int, "acceptable.recovery.lag, in records."] = 10_000
+    session_timeout_s: Annotated[
+        float, typer.Option("--session-timeout", help="session.timeout.ms, in seconds.")
+    ] = 45.0
+    static: Annotated[bool, "Instances have a group.instance.id."] = False
+    seed: Annotated[int, "The same seed gives the same result."] = 1
 
 
 @command()
 def simulate(
-    members: Annotated[int, typer.Option(help="Instances that run before the change.")] = 3,
-    add: Annotated[int, typer.Option(help="Instances that join, with empty disks.")] = 0,
-    remove: Remove = 0,
-    crash: Annotated[int, typer.Option(help="Instances that are killed.")] = 0,
-    tasks: Tasks = 24,
-    stateless_tasks: Annotated[int, typer.Option(help="Tasks without state.")] = 0,
-    state_records: StateRecords = 1_000_000,
-    restore_rate: RestoreRate = None,
-    follow_rate: FollowRate = None,
-    measured: Measured = None,
-    input_rate: InputRate = 100.0,
-    threads: Annotated[int, typer.Option(help="num.stream.threads of every instance.")] = 2,
-    standbys: Annotated[int, typer.Option(help="num.standby.replicas.")] = 0,
-    warmups: Annotated[int, typer.Option(help="max.warmup.replicas.")] = 2,
-    acceptable_lag: AcceptableLag = 10_000,
-    session_timeout: SessionTimeout = 45.0,
-    static: Static = False,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 1,
-    json_file: JsonFile = None,
-    history: HistoryFile = None,
+    step: ScalingStep,
+    restore_rate: Annotated[
+        float | None,
+        "Records a second that one thread restores for an active task; default: 400,000.",
+    ] = None,
+    follow_rate: Annotated[
+        float | None,
+        "Records a second at which one instance warms tasks up; default: the restore rate.",
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take both rates from the JSON file of `./run bench restore --json`.",
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+    ] = None,
+    history: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a log of all simulated events.")
+    ] = None,
     debug: bool = False,
 ) -> None:
     """Predict a scaling step: migrated tasks, warm-ups, rebalances, pauses, time until balanced.
     Needs no broker."""
     if not debug:
         logging.getLogger("everflow").setLevel(logging.ERROR)
+    from everflow_simulation import Step
     from everflow_simulation import command as simulation
-    from everflow_simulation.forecast import Step
 
     rates = simulation.rates(restore_rate, follow_rate, measured)
-    step = Step(
-        members=members,
-        add=add,
-        remove=remove,
-        crash=crash,
-        tasks=tasks,
-        stateless_tasks=stateless_tasks,
-        state_records=state_records,
-        restore_rate=rates.restore,
-        follow_rate=rates.follow,
-        input_rate=input_rate,
-        threads=threads,
-        standbys=standbys,
-        warmups=warmups,
-        acceptable_lag=acceptable_lag,
-        session_timeout_s=session_timeout,
-        static=static,
-        seed=seed,
-    )
-    simulation.run(step, simulation.Files(json_file, history), Console())
+    planned = Step(**vars(step), restore_rate=rates.restore, follow_rate=rates.follow)
+    simulation.run(planned, simulation.Files(json_file, history), Console())

@@ -13,7 +13,6 @@ from rich.console import Console
 from everflow.cli import BOOTSTRAP_VARIABLE
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import merge_settings, parse_settings
 from everflow.errors import ConfigError, EverflowError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.setting_checks import is_secret
@@ -74,7 +73,8 @@ def merged_settings(
 ) -> dict[str, object]:
     """All settings of a command line that names a program. ConfigError if a required one is
     missing."""
-    merged = merge_settings(given_settings(settings, folders), options)
+    set_here = {key: value for key, value in options.items() if value is not None}
+    merged = {**given_settings(settings, folders), **set_here}
     missing = [text for key, text in _NEEDED.items() if merged.get(key) in (None, "")]
     if missing:
         raise ConfigError("\n".join(missing))
@@ -82,12 +82,16 @@ def merged_settings(
 
 
 def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """The ``key=value`` arguments of ``option``, with a warning for secrets: a command line is
-    shown to all users of its host. ConfigError for one that is none."""
-    try:
-        found = parse_settings(given or [])
-    except ValueError as error:
-        raise ConfigError(f"{option} {error}") from None
+    """The ``key=value`` arguments of ``option``, of equal keys the last one, with a warning for
+    secrets: a command line is shown to all users of its host. ConfigError for one that is none."""
+    found: dict[str, str] = {}
+    for argument in given or []:
+        key, separator, value = argument.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(
+                f"{option} {argument!r}: write it as key=value, e.g. commit.interval.ms=50"
+            )
+        found[key.strip()] = value.strip()
     for key in filter(is_secret, found):
         typer.echo(
             f"warning: {option} {key} is on the command line, which every user of this host can "

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from everflow.cli.reset_plan import (
     Plan,
@@ -52,7 +51,6 @@ STEP_S = 60.0
 """How long each step is tried."""
 REQUEST_S = 10.0
 _LOOK_MS = 100.0
-T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -102,7 +100,9 @@ class ClusterReset:
             existing=existing,
             needed={name: count for name, (count, _) in own.items()},
             repartition=frozenset(needed.repartition),
-            others=tuple(leftovers(application_id, existing, used | own.keys(), self._groups())),
+            others=tuple(
+                leftovers(application_id, existing, used | own.keys(), self.admin.groups(STEP_S))
+            ),
             committed=now,
             offsets=new_offsets(chosen, starts, now),
         )
@@ -138,9 +138,6 @@ class ClusterReset:
             log.debug("Open transactions are not listed: %s", error)
             return []
         return lost_writers(config.application_id, found, (), "")
-
-    def _groups(self) -> frozenset[str]:
-        return self.admin.groups(STEP_S)
 
     # --- doing ------------------------------------------------------------------------------------
 
@@ -197,20 +194,22 @@ class ClusterReset:
                         f"changed.",
                         code="EF-STILL-RUNNING",
                     )
-                self._take_out(members)
+                self.admin.remove_members(plan.application_id, members, STEP_S)
+                self.status.say(f"took {counted(len(members), 'member')} out of the group")
                 self.clock.wait(self._never, _LOOK_MS)
-
-    def _take_out(self, members: Collection[MemberDescription]) -> None:
-        self.admin.remove_members(self.config.application_id, members, STEP_S)
-        self.status.say(f"took {counted(len(members), 'member')} out of the group")
 
     def _fence(self, plan: Plan) -> None:
         """An open transaction may commit offsets of before the reset after it."""
         producer = self.config.producer()
-        self._retried(
-            lambda: fence_all(producer, plan.transactions, REQUEST_S), "ending open transactions"
+        attempting(
+            lambda: fence_all(producer, plan.transactions, REQUEST_S),
+            "ending open transactions",
+            clock=self.clock,
+            deadline=Deadline(self.clock, STEP_S * 1000),
+            stop=self._never,
         )
-        partitions = [*plan.offsets, *_partitions(_existing(plan, plan.repartition))]
+        there = {name: plan.existing[name] for name in plan.repartition & plan.existing.keys()}
+        partitions = [*plan.offsets, *_partitions(there)]
         try:
             self.admin.committed(plan.application_id, partitions, STEP_S)
         except OffsetsUnstableError as error:
@@ -266,14 +265,6 @@ class ClusterReset:
 
     def _members(self) -> tuple[MemberDescription, ...]:
         return self.admin.members(self.config.application_id, STEP_S)
-
-    def _retried(self, once: Callable[[], T], doing: str) -> T:
-        deadline = Deadline(self.clock, STEP_S * 1000)
-        return attempting(once, doing, clock=self.clock, deadline=deadline, stop=self._never)
-
-
-def _existing(plan: Plan, names: Collection[str]) -> dict[str, int]:
-    return {name: plan.existing[name] for name in names if name in plan.existing}
 
 
 def _partitions(counts: Mapping[str, int]) -> list[TopicPartition]:

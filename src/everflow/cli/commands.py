@@ -12,10 +12,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -37,7 +37,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 wrong value."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 LOCAL_BROKER = "localhost:9092"
-F = TypeVar("F", bound=Callable[..., None])
+F = TypeVar("F", bound=Callable[..., int | None])
 
 
 _FIRST = ("version", "run", "describe", "broker", "demo", "new")
@@ -45,8 +45,6 @@ _FIRST = ("version", "run", "describe", "broker", "demo", "new")
 
 
 class Commands(TyperGroup):
-    """The commands of ``everflow``."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         names = super().list_commands(ctx)
         return [*(name for name in _FIRST if name in names), *(n for n in names if n not in _FIRST)]
@@ -101,9 +99,6 @@ Servers = Annotated[
         "--bootstrap-servers", envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers."
     ),
 ]
-OptionalServers = Annotated[
-    str | None, typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers.")
-]
 ClientSettings = Annotated[
     list[str] | None,
     typer.Option(
@@ -121,19 +116,10 @@ Target = Annotated[
     ),
 ]
 TargetAsForRun = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="As for run.")]
-RunSettings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
-]
-SettingsAsForRun = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable.")
-]
 SettingsFolders = Annotated[
     list[Path] | None,
-    typer.Option(
-        help="A folder with a file for each setting: the file's name is the key, its text the "
-        "value (a mounted Secret); repeatable. --set overrides it, a later folder an earlier one.",
-    ),
+    "A folder with a file for each setting: the file's name is the key, its text the "
+    "value (a mounted Secret); repeatable. --set overrides it, a later folder an earlier one.",
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -141,20 +127,17 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 @dataclass(frozen=True)
 class Cluster:
-    """The brokers that a command asks.
+    """The brokers that a command asks."""
 
-    A parameter of this type becomes ``--bootstrap-servers``, ``--set`` and ``--settings-folder``.
-    """
-
-    servers: str
-    settings: list[str] | None
-    folders: list[Path] | None
+    servers: Servers = LOCAL_BROKER
+    settings: ClientSettings = None
+    settings_folder: SettingsFolders = None
 
     def config(self, *more: str) -> StreamsConfig:
         """Settings of the clients; ``more`` as ``KEY=VALUE``. Raises ConfigError."""
         from everflow.cli.cluster import client_config
 
-        return client_config(self.servers, [*(self.settings or []), *more], self.folders)
+        return client_config(self.servers, [*(self.settings or []), *more], self.settings_folder)
 
     @contextmanager
     def connected(self) -> Iterator[tuple[StreamsConfig, ClusterAdmin, StatusLine]]:
@@ -166,39 +149,106 @@ class Cluster:
             yield config, admin, status
 
 
-def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+@dataclass(frozen=True)
+class ProgramSettings:
+    """The settings of a program that this command runs or resets."""
+
+    application_id: Annotated[
+        str | None, "application.id: names the group and the internal topics."
+    ] = None
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers."),
+    ] = None
+    state_dir: Annotated[Path | None, "state.dir: the folder of the stores on this host."] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
+    ] = None
+    settings_folder: SettingsFolders = None
+
+    @contextmanager
+    def merged(self, context: typer.Context, **more: object) -> Iterator[dict[str, object]]:
+        """All settings by their keys; ``more``: further options by their names. Errors of the block
+        name a setting as it was typed. ConfigError if a required one is missing."""
+        from everflow.cli.cluster import merged_settings, named_as_typed, typed_options
+
+        options = {
+            "application.id": self.application_id,
+            "bootstrap.servers": self.bootstrap_servers,
+            "state.dir": str(self.state_dir) if self.state_dir else None,
+            **more,
+        }
+        merged = merged_settings(self.settings, self.settings_folder, options)
+        with named_as_typed(typed_options(context, options)):
+            yield merged
+
+
+@dataclass(frozen=True)
+class InstanceSettings:
+    """The settings of instances that this command starts elsewhere."""
+
+    application_id: Annotated[str, "application.id."]
+    servers: Servers = LOCAL_BROKER
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As for run; repeatable."),
+    ] = None
+    settings_folder: Annotated[list[Path] | None, "As for run, of this host; repeatable."] = None
+
+    def merged(self) -> dict[str, object]:
+        """All settings by their keys. Raises ConfigError."""
+        from everflow.cli.cluster import given_settings
+
+        return {
+            **given_settings(self.settings, self.settings_folder),
+            "application.id": self.application_id,
+            "bootstrap.servers": self.servers,
+        }
+
+
+def _options(of: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """The parameters of a command's function, or the fields of a dataclass, as options. One that is
+    annotated with a text alone has that help; a flag has no opposite then."""
+    hints = get_type_hints(of, include_extras=True)
+    for one in inspect.signature(of).parameters.values():
+        kind = hints[one.name]
+        if is_dataclass(hints[one.name]):
+            yield from _options(kind)
+        elif one.name not in ("debug", "more"):
+            about = getattr(kind, "__metadata__", ("",))[0]
+            if isinstance(about, str) and about:
+                flag = [f"--{one.name.replace('_', '-')}"] if kind.__origin__ is bool else []
+                kind = Annotated[kind.__origin__, typer.Option(*flag, help=about)]
+            yield one.replace(kind=one.KEYWORD_ONLY, annotation=kind)
 
 
 def command(group: typer.Typer = app, name: str | None = None) -> Callable[[F], F]:
-    """Add a function to ``group`` as a command.
+    """Add a function to ``group`` as a command; what it returns is the exit code, None is 0.
 
-    The command also takes ``--debug``, which the function gets if it has a parameter ``debug``. Its
-    errors become a text on stderr and an exit code.
+    A parameter whose type is a dataclass becomes an option for each of its fields. The command also
+    takes ``--debug``, which the function gets if it has a parameter ``debug``; a parameter ``more``
+    gets the list of `errors_for_people`. Its errors become a text on stderr and an exit code.
     """
 
     def add(function: F) -> F:
-        hints = get_type_hints(function, include_extras=True)
-        cluster, options = None, []
-        for one in inspect.signature(function).parameters.values():
-            if hints[one.name] is Cluster:
-                cluster = one.name
-                options.append(_option("servers", Servers, LOCAL_BROKER))
-            elif one.name != "debug":
-                options.append(_option(one.name, hints[one.name], one.default))
-        if cluster is not None:
-            options.append(_option("settings", ClientSettings, None))
-            options.append(_option("settings_folder", SettingsFolders, None))
-        options.append(_option("debug", Debug, False))
+        hints = get_type_hints(function)
+        debug_option = inspect.Parameter(
+            "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug
+        )
+        options = [*_options(function), debug_option]
 
         def run(**values: Any) -> None:
-            debug = values["debug"] if "debug" in hints else values.pop("debug")
-            if cluster is not None:
-                parts = ("servers", "settings", "settings_folder")
-                values[cluster] = Cluster(*(values.pop(part) for part in parts))
-            with errors_for_people(debug):
-                function(**values)
+            debug = values.pop("debug")
+            for name, kind in hints.items():
+                if is_dataclass(kind):
+                    parts = {field.name: values.pop(field.name) for field in fields(kind)}
+                    values[name] = cast(type, kind)(**parts)
+            with errors_for_people(debug) as more:
+                asked = {"debug": debug, "more": more}
+                code = function(**values, **{one: asked[one] for one in asked if one in hints})
+            if code:
+                raise typer.Exit(code)
 
         made: Any = run
         made.__doc__, made.__signature__ = function.__doc__, inspect.Signature(options)
@@ -220,9 +270,8 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
             try:
                 yield more
             except Exception:
-                if (
-                    signals.interrupted
-                ):  # what it interrupted, a client's C code for one, may surface as any error
+                # What it interrupted, a client's C code for one, may surface as any error.
+                if signals.interrupted:
                     signals.check()
                 raise
     except EverflowError as error:
@@ -253,7 +302,6 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
 
 @contextmanager
 def _on_stderr() -> Iterator[None]:
-    """Show all lines of everflow and Spark."""
     with logs.lines_to(
         lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
     ):
@@ -261,8 +309,6 @@ def _on_stderr() -> Iterator[None]:
 
 
 class Format(str, Enum):
-    """Formats of keys and values on the command line."""
-
     string = "string"
     json = "json"
     boolean = "boolean"
@@ -282,8 +328,6 @@ class WindowKind(str, Enum):
 
 
 class Output(str, Enum):
-    """Forms of a result."""
-
     text = "text"
     json = "json"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -21,23 +22,12 @@ from everflow.user_program import one_line
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin
-    from everflow.kafka.dead_letters import (
-        Cause,
-        DeadLetter,
-        Filter,
-        LetterPlace,
-        OldLetters,
-        Replayer,
-    )
+    from everflow.kafka.dead_letters import Cause, DeadLetter, LetterPlace, OldLetters, Replayer
 
     Group = tuple[Cause, list[DeadLetter]]
 
 T = TypeVar("T")
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="A dead letter topic.")]
-Error = Annotated[str | None, typer.Option(help="Only records with this text in the error.")]
-Source = Annotated[str | None, typer.Option("--from", help="Only records of this source topic.")]
-Node = Annotated[str | None, typer.Option(help="Only records that failed at this node.")]
-
 
 _WHERE_DROPPED = (
     "What came too late, the application that reads it counts: the metric dropped-records-total, "
@@ -57,21 +47,21 @@ class ReplayTime(str, Enum):
 
 
 @dataclass(frozen=True)
-class _Letters:
-    """An open topic of dead letters."""
+class Chosen:
+    error: Annotated[str | None, "Only records with this text in the error."] = None
+    source: Annotated[
+        str | None, typer.Option("--from", help="Only records of this source topic.")
+    ] = None
+    node: Annotated[str | None, "Only records that failed at this node."] = None
 
-    found: list[DeadLetter]
+    def of(
+        self, found: Sequence[DeadLetter], places: frozenset[LetterPlace] = frozenset()
+    ) -> list[DeadLetter]:
+        """Those of ``found``, and with ``places`` only those there."""
+        from everflow.kafka.dead_letters import Filter
 
-    def chosen(self, only: Filter) -> list[DeadLetter]:
-        return [letter for letter in self.found if only.takes(letter)]
-
-    def require(self, topic: str, places: frozenset[LetterPlace]) -> None:
-        """ConfigError where no letter is at one of these places."""
-        missing = places - {letter.place for letter in self.found}
-        if missing:
-            raise ConfigError(
-                f"no dead letter {min(missing)} in {topic}; `everflow dlq list {topic}` shows them."
-            )
+        only = Filter(self.error, self.source, self.node, places)
+        return [letter for letter in found if only.takes(letter)]
 
 
 dlq = typer.Typer(
@@ -83,20 +73,12 @@ app.add_typer(dlq, name="dlq")
 
 @command(dlq, "list")
 def list_letters(
-    topic: Topic,
-    cluster: Cluster,
-    error: Error = None,
-    source: Source = None,
-    node: Node = None,
-    output: Form = Output.text,
+    topic: Topic, chosen: Chosen, cluster: Cluster, output: Form = Output.text
 ) -> None:
     """List dead-letter records: place, time, source record, node and error of each."""
-    with _letters(topic, cluster) as found:
-        from everflow.kafka.dead_letters import Filter, line_of, plain_of
+    from everflow.kafka.dead_letters import line_of, plain_of
 
-        listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
-        _tell_none(topic, listed, found)
-        _show(output, listed, plain_of, line_of)
+    _show(output, _listed(topic, cluster, chosen), plain_of, line_of)
 
 
 @command(dlq)
@@ -109,67 +91,52 @@ def show(
     output: Form = Output.text,
 ) -> None:
     """Show a dead-letter record: the error with its stack, and the bytes of the record."""
-    from everflow.kafka.dead_letters import Filter, LetterPlace, plain_of, text_of
+    from everflow.kafka.dead_letters import LetterPlace, plain_of, text_of
 
-    wanted = frozenset({LetterPlace.parse(place)})
-    with _letters(topic, cluster) as found:
-        found.require(topic, wanted)
-        (letter,) = found.chosen(Filter(places=wanted))
+    wanted = LetterPlace.parse(place)
+    with _replaying(topic, cluster) as (found, _, _):
+        _require(topic, found, {wanted})
+    letter = next(letter for letter in found if letter.place == wanted)
     shown(output, plain_of(letter), [text_of(letter)])
 
 
 @command(dlq)
-def group(
-    topic: Topic,
-    cluster: Cluster,
-    error: Error = None,
-    source: Source = None,
-    node: Node = None,
-    output: Form = Output.text,
-) -> None:
+def group(topic: Topic, chosen: Chosen, cluster: Cluster, output: Form = Output.text) -> None:
     """Count dead-letter records by error, node and source topic, with an example of each."""
-    with _letters(topic, cluster) as found:
-        from everflow.kafka.dead_letters import Filter, groups
+    from everflow.kafka.dead_letters import groups
 
-        listed = _without_plain(topic, found.chosen(Filter(error, source, node)))
-        _tell_none(topic, listed, found)
-        _show(output, groups(listed), _plain_group, _group_lines)
+    _show(output, groups(_listed(topic, cluster, chosen)), _plain_group, _group_lines)
 
 
 @command(dlq)
 def replay(
     topic: Topic,
-    cluster: Cluster,
-    to: Annotated[
-        str | None,
-        typer.Option(help="Target topic. Default: the source topic of each record."),
-    ] = None,
-    error: Error = None,
-    source: Source = None,
-    node: Node = None,
+    to: Annotated[str | None, "Target topic. Default: the source topic of each record."] = None,
+    *,
+    only: Chosen,
     places: Annotated[
         list[str] | None,
         typer.Option("--letter", metavar="PARTITION@OFFSET", help="Only this record; repeatable."),
     ] = None,
     timestamp: Annotated[
-        ReplayTime,
-        typer.Option(help="Time of the records: their own, or the present."),
+        ReplayTime, "Time of the records: their own, or the present."
     ] = ReplayTime.record,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the records.")] = False,
+    dry_run: Annotated[bool, "Only show the records."] = False,
     yes: Yes = False,
     output: Form = Output.text,
+    cluster: Cluster,
 ) -> None:
     """Write dead-letter records back as the original records, each once, after a confirmation.
     Skipped are records that were replayed before, also by a replay that was interrupted, records
     that are incomplete, and, without --to, records whose headers do not name a source topic. The
     application drops records that are too late for their window; --timestamp now gives them the
     present time."""
-    from everflow.kafka.dead_letters import Filter, LetterPlace, line_of, refusal
+    from everflow.kafka.dead_letters import LetterPlace, line_of, refusal
 
-    only = Filter(error, source, node, frozenset(map(LetterPlace.parse, places or ())))
+    at = frozenset(map(LetterPlace.parse, places or ()))
     with _replaying(topic, cluster, dry_run, to) as (found, replayer, admin):
-        found.require(topic, only.places)
-        taken = found.chosen(only)
+        _require(topic, found, at)
+        taken = only.of(found, at)
         wanted = [one for one in taken if not one.replayed]
         judged = [(one, refusal(topic, one, to)) for one in wanted]
         refused = [(one, why) for one, why in judged if why is not None]
@@ -183,11 +150,19 @@ def replay(
         if old is not None:
             echo(_warning(old, len(chosen)), err=True)
         if replayer is not None and chosen:
-            _ask(chosen, to, yes)
+            topics = sorted({to or one.source or "" for one in chosen})
+            question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
+            require_yes(yes, question, "nothing was written")
             replayer.replay(chosen, to, timestamp.time_ms())
     done = [one for one in taken if one.replayed]
     if output is Output.json:
-        result = _replayed(chosen, done, refused, dry_run) | {"late": old.count if old else 0}
+        result = {
+            "dry_run": dry_run,
+            "replayed": [str(one.place) for one in chosen],
+            "replayed_before": [str(one.place) for one in done],
+            "left_out": [{"letter": str(one.place), "why": str(why)} for one, why in refused],
+            "late": old.count if old else 0,
+        }
         echo(json.dumps(result, indent=2))
     would = "would be replayed" if dry_run else "replayed"
     echo(f"{counted(len(chosen), 'dead letter')} {would}", err=True)
@@ -223,24 +198,14 @@ def _warning(old: OldLetters, chosen: int) -> str:
     )
 
 
-def _ask(chosen: Sequence[DeadLetter], to: str | None, yes: bool) -> None:
-    topics = sorted({to or one.source or "" for one in chosen})
-    question = f"Write {counted(len(chosen), 'record')} into {', '.join(topics)}?"
-    require_yes(yes, question, "nothing was written")
-
-
 def _show(
     output: Output,
     found: Sequence[T],
     plain: Callable[[T], dict[str, Any]],
     text: Callable[[T], str],
 ) -> None:
-    """Nothing of none (`_tell_none` has said so), but for programs."""
-    if output is Output.json:
-        echo(json.dumps([plain(one) for one in found], indent=2))
-        return
-    for one in found:
-        echo(text(one))
+    if found or output is Output.json:
+        shown(output, list(map(plain, found)), list(map(text, found)))
 
 
 def _group_lines(group: Group) -> str:
@@ -270,23 +235,14 @@ def _open(members: Sequence[DeadLetter]) -> int:
     return sum(not letter.replayed for letter in members)
 
 
-def _replayed(
-    chosen: Sequence[DeadLetter],
-    before: Sequence[DeadLetter],
-    refused: Sequence[tuple[DeadLetter, ConfigError]],
-    dry_run: bool,
-) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "replayed": [str(one.place) for one in chosen],
-        "replayed_before": [str(one.place) for one in before],
-        "left_out": [{"letter": str(one.place), "why": str(why)} for one, why in refused],
-    }
-
-
-def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:
-    """Records with dead-letter headers; the number of others goes to stderr."""
-    plain = [one for one in found if one.is_plain]
+def _listed(topic: str, cluster: Cluster, chosen: Chosen) -> list[DeadLetter]:
+    """The chosen records with dead-letter headers. On stderr: the number of others, and why the
+    result is empty."""
+    with _replaying(topic, cluster) as (found, _, _):
+        taken = chosen.of(found)
+    letters = [one for one in found if not one.is_plain]
+    plain = [one for one in taken if one.is_plain]
+    listed = [one for one in taken if not one.is_plain]
     if plain:
         records = "a record" if len(plain) == 1 else f"{len(plain):,} records"
         echo(
@@ -294,19 +250,21 @@ def _without_plain(topic: str, found: list[DeadLetter]) -> list[DeadLetter]:
             f"first. `everflow dlq show {topic} {plain[0].place}` shows it.",
             err=True,
         )
-    return [one for one in found if not one.is_plain]
-
-
-def _tell_none(topic: str, listed: Sequence[DeadLetter], found: _Letters) -> None:
-    """On stderr: why a result is empty."""
-    if listed:
-        return
-    letters = [one for one in found.found if not one.is_plain]
     if not letters:
         echo(f"{topic} holds no dead letter", err=True)
-    else:
+    elif not listed:
         of = "the one dead letter" if len(letters) == 1 else f"the {len(letters):,} dead letters"
         echo(f"none of {of} in {topic} is asked for", err=True)
+    return listed
+
+
+def _require(topic: str, found: Sequence[DeadLetter], places: Collection[LetterPlace]) -> None:
+    """ConfigError where no letter is at one of these places."""
+    missing = set(places) - {letter.place for letter in found}
+    if missing:
+        raise ConfigError(
+            f"no dead letter {min(missing)} in {topic}; `everflow dlq list {topic}` shows them."
+        )
 
 
 def _tell_replayed_before(topic: str, done: list[DeadLetter]) -> None:
@@ -335,15 +293,9 @@ def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
 
 
 @contextmanager
-def _letters(topic: str, cluster: Cluster) -> Iterator[_Letters]:
-    with _replaying(topic, cluster, True, None) as (found, _, _):
-        yield found
-
-
-@contextmanager
 def _replaying(
-    topic: str, cluster: Cluster, dry_run: bool, target: str | None
-) -> Iterator[tuple[_Letters, Replayer | None, ClusterAdmin]]:
+    topic: str, cluster: Cluster, dry_run: bool = True, target: str | None = None
+) -> Iterator[tuple[list[DeadLetter], Replayer | None, ClusterAdmin]]:
     """The letters of the topic, read after any other replay of it has been ended."""
     from everflow.cli.records import partitions_of
     from everflow.kafka.dead_letters import Replayer, letters, stored
@@ -352,16 +304,10 @@ def _replaying(
         partitions = partitions_of(admin, topic)
         if target is not None:
             partitions_of(admin, target)
-        counts: dict[str, int] = {}
-
-        def count(name: str) -> int:
-            if name not in counts:
-                counts[name] = len(partitions_of(admin, name))
-            return counts[name]
-
         replayer = None
         if not dry_run:
+            count = cache(lambda name: len(partitions_of(admin, name)))
             replayer = stack.enter_context(closing(Replayer(config, topic, count)))
         starts = admin.list_offsets(partitions, "earliest", "read_committed")
         ends = admin.list_offsets(partitions, "latest", "read_committed")
-        yield _Letters(letters(stored(config, starts, ends))), replayer, admin
+        yield letters(stored(config, starts, ends)), replayer, admin

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from everflow.cli.commands import (
-    LOCAL_BROKER,
     Form,
+    InstanceSettings,
     Output,
-    Servers,
-    SettingsAsForRun,
     TargetAsForRun,
     command,
+    show,
 )
 from everflow.cli.watch import checked
-from everflow.client.direct import asked, refused_with
+from everflow.client.direct import RefusedError, asked
 from everflow.console.observed import table
 from everflow.errors import ConfigError, RetriableError
 from everflow.logs import time_of_day
@@ -33,98 +31,78 @@ if TYPE_CHECKING:
 
 ASK_S = 10.0
 
-ApplicationId = Annotated[str, typer.Option(help="application.id.")]
-Master = Annotated[
-    str | None,
-    typer.Option(help="The Spark cluster, e.g. spark://host:7077; default: spark-submit's."),
-]
-Instances = Annotated[int, typer.Option(min=1, help="Number of instances; with --max the minimum.")]
 Most = Annotated[
     int | None,
     typer.Option(
         "--max", min=1, help="Scale with the load, up to this number. Default: --instances."
     ),
 ]
-Cores = Annotated[int, typer.Option(min=1, help="Cores of the executor of each instance.")]
-Memory = Annotated[
-    str,
-    typer.Option(
-        help="Memory of the executor (spark.executor.memory). The instance's processes take more "
-        "beside it."
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, help="num.stream.threads of each instance; default: --cores."),
-]
-Folder = Annotated[
-    str,
-    typer.Option(
-        help="Folder on the hosts for state and logs. Variables of the executors' environment are "
-        "expanded."
-    ),
-]
-Files = Annotated[
-    list[Path] | None,
-    typer.Option(help="Another file or folder that the program needs; repeatable."),
-]
-Listen = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Address of the driver for the hosts. Default: spark.driver.host, a free port.",
-    ),
-]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
-]
-SettingsFolders = Annotated[
-    list[Path] | None, typer.Option(help="As for run, of this host; repeatable.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Options as `everflow.fleet.command.Fleet` has them."""
+
+    master: Annotated[
+        str | None, "The Spark cluster, e.g. spark://host:7077; default: spark-submit's."
+    ] = None
+    cores: Annotated[int, typer.Option(min=1, help="Cores of the executor of each instance.")] = 1
+    memory: Annotated[
+        str,
+        "Memory of the executor (spark.executor.memory). The instance's processes take "
+        "more beside it.",
+    ] = "512m"
+    folder: Annotated[
+        str,
+        "Folder on the hosts for state and logs. Variables of the executors' environment "
+        "are expanded.",
+    ] = "~/.local/state/everflow-fleet"
 
 
 @command()
 def fleet(
     target: TargetAsForRun,
-    application_id: ApplicationId,
-    servers: Servers = LOCAL_BROKER,
-    master: Master = None,
-    instances: Instances = 1,
+    settings: InstanceSettings,
+    places: Places,
+    instances: Annotated[
+        int, typer.Option(min=1, help="Number of instances; with --max the minimum.")
+    ] = 1,
     most: Most = None,
-    cores: Cores = 1,
-    memory: Memory = "512m",
-    threads: Threads = None,
-    folder: Folder = "~/.local/state/everflow-fleet",
-    files: Files = None,
-    listen: Listen = None,
-    conf: Conf = None,
-    settings: SettingsAsForRun = None,
-    settings_folder: SettingsFolders = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="num.stream.threads of each instance; default: --cores."),
+    ] = None,
+    files: Annotated[
+        list[Path] | None, "Another file or folder that the program needs; repeatable."
+    ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of the driver for the hosts. Default: spark.driver.host, a free port.",
+            show_default=False,
+        ),
+    ] = "",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
+    ] = None,
 ) -> None:
     """Run instances in executor slots of a Spark cluster, which replaces a slot that is lost.
     Ctrl-C stops all instances; they stay members of the group for a restart."""
-    from everflow.cli.cluster import assignments, given_settings, own_status
+    from everflow.cli.cluster import assignments, own_status
     from everflow.fleet.command import run_fleet
 
-    merged = {
-        **given_settings(settings, settings_folder),
-        "application.id": application_id,
-        "bootstrap.servers": servers,
-    }
     made = planned(
         target,
-        merged,
+        settings.merged(),
         least=instances,
         most=most,
-        master=master,
-        cores=cores,
-        memory=memory,
-        threads=threads or cores,
-        folder=folder,
+        threads=threads or places.cores,
         files=files or [],
-        listen=listen or "",
+        listen=listen,
         conf=assignments("--conf", conf),
+        **vars(places),
     )
     with shown_by(own_status().waiting), owned() as signals:
         run_fleet(made, lambda line: typer.echo(f"{time_of_day()} {line}"), signals)
@@ -145,9 +123,7 @@ def scale(
 ) -> None:
     """Resize a fleet, or show its instances."""
     found = asked_of(address, instances, most)
-    typer.echo(
-        json.dumps(found, indent=2) if output is Output.json else "\n".join(fleet_lines(found))
-    )
+    show(output, found, fleet_lines(found))
 
 
 def planned(
@@ -179,16 +155,14 @@ def asked_of(address: str, instances: int | None, most: int | None) -> dict[str,
     """
     if instances is None and most is not None:
         raise ConfigError("--max needs --instances")
-    url = f"http://{address}/fleet"
-    data = None
-    if instances is not None:
-        url = f"http://{address}/scale"
-        data = json.dumps({"instances": instances, "max": most}).encode()
+    sizes = None if instances is None else {"instances": instances, "max": most}
+    data = None if sizes is None else json.dumps(sizes).encode()
+    path = "fleet" if data is None else "scale"
     try:
-        found: dict[str, Any] = json.loads(asked(urllib.request.Request(url, data), ASK_S))
+        found: dict[str, Any] = json.loads(asked(f"http://{address}/{path}", ASK_S, post=data))
         return found
-    except urllib.error.HTTPError as error:
-        raise ConfigError(f"the fleet at {address} refused: {refused_with(error)}") from None
+    except RefusedError as error:
+        raise ConfigError(f"the fleet at {address} refused: {error}") from None
     except (OSError, ValueError) as error:
         raise RetriableError(
             f"no fleet answered at {address} ({error}). Does it run on this host? It says its "
@@ -197,7 +171,6 @@ def asked_of(address: str, instances: int | None, most: int | None) -> dict[str,
 
 
 def fleet_lines(found: Mapping[str, Any]) -> list[str]:
-    """Lines of what a fleet says of itself."""
     bounds = str(found["instances"])
     if found["max"] != found["instances"]:
         bounds += f" to {found['max']}"

@@ -111,15 +111,10 @@ def next_steps(folder: Path, module: str) -> list[str]:
         "next:",
         f"  cd {shlex.quote(str(folder))}",
         f"  {python} -m pytest",
-        (
-            f"  {everflow} broker --port 9092 --topic page-views:4 --topic views-per-section:4     "
-            f"  # "
-            f"stays: a terminal of its own"
-        ),
-        (
-            f"  {everflow} run {module}:builder --application-id {folder.name} --bootstrap-servers "
-            f"localhost:9092     # another one"
-        ),
+        f"  {everflow} broker --port 9092 --topic page-views:4 --topic views-per-section:4       "
+        "# stays: a terminal of its own",
+        f"  {everflow} run {module}:builder --application-id {folder.name} --bootstrap-servers "
+        "localhost:9092     # another one",
         f"  {everflow} produce page-views < sample.jsonl",
         f"  {everflow} consume views-per-section --window time --timeout 10",
         "README.md says more.",

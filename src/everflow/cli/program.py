@@ -50,19 +50,20 @@ def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology
 
     Raises:
         TopologyError: no such module or name, the wrong kind of object, or the module failed while
-        being imported (then with file
-            and line of the failing statement). Errors of everflow raised by the module pass
-            unchanged.
+            being imported (then with file and line of the failing statement).
+        EverflowError: what the module raised.
     """
     put_current_folder_on_path()
     module_name, name = module_and_name(target)
     require_name(module_name, name)
     with started_by(start_spark):
         start_when_asked()
-        module = _import(module_name)
+        with _of_users(f"module {module_name}", module_name):
+            module = importlib.import_module(module_name)
         found = _attribute(module, name)
         if callable(found) and not isinstance(found, type) and not hasattr(found, "build"):
-            found = _call(found, target)
+            with _of_users(f"{target}()"):
+                found = found()
         return _as_topology(found, target)
 
 
@@ -90,19 +91,20 @@ def put_current_folder_on_path() -> None:
         sys.path.insert(0, folder)
 
 
-def _import(name: str) -> ModuleType:
+@contextmanager
+def _of_users(what: str, module: str = "") -> Iterator[None]:
+    """What fails in the block, the import of ``module`` or a call, names the program's line."""
     try:
-        return importlib.import_module(name)
+        yield
     except EverflowError as error:
         raise _placed(error) from error
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise no_such_module(error.name, name) from error
-        raise _failed(f"module {name}", error) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit(), too, is no way to give a topology
-        raise _failed(f"module {name}", error) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise no_such_module(missing, module) from error
+        raise _failed(what, error) from error
 
 
 def _attribute(module: ModuleType, path: str) -> Any:
@@ -115,17 +117,6 @@ def _attribute(module: ModuleType, path: str) -> Any:
             place = getattr(module, "__file__", None) or place or ""
             raise no_such_name(module.__name__, path, _candidates(module), place) from None
     return found
-
-
-def _call(function: Callable[[], Any], target: str) -> Any:
-    try:
-        return function()
-    except EverflowError as error:
-        raise _placed(error) from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise _failed(f"{target}()", error) from error
 
 
 def _as_topology(found: Any, target: str) -> Topology:
@@ -145,7 +136,6 @@ def _as_topology(found: Any, target: str) -> Topology:
 
 
 def _candidates(module: ModuleType) -> list[str]:
-    """Public names of the module that could have been meant."""
     return sorted(
         name
         for name, value in vars(module).items()
@@ -234,7 +224,6 @@ def _is_module(asked: str) -> bool:
 
 
 def _no_program_file(file: Path) -> TopologyError:
-    """The error for a path that is no Python file that is there."""
     if file.is_dir():
         inside = sorted(path.name for path in file.glob("*.py"))
         listed = f"; it holds: {', '.join(inside[:_NAMES_SHOWN])}" if inside else ""

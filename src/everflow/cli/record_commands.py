@@ -61,9 +61,7 @@ def consume(
     value: ValueFormat = Format.string,
     window: Annotated[
         WindowKind | None,
-        typer.Option(
-            help=("Keys of windowed results: key@start of the window, key@start/end of a session.")
-        ),
+        "Keys of windowed results: key@start of the window, key@start/end of a session.",
     ] = None,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning/--from-end", help="Where to start reading.")

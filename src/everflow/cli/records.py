@@ -22,7 +22,6 @@ from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, LogStartMovedError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.fetch_tap import FetchTap
-from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 from everflow.serdes import Serde, SerdeError
@@ -53,8 +52,6 @@ NOW = 0
 
 @dataclass(frozen=True)
 class Line:
-    """A record to be written."""
-
     key: bytes | None
     value: bytes | None
     time_ms: int = NOW
@@ -170,33 +167,29 @@ class ReadRecord(NamedTuple):
 
 def text_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
-    with _named(record, "key"):
-        data = record.key
-        left = decoded(data, key) if window is None else windowed(data, key, window)
-    with _named(record, "value"):
-        return f"{left}\t{decoded(record.value, value)}"
+    return "\t".join(_halves(record, key, value, window, decoded))
 
 
 def json_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record as a JSON object in a line: bytes in base64, numbers and JSON as they are.
     SerdeError as of `text_of`."""
+    left, right = _halves(record, key, value, window, plain)
+    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
+    return json.dumps({**record._asdict(), "key": left, "value": right, "headers": headers})
+
+
+def _halves(
+    record: ReadRecord,
+    key: Format,
+    value: Format,
+    window: WindowKind | None,
+    shown: Callable[[bytes | None, Format], Any],
+) -> tuple[Any, Any]:
     with _named(record, "key"):
         data = record.key
-        left = plain(data, key) if window is None else windowed(data, key, window)
+        left = shown(data, key) if window is None else windowed(data, key, window)
     with _named(record, "value"):
-        right = plain(record.value, value)
-    headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
-    return json.dumps(
-        {
-            "topic": record.topic,
-            "partition": record.partition,
-            "offset": record.offset,
-            "timestamp": record.timestamp,
-            "key": left,
-            "value": right,
-            "headers": headers,
-        }
-    )
+        return left, shown(record.value, value)
 
 
 def plain(data: bytes | None, form: Format) -> Any:
@@ -311,8 +304,8 @@ def records(
             last = time.monotonic()
             status.clear()
             for tp, chunk in found.items():
-                for record in _listed(tp, chunk, headers):
-                    yield record
+                for row in chunk.rows(headers):
+                    yield ReadRecord(tp.topic, tp.partition, *row)
                     shown += 1
                     if shown == count:
                         return
@@ -323,10 +316,6 @@ def _beginning(config: StreamsConfig, moved: LogStartMovedError) -> dict[TopicPa
         raise moved
     with closing(ClusterAdmin(config.admin())) as admin:
         return admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
-
-
-def _listed(tp: TopicPartition, chunk: LogChunk, headers: bool) -> Iterator[ReadRecord]:
-    return (ReadRecord(tp.topic, tp.partition, *row) for row in chunk.rows(headers))
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:

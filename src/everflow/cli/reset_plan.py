@@ -149,15 +149,15 @@ class Plan:
         )
 
     def lines(self) -> list[str]:
-        names = [(name, self.deleted[name]) for name in self.deleted]
         old = {one.topic for one in self.others}
+        stores = f", {counted(self.stores, 'store')}"
         rows = [
             *(("member", _member(one)) for one in self.members),
             *(("fence", f"transactional id {name}") for name in self.transactions),
-            *([] if self.folder is None else [("delete", f"folder {self.folder}{self._stores}")]),
+            *([] if self.folder is None else [("delete", f"folder {self.folder}{stores}")]),
             *(
                 ("delete", f"topic {name}, {_partitions(count)}{' (old)' if name in old else ''}")
-                for name, count in names
+                for name, count in self.deleted.items()
             ),
             *(("commit", self._moved(tp)) for tp in self.offsets),
             *(
@@ -212,10 +212,6 @@ class Plan:
                 {"topic": one.topic, "group": one.group} for one in self.others if one.group
             ],
         }
-
-    @property
-    def _stores(self) -> str:
-        return f", {counted(self.stores, 'store')}"
 
     def _moved(self, tp: TopicPartition) -> str:
         now = self.committed.get(tp)

@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -16,8 +16,7 @@ from everflow import KafkaStreams
 from everflow.cli.program import LOAD_SILENT_S, load_topology, place_of, put_current_folder_on_path
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import Progress, StateWait
-from everflow.console.watch import LagReader, input_topics
+from everflow.console.terminal import LagReader, Progress, StateWait, input_topics
 from everflow.errors import EverflowError, RetriableError
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import summary, task_lines
@@ -91,7 +90,7 @@ def run_program(
         try:
             with (
                 shown_by(shown_elsewhere),  # by its line
-                tables.written_by(status.rows),
+                tables.written_by(status.say),
                 watching(streams, foreground, topology, status),
             ):
                 foreground.run()
@@ -124,41 +123,24 @@ def pause_s(took_s: float, state: ClientState) -> float:
     return min(longest_s, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
 
 
-class watching:
-    """Shows the progress line from a thread of its own while the block runs."""
+@contextmanager
+def watching(
+    streams: KafkaStreams, foreground: Foreground, topology: Topology, status: StatusLine
+) -> Iterator[None]:
+    """Show the progress line from a thread of its own while the block runs."""
+    config, stop = streams.config, threading.Event()
+    topics = input_topics(topology, config.application_id)
+    wait, progress = StateWait(streams.state, time.monotonic()), Progress()
 
-    def __init__(
-        self,
-        streams: KafkaStreams,
-        foreground: Foreground,
-        topology: Topology,
-        status: StatusLine,
-    ) -> None:
-        self._streams, self._foreground = streams, foreground
-        self._topics = input_topics(topology, streams.config.application_id)
-        self._status = status
-        self._stop = threading.Event()
-        self._wait = StateWait(streams.state, time.monotonic())
-        self._thread = threading.Thread(target=self._watch, name="everflow-progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5.0)
-
-    def _watch(self) -> None:
-        progress = Progress()
-        config = self._streams.config
-        with closing(ClusterAdmin(config.admin(), stop=self._stop)) as admin:
-            reader = LagReader(admin, config.application_id, self._topics)
+    def watch() -> None:
+        with closing(ClusterAdmin(config.admin(), stop=stop)) as admin:
+            reader = LagReader(admin, config.application_id, topics)
             took_s = 0.0
-            while not self._stop.wait(pause_s(took_s, self._streams.state)):
+            while not stop.wait(pause_s(took_s, streams.state)):
                 now_s = time.monotonic()
-                tasks = self._streams.all_tasks()
-                said = self._foreground.ending or ("" if tasks else self._status.last_event)
-                waits = self._wait.text(self._streams.state, now_s, said=said)
+                tasks = streams.all_tasks()
+                said = foreground.ending or ("" if tasks else status.last_event)
+                waits = wait.text(streams.state, now_s, said=said)
                 try:
                     sample = reader.sample(now_s, summary(tasks))
                 except EverflowError:
@@ -167,6 +149,14 @@ class watching:
                 if sample is not None:
                     progress.add(sample)
                 line = progress.line() if sample is not None else ""
-                if (sample is not None or waits) and not self._stop.is_set():
-                    below = task_lines(tasks) if self._status.has_below else ()
-                    self._status.show(" · ".join(filter(None, (line, waits))), below=below)
+                if (sample is not None or waits) and not stop.is_set():
+                    below = task_lines(tasks) if status.has_below else ()
+                    status.show(" · ".join(filter(None, (line, waits))), below=below)
+
+    thread = threading.Thread(target=watch, name="everflow-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5.0)

@@ -25,8 +25,6 @@ _CELL = 60
 
 
 class RowsFormat(str, Enum):
-    """Forms of rows."""
-
     table = "table"
     json = "json"
     parquet = "parquet"
@@ -53,22 +51,19 @@ RowsForm = Annotated[RowsFormat, typer.Option("--format", help="json: an object 
 def state(
     target: Target,
     store: Annotated[str, typer.Argument(metavar="STORE", help="The name in the topology.")],
-    application_id: Annotated[str, typer.Option(help="application.id: names the changelog.")],
+    application_id: Annotated[str, "application.id: names the changelog."],
     cluster: Cluster,
     at: At = "end",
     diff: Diff = None,
     form: RowsForm = RowsFormat.table,
-    path: Annotated[
-        Path | None, typer.Option(help="With --format parquet: the new folder for the files.")
-    ] = None,
+    path: Annotated[Path | None, "With --format parquet: the new folder for the files."] = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Most rows to show. Default: all; 100 in a table."),
     ] = None,
     output: Form = Output.text,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder for temporary files: the largest partition. Default: TMPDIR."),
+        Path | None, "Folder for temporary files: the largest partition. Default: TMPDIR."
     ] = None,
 ) -> None:
     """Show the rows of a store, read from its changelog, now or at an earlier point; or compare two
@@ -143,20 +138,18 @@ def _show(
 
 
 def print_table(rows: Rows, most: int | None) -> None:
-    """Columns for people."""
     from everflow.console.observed import table
 
     shown = most or TABLE_ROWS
     found = list(islice(_dicts(rows), shown + 1))
     head = tuple(rows.schema.names)
-    for line in table([head, *(_cells(row) for row in found[:shown])]):
+    for line in table([head, *([_cell(value) for value in row.values()] for row in found[:shown])]):
         echo(line)
     if len(found) > shown:
         echo(f"... and more: --limit {10 * shown} shows them, --format json or parquet all")
 
 
 def print_lines(rows: Rows, most: int | None) -> None:
-    """A JSON object for each row."""
     for row in islice(_dicts(rows), most):
         echo(_json(row))
 
@@ -180,10 +173,6 @@ def _json(value: Any) -> str:
     from everflow.instance.serving.answers import as_json
 
     return as_json(value).decode()
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(_cell(value) for value in row.values())
 
 
 def _cell(value: Any) -> str:

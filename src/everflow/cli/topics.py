@@ -1,41 +1,38 @@
-"""``everflow topic create | list | keys | delete``, and the topics of ``everflow broker``."""
+"""``everflow topic create | list | delete``, and the topics of ``everflow broker``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from everflow.cli.commands import (
     Cluster,
     Form,
-    Format,
     Output,
-    WindowKind,
     Yes,
     app,
     command,
     require_yes,
     show,
 )
+from everflow.console.observed import table
 from everflow.errors import ConfigError, EverflowError, FatalError
 from everflow.logs import counted
 from everflow.records import TopicPartition, names_a_topic
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin, TopicShape
-    from everflow.kafka.reading.key_counts import KeyCount, KeyCounts
 
 _OF_AN_APPLICATION = ("-changelog", "-repartition")
 _OF_THE_BROKER = "__"
 _MOST_PARTITIONS = 1_000
 """Enough for any program; a small node holds them all, each with files of its own."""
 
-topic = typer.Typer(help="Create, list and delete topics, and find hot keys.", no_args_is_help=True)
+topic = typer.Typer(help="Create, list and delete topics.", no_args_is_help=True)
 app.add_typer(topic, name="topic")
 
 
@@ -69,7 +66,12 @@ def create(
     wanted = parse_topics(names, option="topic ", partitions=partitions)
     topic_settings = assignments("--config", config)
     with cluster.connected() as (_, admin, _):
-        _refuse_existing(admin, wanted)
+        found = admin.list_topics()
+        there = [
+            f"{name} ({found[name].partitions} partitions)" for name in wanted if name in found
+        ]
+        if there:
+            raise ConfigError(f"exists already: {', '.join(there)}. Nothing was created.")
         asked = {name: (count, topic_settings) for name, count in wanted.items()}
         try:
             created = admin.create_topics(asked, replication_factor)
@@ -91,49 +93,8 @@ def list_topics(cluster: Cluster, output: Form = Output.text) -> None:
     with cluster.connected() as (_, admin, _):
         topics = admin.list_topics()
         records = _records(admin, topics)
-    show(output, _rows(topics, records), table(topics, records))
-
-
-@command(topic)
-def keys(
-    name: Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")],
-    cluster: Cluster,
-    records: Annotated[
-        int, typer.Option(min=1, help="Records to read from the end of each partition.")
-    ] = 100_000,
-    top: Annotated[int, typer.Option(min=1, help="Number of keys and partitions to show.")] = 10,
-    key: Annotated[Format, typer.Option("--key", help="Format of the keys.")] = Format.string,
-    window: Annotated[
-        WindowKind | None, typer.Option(help="Keys of windowed results, as for consume.")
-    ] = None,
-    output: Form = Output.text,
-) -> None:
-    """Show the most frequent keys of the latest committed records, and the partitions with the
-    most records a second. Joins no group."""
-    from everflow.cli.records import decoded, partitions_of, windowed
-    from everflow.kafka.reading.key_counts import count_keys, frequent, latest
-    from everflow.serdes import SerdeError
-
-    with cluster.connected() as (config, admin, status):
-        partitions = partitions_of(admin, name)
-        starts = admin.list_offsets(partitions, "earliest", "read_committed")
-        ends = admin.list_offsets(partitions, "latest", "read_committed")
-        with status.waiting(f"reading the latest records of {name}", after_s=1.0):
-            found = count_keys(config, latest(starts, ends, records))
-
-    def text(one: KeyCount) -> str:
-        read = decoded if window is None else partial(windowed, window=window)
-        try:
-            return read(one.key, key)
-        except SerdeError as error:
-            raise SerdeError(
-                f"a key of {name}-{one.partition} cannot be read: {error}\n--key says what "
-                f"keys are (bytes shows any), --window time or session that they are of "
-                f"windows."
-            ) from None
-
-    shown = [(text(one), one) for one in frequent(found, top)]
-    show(output, _as_json(found, shown, top), _key_lines(found, shown, top))
+    rows = topic_rows(topics, records)
+    show(output, rows, topic_lines(rows))
 
 
 @command(topic)
@@ -147,7 +108,12 @@ def delete(
     them does not exist."""
     with cluster.connected() as (_, admin, _):
         topics = admin.list_topics()
-        _require_existing(names, topics)
+        missing = [name for name in names if name not in topics]
+        if missing:
+            raise ConfigError(
+                f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` "
+                f"shows what there is."
+            )
         counts = _records(admin, {name: topics[name] for name in names})
         what = ", ".join(
             f"{name} (about {counts[name]:,} records)" for name in dict.fromkeys(names)
@@ -159,73 +125,9 @@ def delete(
         typer.echo(f"deleted topic {name}")
 
 
-def _as_json(
-    found: Sequence[KeyCounts], shown: Sequence[tuple[str, KeyCount]], top: int
-) -> dict[str, object]:
-    from everflow.kafka.reading.key_counts import busiest
-
-    return {
-        "records": sum(one.records for one in found),
-        "keys": [{**one._asdict(), "key": text} for text, one in shown],
-        "partitions": [one._asdict() for one in busiest(found, top)],
-    }
-
-
-def _key_lines(
-    found: Sequence[KeyCounts], shown: Sequence[tuple[str, KeyCount]], top: int
-) -> list[str]:
-    from everflow.console.observed import table as columns
-    from everflow.kafka.reading.key_counts import busiest
-
-    if not shown:
-        return [
-            "no records: nothing was written, or what was is deleted. A repartition topic has what "
-            "waits alone, so look while the application is behind, or at the topic in front of it"
-        ]
-    rate: Callable[[float], str] = lambda per_s: f"{per_s:,.1f}"  # noqa: E731
-    keys = [
-        (text, str(one.partition), f"{one.records:,}", f"{one.share:.1%}", rate(one.per_s))
-        for text, one in shown
-    ]
-    partitions = [
-        (str(one.partition), f"{one.records:,}", f"{one.keys:,}", rate(one.per_s))
-        for one in busiest(found, top)
-    ]
-    return [
-        *columns([("key", "partition", "records", "of its partition", "records/s"), *keys]),
-        "",
-        *columns([("partition", "records", "keys", "records/s"), *partitions]),
-    ]
-
-
-def table(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[str]:
-    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the
-    broker's own."""
-    if not topics:
-        return ["no topics"]
-    rows = [("TOPIC", "PARTITIONS", "REPLICATION", "RECORDS", "")]
-    order = {"": 0, "internal": 1, "the broker's own": 2}
-    for name in sorted(topics, key=lambda each: (order[kind(each)], each)):
-        shape = topics[name]
-        rows.append(
-            (
-                name,
-                f"{shape.partitions:,}",
-                str(shape.replication_factor),
-                f"{records[name]:,}",
-                kind(name),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        f"{row[0]:<{widths[0]}}  "
-        + "  ".join(f"{row[n]:>{widths[n]}}" for n in (1, 2, 3))
-        + f"  {row[4]}".rstrip()
-        for row in rows
-    ]
-
-
-def _rows(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[dict[str, object]]:
+def topic_rows(
+    topics: Mapping[str, TopicShape], records: Mapping[str, int]
+) -> list[dict[str, Any]]:
     return [
         {
             "topic": name,
@@ -236,6 +138,18 @@ def _rows(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[
         }
         for name in sorted(topics)
     ]
+
+
+def topic_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the
+    broker's own."""
+    order = {"": 0, "internal": 1, "the broker's own": 2}
+    cells = [
+        [f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()]
+        for row in sorted(rows, key=lambda row: order[row["kind"]])
+    ]
+    head = ("TOPIC", "PARTITIONS", "REPLICATION", "RECORDS", "")
+    return table([head, *cells], numbers=(1, 2, 3)) if rows else ["no topics"]
 
 
 def kind(name: str) -> str:
@@ -258,7 +172,6 @@ def _records(admin: ClusterAdmin, topics: Mapping[str, TopicShape]) -> dict[str,
 
 
 def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
-    """The broker's refusal to create topics, as a ConfigError."""
     from everflow.kafka.errors import RefusedError
 
     refusal = failure.__cause__
@@ -269,22 +182,6 @@ def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
         f"the broker refused to create {', '.join(wanted)}: {said}. See what there is with "
         f"`everflow topic list`."
     )
-
-
-def _refuse_existing(admin: ClusterAdmin, wanted: Mapping[str, int]) -> None:
-    found = admin.list_topics()
-    there = [f"{name} ({found[name].partitions} partitions)" for name in wanted if name in found]
-    if there:
-        raise ConfigError(f"exists already: {', '.join(there)}. Nothing was created.")
-
-
-def _require_existing(names: list[str], topics: Mapping[str, TopicShape]) -> None:
-    missing = [name for name in names if name not in topics]
-    if missing:
-        raise ConfigError(
-            f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` "
-            f"shows what there is."
-        )
 
 
 def parse_topics(

@@ -1,31 +1,49 @@
 """Commands that watch and scale instances (docs/guide/metrics.md, kubernetes.md).
 
 ``everflow status``, ``tasks``, ``lag``, ``drain``, ``rack`` and ``autoscale``.
+
+As the pre-stop hook of a pod ``drain`` first asks whether the pod goes for good: at a scale-in it
+does, in a rolling restart it comes back, and then nothing must move (KIP-345). Kubernetes itself
+tells a pod the same in both cases.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import ssl
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from everflow.cli.commands import (
-    LOCAL_BROKER,
     Cluster,
     Form,
+    InstanceSettings,
     Output,
-    Servers,
-    SettingsAsForRun,
     TargetAsForRun,
     command,
     show,
 )
-from everflow.errors import ConfigError, FatalError
+from everflow.client.direct import RefusedError, asked, no_answer
+from everflow.console.observed import (
+    answered,
+    ask,
+    is_well,
+    status_lines,
+    table,
+    task_rows,
+    tasks_table,
+    url_of,
+    warnings,
+)
+from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
 from everflow.logs import counted, time_of_day
+from everflow.observe.page.verdict import duration
 from everflow.stop_signals import owned
 
 if TYPE_CHECKING:
@@ -44,34 +62,25 @@ Addresses = Annotated[
     list[str],
     typer.Argument(metavar="HOST:PORT...", help="http.listen of the instances."),
 ]
-RunSettingsFolders = Annotated[list[Path] | None, typer.Option(help="As for run; repeatable.")]
 
 
 @command()
-def status(addresses: Addresses, output: Form = Output.text) -> None:
+def status(addresses: Addresses, output: Form = Output.text) -> int:
     """Show state, readiness, lag, tasks and load of instances. Exit code 1 if one does not answer,
     is not ready, or has no answer from its brokers."""
-    from everflow.console.observed import ask, is_well, status_lines
-
     found = ask(addresses)
     show(output, found, status_lines(found))
-    well = all(map(is_well, found))
-
-    if not well:
-        raise typer.Exit(1)
+    return 0 if all(map(is_well, found)) else 1
 
 
 @command()
-def tasks(addresses: Addresses, output: Form = Output.text) -> None:
+def tasks(addresses: Addresses, output: Form = Output.text) -> int:
     """List the tasks of instances: failing tasks first, then those with the largest lag. Exit code
     1 if an instance does not answer."""
-    from everflow.console.observed import answered, ask, task_rows, tasks_table, warnings
-
     found = ask(addresses)
     rows, silent = task_rows(found), [one for one in found if not answered(one)]
     show(output, [*rows, *silent], [*tasks_table(rows), *warnings(found)])
-    if silent:
-        raise typer.Exit(1)
+    return 1 if silent else 0
 
 
 @command()
@@ -96,24 +105,20 @@ def drain(
     ],
     stateful_set: Annotated[
         str | None,
-        typer.Option(
-            help="For the pre-stop hook of a pod of this StatefulSet: drain only if the pod will "
-            "not come back."
-        ),
+        "For the pre-stop hook of a pod of this StatefulSet: drain only if the pod will "
+        "not come back.",
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the end.")] = 120,
 ) -> None:
     """Stop an instance on this host: it migrates its tasks to other instances, leaves the group
     (also as a static member) and ends."""
     from everflow.cli.cluster import own_status
-    from everflow.cli.drain import drain as ended
-    from everflow.cli.drain import returns
 
     if stateful_set is not None and returns(stateful_set):
         typer.echo("the pod comes back, so its tasks wait for it")
         return
     with own_status() as status:
-        left = ended(address, timeout, status.show)
+        left = drained(address, timeout, status.show)
     if left:
         typer.echo(
             f"the instance has left; {counted(left, 'active task')} had not been migrated at the "
@@ -125,52 +130,42 @@ def drain(
 
 @command()
 def rack(
-    node: Annotated[str, typer.Option(help="The node of this pod.")],
-    folder: Annotated[Path, typer.Option(help="Folder for client.rack and client.tag.zone.")],
-    label: Annotated[
-        str, typer.Option(help="The node label with the rack or zone.")
-    ] = "topology.kubernetes.io/zone",
+    node: Annotated[str, "The node of this pod."],
+    folder: Annotated[Path, "Folder for client.rack and client.tag.zone."],
+    label: Annotated[str, "The node label with the rack or zone."] = "topology.kubernetes.io/zone",
 ) -> None:
     """In a pod: write the node's rack or zone as settings, for run --settings-folder."""
-    from everflow.cli.drain import write_rack
-
     typer.echo(f"{node} is in {write_rack(node, label, folder, os.environ)}")
 
 
 @command()
 def autoscale(
     target: TargetAsForRun,
-    application_id: Annotated[str, typer.Option(help="application.id.")],
-    servers: Servers = LOCAL_BROKER,
+    settings: InstanceSettings,
     least: Annotated[int, typer.Option("--min", min=1, help="Instances at least.")] = 1,
     most: Annotated[int, typer.Option("--max", min=1, help="Instances at most.")] = 4,
     threads: Annotated[int, typer.Option(min=1, help="num.stream.threads of each instance.")] = 1,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder for state and logs. Default: ./everflow-APPLICATION_ID."),
+        Path | None, "Folder for state and logs. Default: ./everflow-APPLICATION_ID."
     ] = None,
-    settings: SettingsAsForRun = None,
-    settings_folder: RunSettingsFolders = None,
 ) -> None:
     """Run as many instances on this machine as their load requires. Ctrl-C stops all of them."""
     from everflow.autoscale import Autoscaler
-    from everflow.cli.cluster import given_settings
 
     if most < least:
         raise ConfigError(f"--max {most} is below --min {least}.")
-    named = given_settings(settings, settings_folder)
-    for key in _OWN_OF_AUTOSCALE.keys() & named.keys():
+    merged, application_id = settings.merged(), settings.application_id
+    for key in _OWN_OF_AUTOSCALE.keys() & merged.keys():
         why = _OWN_OF_AUTOSCALE[key]
         raise ConfigError(f"{key} cannot be set for everflow autoscale: {why}.")
-    place = {"application.id": application_id, "bootstrap.servers": servers}
-    checked(target, {**named, **place})
-    options = [part for one in settings or [] for part in ("--set", one)]
-    options += [f"--settings-folder={one.absolute()}" for one in settings_folder or []]
+    checked(target, merged)
     scaler = Autoscaler(
         target=target,
         options=[
-            *("--application-id", application_id, "--bootstrap-servers", servers),
-            *("--threads", str(threads), "--leave", *options),
+            *("--application-id", application_id, "--bootstrap-servers", settings.servers),
+            *("--threads", str(threads), "--leave"),
+            *(part for one in settings.settings or [] for part in ("--set", one)),
+            *(f"--settings-folder={one.absolute()}" for one in settings.settings_folder or []),
         ],
         folder=folder or Path(f"everflow-{application_id}"),
         least=least,
@@ -208,9 +203,6 @@ def lag_rows(
 
 
 def lag_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of `lag_rows`, and their sum."""
-    from everflow.console.observed import table
-
     cells = [
         (row["topic"], str(row["partition"]), *(f"{row[name]:,}" for name in _NUMBERS))
         for row in rows
@@ -235,3 +227,144 @@ def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
     config = StreamsConfig(**settings)
     check_clients(config)
     return config
+
+
+# --- instances that leave, and pods -------------------------------------------------------------
+
+ANSWER_S = 10.0
+LOOK_EVERY_S = 0.25
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DONE, FAILED = "NOT_RUNNING", ("PENDING_ERROR", "ERROR")
+
+
+def returns(stateful_set: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """True if this pod comes back, or if that cannot be found out. A static member that does not
+    return loses its tasks after ``session.timeout.ms``, which is slower and safe."""
+    try:
+        return not goes_for_good(
+            environment["HOSTNAME"], read_stateful_set(stateful_set, environment)
+        )
+    except (EverflowError, KeyError, ValueError):
+        return True
+
+
+def drained(
+    address: str, timeout_s: float, report: Callable[[str], object] = lambda _: None
+) -> int:
+    """Tell the instance, and wait until it has ended; ``report`` gets how far it is, some times a
+    second. How many active tasks it had when it was seen last.
+
+    RetriableError where none answers, or it takes longer; FatalError where it ends with an error;
+    ConfigError where it does not do it, with the reason.
+    """
+    url = url_of(address)
+    _tell(url, address)
+    began, left = time.monotonic(), 0
+    while (passed_s := time.monotonic() - began) < timeout_s:
+        status = _status(url, timeout_s - passed_s)
+        if status is None or status.get("state") == DONE:
+            return left
+        left = _active(status) if status else left
+        if status.get("state") in FAILED:
+            raise FatalError(f"the instance at {address} ended with an error: {status['error']}")
+        report(f"{progress(status)}, {duration(passed_s)}")
+        time.sleep(LOOK_EVERY_S)
+    raise RetriableError(
+        f"the instance at {address} still runs after {timeout_s:g} s; it goes on stopping."
+    )
+
+
+def progress(status: Mapping[str, Any]) -> str:
+    """The text for a drain's status, which is empty while the instance does not answer. Pure."""
+    if not status:
+        return "waiting for an answer"
+    if left := _active(status):
+        return f"migrating tasks: {counted(left, 'active task')} left"
+    return "all tasks migrated: the instance leaves the group and ends"
+
+
+def _active(status: Mapping[str, Any]) -> int:
+    return sum(task["role"] == "active" for task in status["tasks"])
+
+
+def _tell(url: str, address: str) -> None:
+    try:
+        asked(f"{url}/drain", ANSWER_S, post=b"")
+    except RefusedError as error:
+        raise ConfigError(
+            f"what answered at {address} does not drain: {error} ({error.status}). Is "
+            f"it an instance's http.listen? Name it by an address of this host, such as 127.0.0.1: "
+            f"nobody else may make it drain."
+        ) from None
+    except OSError as error:
+        raise RetriableError(
+            f"no instance of this host answered at {address} ({no_answer(error)}). Does it run, "
+            f"with http.listen set to this address?"
+        ) from None
+
+
+def _status(url: str, left_s: float) -> dict[str, Any] | None:
+    """The instance's status; empty while it is too busy to answer, None if it has ended."""
+    try:
+        return dict(json.loads(asked(f"{url}/status", max(0.1, min(ANSWER_S, left_s)))))
+    except RefusedError:
+        return {}
+    except (OSError, ValueError) as error:
+        return {} if isinstance(error, ValueError | TimeoutError) else None
+
+
+def goes_for_good(pod: str, stateful_set: Mapping[str, Any] | None) -> bool:
+    """True if no pod of this name will come back: the set is gone or being deleted, or has fewer
+    replicas than this pod's ordinal needs. Pure. ValueError for a name without an ordinal."""
+    if stateful_set is None or stateful_set["metadata"].get("deletionTimestamp"):
+        return True
+    first = stateful_set["spec"].get("ordinals", {}).get("start", 0)
+    ordinals = int(first) + int(stateful_set["spec"].get("replicas", 1))
+    return int(pod.rpartition("-")[2]) >= ordinals
+
+
+def read_stateful_set(name: str, environment: Mapping[str, str], account: Path = ACCOUNT) -> Any:
+    """A StatefulSet of this namespace, from the API server; None if there is none. RetriableError
+    without an answer or a permission."""
+    try:
+        space = (account / "namespace").read_text().strip()
+    except OSError as error:
+        raise RetriableError(f"this is no pod: {error}.") from None
+    return _read(f"/apis/apps/v1/namespaces/{space}/statefulsets/{name}", environment, account)
+
+
+def write_rack(
+    node: str, label: str, folder: Path, environment: Mapping[str, str], account: Path = ACCOUNT
+) -> str:
+    """Write settings for where a node stands: ``client.rack`` and ``client.tag.zone``, a file each;
+    the rack. FatalError where the node has no such label; RetriableError as `read_stateful_set`."""
+    found = _read(f"/api/v1/nodes/{node}", environment, account)
+    rack = ((found or {}).get("metadata", {}).get("labels") or {}).get(label)
+    if not rack:
+        raise FatalError(
+            f"node {node} has no label {label}: name the label that says where your nodes stand "
+            f"(rack.topologyKey), or leave racks out (rack.enabled=false)."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for key in ("client.rack", "client.tag.zone"):
+        (folder / key).write_text(rack)
+    return str(rack)
+
+
+def _read(path: str, environment: Mapping[str, str], account: Path) -> Any:
+    try:
+        host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
+        token = (account / "token").read_text().strip()
+        host = f"[{host}]" if ":" in host else host
+        trusted = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        headers = {"Authorization": f"Bearer {token}"}
+        url = f"https://{host}:{port}{path}"
+        return json.loads(asked(url, ANSWER_S, headers=headers, tls=trusted))
+    except RefusedError as error:
+        if error.status == 404:
+            return None
+        raise RetriableError(f"{path} cannot be read: HTTP {error.status}.") from None
+    except KeyError as error:
+        raise RetriableError(f"this is no pod: {error} is not set.") from None
+    except (OSError, ValueError) as error:
+        raise RetriableError(f"{path} cannot be read: {error}.") from None

@@ -19,25 +19,17 @@ LIST: Final = "list"
 OTHER: Final = "other"
 """Times, decimals, maps: whatever their reader takes."""
 
-_CLASSES: Mapping[str, tuple[type, ...]] = {
-    TEXT: (str,),
-    BYTES: (str, bytes),
-    WHOLE: (Integral,),
-    NUMBER: (Real,),
-    TRUTH: (bool,),
-    OBJECT: (Mapping,),
-    LIST: (list, tuple),
-    OTHER: (object,),
+_FORMS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    TEXT: ((str,), "text"),
+    BYTES: ((str, bytes), "bytes, which are base64 in JSON"),
+    WHOLE: ((Integral,), "a whole number"),
+    NUMBER: ((Real,), "a number"),
+    TRUTH: ((bool,), "true or false"),
+    OBJECT: ((Mapping,), "an object with the key's fields"),
+    LIST: ((list, tuple), "a list"),
+    OTHER: ((object,), ""),
 }
-_EXPECTED: Mapping[str, str] = {
-    TEXT: "text",
-    BYTES: "bytes, which are base64 in JSON",
-    WHOLE: "a whole number",
-    NUMBER: "a number",
-    TRUTH: "true or false",
-    OBJECT: "an object with the key's fields",
-    LIST: "a list",
-}
+"""By form: the classes of its values, and what it is in words."""
 
 
 def refusal(store: str, keys: str, form: str, key: Any) -> str | None:
@@ -45,9 +37,10 @@ def refusal(store: str, keys: str, form: str, key: Any) -> str | None:
     is one. A number that stands in a text is a text."""
     if key is None:
         return f"Keys of store {store!r} are {keys}, never null."
-    if isinstance(key, _CLASSES[form]) and (not isinstance(key, bool) or form in (TRUTH, OTHER)):
+    classes, expected = _FORMS[form]
+    if isinstance(key, classes) and (not isinstance(key, bool) or form in (TRUTH, OTHER)):
         return None
     return (
-        f"Keys of store {store!r} are {keys}: expected {_EXPECTED[form]}, found "
+        f"Keys of store {store!r} are {keys}: expected {expected}, found "
         f"{type(key).__name__} {shown(key, 100)}"
     )

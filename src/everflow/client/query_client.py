@@ -8,9 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
-from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -42,15 +40,6 @@ class QueryUnavailableError(EverflowError):
     the text. Ask again, allow a copy (``stale=True``), or look at the application."""
 
     code = "EF-QUERY-UNAVAILABLE"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """``status`` and content of an answer; ``location``: who has it instead."""
-
-    status: int
-    content: Any
-    location: str | None = None
 
 
 class Connections:
@@ -99,30 +88,30 @@ class Connections:
         self._open.clear()
 
     def _followed(self, server: str, path: str, body: bytes | None) -> tuple[Any, str]:
-        """The content, or None and why there is none for now."""
         for _ in range(MOST_REDIRECTIONS):
             try:
-                reply = self._sent(server, path, body)
+                status, content, location = self._sent(server, path, body)
             except (OSError, http.client.HTTPException, ValueError) as failure:
                 self._drop(server)
                 return None, f"{type(failure).__name__}: {failure}"
-            if reply.status == 200:
-                return reply.content, ""
-            if reply.status == 307 and reply.location is not None:
-                server = urlsplit(reply.location).netloc
+            if status == 200:
+                return content, ""
+            if status == 307 and location is not None:
+                server = urlsplit(location).netloc
                 continue
-            error = reply.content.get("error") if isinstance(reply.content, dict) else None
+            error = content.get("error") if isinstance(content, dict) else None
             if not isinstance(error, dict):
-                if reply.status >= 500:  # of a proxy, for example
-                    return None, f"status {reply.status}"
-                raise _stranger(server, reply.status)
-            message = str(error.get("message", f"status {reply.status}"))
-            if reply.status >= 500:
+                if status >= 500:  # of a proxy, for example
+                    return None, f"status {status}"
+                raise _stranger(server, status)
+            message = str(error.get("message", f"status {status}"))
+            if status >= 500:
                 return None, message
-            raise QueryRefusedError(message, status=reply.status, code=str(error.get("code", "")))
+            raise QueryRefusedError(message, status=status, code=str(error.get("code", "")))
         return None, "each instance names another one"
 
-    def _sent(self, server: str, path: str, body: bytes | None) -> Reply:
+    def _sent(self, server: str, path: str, body: bytes | None) -> tuple[int, Any, str | None]:
+        """Status and content of the answer, and where it says that somebody else has it."""
         kept = server in self._open
         connection = self._connection(server)
         try:
@@ -147,16 +136,15 @@ class Connections:
             if answer.status < 500:
                 raise _stranger(server, answer.status) from error
             found = None
-        return Reply(answer.status, found, answer.getheader("Location"))
+        return answer.status, found, answer.getheader("Location")
 
     def _connection(self, server: str) -> http.client.HTTPConnection:
         if server not in self._open:
-            if self._tls is None:
-                self._open[server] = http.client.HTTPConnection(server, timeout=self._timeout_s)
-            else:
-                self._open[server] = http.client.HTTPSConnection(
-                    server, timeout=self._timeout_s, context=self._tls
-                )
+            self._open[server] = (
+                http.client.HTTPConnection(server, timeout=self._timeout_s)
+                if self._tls is None
+                else http.client.HTTPSConnection(server, timeout=self._timeout_s, context=self._tls)
+            )
         return self._open[server]
 
     def _drop(self, server: str) -> None:
@@ -244,7 +232,11 @@ class QueryClient:
 
     def stores(self) -> list[StoreInfo]:
         """All of them, as one instance sees them."""
-        return [_store_info(one) for one in self._ask("/stores")["stores"]]
+        lists = ("here", "copies")
+        return [
+            StoreInfo._make(tuple(one[n]) if n in lists else one[n] for n in StoreInfo._fields)
+            for one in self._ask("/stores")["stores"]
+        ]
 
     def owner(self, store: str, key: Any) -> KeyOwner:
         """The instances that have a key."""
@@ -393,12 +385,7 @@ class QueryClient:
     def __enter__(self) -> QueryClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- inside -----------------------------------------------------------------------------------
@@ -529,8 +516,3 @@ def _with(path: str, asked: Mapping[str, Any]) -> str:
 
 def _windowed(row: Mapping[str, Any]) -> tuple[Windowed, Any]:
     return Windowed(row["key"], row["start"], row["end"]), row["value"]
-
-
-def _store_info(found: Mapping[str, Any]) -> StoreInfo:
-    lists = {name: tuple(found[name]) for name in ("here", "copies")}
-    return StoreInfo(**{**{name: found[name] for name in StoreInfo._fields}, **lists})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from everflow.client.direct import BrokenAnswerError, asked, no_answer, refused_with, timed_out
+from everflow.client.direct import BrokenAnswerError, RefusedError, asked, no_answer
 from everflow.errors import ConfigError, EverflowError, RetriableError
 from everflow.logs import counted
 from everflow.observe.page.verdict import brokers_away
@@ -45,9 +44,9 @@ def _no_address(address: str, why: str) -> ConfigError:
     )
 
 
-def nobody_at(url: str, error: Exception) -> RetriableError:
+def nobody_at(url: str, error: OSError) -> RetriableError:
     """A hint for the case that no instance has answered."""
-    if timed_out(error):
+    if isinstance(error, TimeoutError):
         return RetriableError(
             f"no instance answered at {url} in time. Its process stands still or hangs, its host "
             f"is overloaded, or no network leads there."
@@ -64,7 +63,7 @@ def status_at(address: str) -> dict[str, Any]:
     url = url_of(address)
     try:
         found = json.loads(asked(f"{url}/status", ASK_S))
-    except urllib.error.HTTPError as error:
+    except RefusedError as error:
         raise _not_watched(url, error) from None
     except (BrokenAnswerError, ValueError):
         found = None
@@ -75,10 +74,10 @@ def status_at(address: str) -> dict[str, Any]:
     return {"address": address, **found}
 
 
-def _not_watched(url: str, error: urllib.error.HTTPError) -> EverflowError:
-    code = error.code
+def _not_watched(url: str, error: RefusedError) -> EverflowError:
+    code = error.status
     if code == 421:
-        return ConfigError(f"{url}: {refused_with(error)}")
+        return ConfigError(f"{url}: {error}")
     if code == 401:
         return ConfigError(
             f"what answered at {url} asks for a token ({code}), which no instance does where it is "
@@ -192,11 +191,14 @@ def task_rows(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns; the first one is the head."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Rows in columns, of which the ``numbers`` end below each other; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            cell.rjust(width) if at in numbers else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in rows
     ]
 
@@ -218,7 +220,6 @@ def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _rate(rate: float) -> str:
-    """Nothing of none; of few with a decimal."""
     return f"{rate:,.{int(rate < 10)}f}/s" if rate else ""
 
 

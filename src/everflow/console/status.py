@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
@@ -58,12 +57,7 @@ class StatusLine:
     def __enter__(self) -> StatusLine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended = True
         self.clear()
 
@@ -99,11 +93,7 @@ class StatusLine:
             self.clear()
 
     def say(self, text: str) -> None:
-        """Print a lasting line (above the live one)."""
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-    def rows(self, text: str) -> None:
-        """Print rows of a table (``print_table``) as they are, above the live line."""
+        """Print lasting lines as they are (above the live one)."""
         self._console.print(
             printable(text.removesuffix("\n")),
             markup=False,
@@ -115,9 +105,7 @@ class StatusLine:
     def line(self, text: str) -> None:
         """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a `state`."""
         if text.startswith(LAST_STATES):
-            with (
-                self._lock
-            ):  # the one who shows progress may be about to: nothing is drawn below the last state
+            with self._lock:  # nothing is drawn below the last state
                 self._ended = True
                 self.clear()
                 self.state(text)

@@ -1,13 +1,23 @@
-"""The output of the commands: progress, errors. Text in, text out; times are passed in."""
+"""The output of the commands: progress, errors. Text in, text out; times are passed in.
+
+How far an application is, its committed offsets and the ends of its inputs say: as for Kafka's own
+lag tools, the answer does not depend on the instance being healthy.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from everflow.instance.client_state import ENDED, ClientState
+from everflow.records import TopicPartition
 from everflow.user_program import printable
+
+if TYPE_CHECKING:
+    from everflow.kafka.admin import ClusterAdmin
+    from everflow.topology.program import Topology
 
 _SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 
@@ -88,21 +98,6 @@ class StateWait:
         return f"{state.name} for {elapsed:.0f} s" + (f": {said}" if said else "")
 
 
-def parse_settings(assignments: Sequence[str]) -> dict[str, str]:
-    """``--set key=value`` arguments as a mapping; the last of equal keys wins.
-
-    Raises:
-        ValueError: an argument without ``=`` or without a key; the message names it.
-    """
-    settings: dict[str, str] = {}
-    for assignment in assignments:
-        key, separator, value = assignment.partition("=")
-        if not separator or not key.strip():
-            raise ValueError(f"{assignment!r}: write it as key=value, e.g. commit.interval.ms=50")
-        settings[key.strip()] = value.strip()
-    return settings
-
-
 def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
     """``error: [code] message``, continuation lines and ``more`` indented, without control
     characters."""
@@ -111,9 +106,61 @@ def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str
     return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in further)])
 
 
-def merge_settings(*layers: Mapping[str, object | None]) -> dict[str, object]:
-    """Later layers win; None means not given."""
-    merged: dict[str, object] = {}
-    for layer in layers:
-        merged.update({key: value for key, value in layer.items() if value is not None})
-    return merged
+def input_topics(topology: Topology, application_id: str) -> list[str]:
+    """Full names of all topics that the application reads, its repartition topics included."""
+    from everflow.topology.subtopologies import cut
+
+    return list(
+        dict.fromkeys(
+            topic for sub in cut(topology).subtopologies for topic in sub.inputs(application_id)
+        )
+    )
+
+
+class LagReader:
+    """Reads samples of one application. Owned by one thread; the admin client is the caller's.
+
+    Partitions are looked up once, at the first sample after all topics exist; until then nothing is
+    known.
+    """
+
+    def __init__(self, admin: ClusterAdmin, application_id: str, topics: Sequence[str]) -> None:
+        self._admin = admin
+        self._group = application_id
+        self._topics = list(topics)
+        self._partitions: list[TopicPartition] = []
+
+    def sample(self, at_s: float, tasks: str = "") -> Sample | None:
+        """Committed and end offsets now, with what the tasks do; None while topics are missing.
+
+        Committed offsets are read first: records that a commit made visible downstream are then in
+        the ends read after it, so a lag of zero over all topics means that nothing is on its way
+        between sub-topologies either.
+
+        Raises:
+            RetriableError: the brokers did not answer.
+        """
+        if not self._partitions:
+            self._partitions = self._find_partitions()
+            if not self._partitions:
+                return None
+        committed = self._admin.committed(self._group, self._partitions, stable=False)
+        ends = self._admin.list_offsets(self._partitions, "latest", "read_uncommitted")
+        consumed = {tp: committed[tp].offset if tp in committed else -1 for tp in self._partitions}
+        # Where nothing is left, nothing that retention has deleted can be ahead of the commit: an
+        # idle application is asked for two offsets of each partition, not for three.
+        behind = [tp for tp, offset in consumed.items() if offset < ends[tp]]
+        if behind:
+            starts = self._admin.list_offsets(behind, "earliest", "read_uncommitted")
+            consumed |= {tp: max(consumed[tp], min(starts[tp], ends[tp])) for tp in behind}
+        return Sample(at_s, sum(consumed.values()), sum(ends.values()), tasks)
+
+    def _find_partitions(self) -> list[TopicPartition]:
+        described = self._admin.describe_topics(self._topics)
+        if any(topic not in described for topic in self._topics):
+            return []
+        return [
+            TopicPartition(topic, partition)
+            for topic in self._topics
+            for partition in range(described[topic].partitions)
+        ]

@@ -11,19 +11,24 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pyspark import SparkConf, SparkContext
 
 from everflow import logs
 from everflow.autoscale import Autoscaler
 from everflow.errors import ConfigError, SetupError
-from everflow.fleet.control import Doors, Places, application
-from everflow.fleet.decision import PlacesTold, instance_settings, require_cluster, spark_settings
-from everflow.fleet.messages import PROGRAM_FILE, SlotOrder
+from everflow.fleet.control import Door, Places, application
+from everflow.fleet.decision import (
+    PROGRAM_FILE,
+    PlacesTold,
+    SlotOrder,
+    instance_settings,
+    require_cluster,
+    spark_settings,
+)
 from everflow.fleet.slot_job import SlotJob, SparkJobs, require_running
 from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer
@@ -60,7 +65,6 @@ class Fleet:
     listen: str = ""
 
     def order(self, slot: int, url: str, token: str) -> SlotOrder:
-        """The order for the keeper of a slot."""
         drain_ms = float(str(self.settings.get("drain.timeout.ms", 60_000)))
         return SlotOrder(
             slot=slot,
@@ -90,9 +94,11 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
         context = stack.enter_context(_spark(fleet))
         context.addFile(str(folder / PROGRAM_FILE))
         places, token = Places(say), secrets.token_urlsafe(32)
-        door = stack.enter_context(_Door(fleet, context, token, places))
         jobs = SparkJobs(context, fleet.application_id)
         missing = PlacesTold(fleet.cores, fleet.memory)
+
+        def start(slot: int, *_: object) -> SlotJob:
+            return SlotJob(fleet.order(slot, f"http://{address}", token), places, jobs)
 
         def after_step(_: object) -> None:
             text = missing.text(places.without_s(), time.monotonic())
@@ -108,66 +114,39 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
             most=fleet.most,
             say=say,
             every_s=EVERY_S,
-            start=lambda slot, *_: SlotJob(fleet.order(slot, door.url, token), places, jobs),
+            start=start,
             after_step=after_step,
         )
-        door.loop = loop
+        address = stack.enter_context(_served(fleet, context, token, places, loop))
         say(
             f"the fleet {fleet.application_id} is application {context.applicationId} of "
             f"{context.master}; {', '.join(names) or 'no file'} goes to the hosts"
         )
-        say(f"show or resize it from this host: everflow scale {door.address} --instances NUMBER")
+        say(f"show or resize it from this host: everflow scale {address} --instances NUMBER")
         stop = threading.Event()
         with signals.told_to(lambda *_: stop.set()):
             loop.run(stop)
 
 
-class _Door:
-    """The driver's HTTP server, until the end of the block."""
-
-    def __init__(self, fleet: Fleet, context: SparkContext, token: str, places: Places) -> None:
-        conf = context.getConf()
-        host = str(conf.get("spark.driver.host"))
-        listen = fleet.listen or f"{conf.get('spark.driver.bindAddress', host)}:0"
-        own = {*LOOPBACK, host, socket.gethostbyname(host)}
-        self.loop: Autoscaler | None = None
-        self._places, self._application_id = places, fleet.application_id
-        self._server = HttpServer(
-            listen,
-            application(Doors(token, frozenset(own), places.reported, self._shown, self._resize)),
-            "--listen",
-            names=OwnNames(listen, [host]),
-            free=lambda path: path == "/report",  # a keeper shows its token
-        )
-        bound, _, port = self._server.address.rpartition(":")
-        self.address = f"{host if bound.strip('[]') in ANYWHERE else bound}:{port}"
-        self.url = f"http://{self.address}"
-
-    def __enter__(self) -> _Door:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
-
-    def _resize(self, least: int, most: int) -> None:
-        if self.loop is not None:
-            self.loop.resize(least, most)
-
-    def _shown(self) -> dict[str, Any]:
-        sizes = (self.loop.least, self.loop.most) if self.loop is not None else (0, 0)
-        slots = []
-        for slot, without_s in sorted(self._places.without_s().items()):
-            last = self._places.last(slot)
-            known = {} if last is None else asdict(last)
-            known.pop("lines", None)
-            known.pop("left_out", None)
-            slots.append({**known, "slot": slot, "without_place_s": round(without_s, 1)})
-        return {
-            "application_id": self._application_id,
-            "instances": sizes[0],
-            "max": sizes[1],
-            "slots": slots,
-        }
+@contextmanager
+def _served(
+    fleet: Fleet, context: SparkContext, token: str, places: Places, loop: Autoscaler
+) -> Iterator[str]:
+    """The address of the driver's HTTP server, until the end of the block."""
+    conf = context.getConf()
+    host = str(conf.get("spark.driver.host"))
+    listen = fleet.listen or f"{conf.get('spark.driver.bindAddress', host)}:0"
+    own = frozenset({*LOOPBACK, host, socket.gethostbyname(host)})
+    server = HttpServer(
+        listen,
+        application(Door(token, own, fleet.application_id, places, loop)),
+        "--listen",
+        names=OwnNames(listen, [host]),
+        free=lambda path: path == "/report",  # a keeper shows its token
+    )
+    bound, _, port = server.address.rpartition(":")
+    with closing(server):
+        yield f"{host if bound.strip('[]') in ANYWHERE else bound}:{port}"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,9 +19,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from everflow.autoscale import InstanceSeen
-from everflow.fleet.decision import answer, moved, shown_lines
-from everflow.fleet.messages import TOKEN_HEADER, Report, Wanted
+from everflow.autoscale import Autoscaler, InstanceSeen
+from everflow.fleet.decision import (
+    TOKEN_HEADER,
+    Report,
+    Wanted,
+    answer,
+    moved,
+    shown_lines,
+)
 
 HEARD_S = 10.0
 """A slot that has not been heard of for so long has no place."""
@@ -92,25 +98,18 @@ class Places:
             return InstanceSeen(last.state == "RUNNING" and last.ready, last.desired, ending)
 
     def last(self, slot: int) -> Report | None:
-        """The last report of a slot."""
         with self._lock:
             place = self._places.get(slot)
             return None if place is None else place.last
 
-    def placed(self, slot: int) -> bool:
-        """True if a keeper reports for the slot."""
-        with self._lock:
-            place = self._places.get(slot)
-            return place is not None and self._without_s(place) == 0.0
-
     def without_s(self) -> dict[int, float]:
         """Slot -> seconds without a host; 0 if it has one."""
         with self._lock:
-            return {slot: self._without_s(place) for slot, place in self._places.items()}
-
-    def _without_s(self, place: _Place) -> float:
-        silent_s = self._silent_s(place)
-        return 0.0 if place.last is not None and silent_s <= HEARD_S else silent_s
+            silent = {slot: self._silent_s(place) for slot, place in self._places.items()}
+            return {
+                slot: 0.0 if self._places[slot].last is not None and for_s <= HEARD_S else for_s
+                for slot, for_s in silent.items()
+            }
 
     def _silent_s(self, place: _Place) -> float:
         return self._clock() - place.since_s
@@ -122,44 +121,56 @@ MOST_BODY_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Doors:
-    """Callbacks of the routes, on threads of the server: ``reported`` for a keeper, ``shown`` and
-    ``resize(least, most)`` for an operator. ``own_hosts``: addresses of the driver's host, from
-    which operators may call."""
+class Door:
+    """What the routes serve: keepers that show the ``token``, and operators on ``own_hosts``, the
+    addresses of the driver's host."""
 
     token: str
     own_hosts: frozenset[str]
-    reported: Callable[[Report], Wanted]
-    shown: Callable[[], dict[str, Any]]
-    resize: Callable[[int, int], None]
+    application_id: str
+    places: Places
+    loop: Autoscaler
+
+    def shown(self) -> dict[str, Any]:
+        slots = []
+        for slot, without_s in sorted(self.places.without_s().items()):
+            last = self.places.last(slot)
+            known = {} if last is None else asdict(last)
+            known.pop("lines", None)
+            known.pop("left_out", None)
+            slots.append({**known, "slot": slot, "without_place_s": round(without_s, 1)})
+        return {
+            "application_id": self.application_id,
+            "instances": self.loop.least,
+            "max": self.loop.most,
+            "slots": slots,
+        }
 
 
-def application(doors: Doors) -> Starlette:
-
+def application(door: Door) -> Starlette:
     async def report(request: Request) -> Response:
         shown = request.headers.get(TOKEN_HEADER, "").encode()  # a text must be ASCII there
-        if not secrets.compare_digest(shown, doors.token.encode()):
+        if not secrets.compare_digest(shown, door.token.encode()):
             return PlainTextResponse("this is no keeper of this fleet\n", status_code=403)
         try:
-            received = Report.from_json(json.loads(await _body(request)))
-        except (TypeError, ValueError) as error:
+            received = Report.from_json(await _body(request))
+        except ValueError as error:
             return PlainTextResponse(f"no report: {error}\n", status_code=400)
-        wanted = await run_in_threadpool(lambda: doors.reported(received))
+        wanted = await run_in_threadpool(lambda: door.places.reported(received))
         return JSONResponse({"wanted": wanted.value})
 
     async def fleet(request: Request) -> Response:
-        return _only_from_here(request, doors) or JSONResponse(doors.shown())
+        return _only_from_here(request, door) or JSONResponse(door.shown())
 
     async def scale(request: Request) -> Response:
-        refused = _only_from_here(request, doors)
+        refused = _only_from_here(request, door)
         if refused is not None:
             return refused
         try:
-            least, most = sizes(json.loads(await _body(request)))
+            door.loop.resize(*sizes(json.loads(await _body(request))))
         except ValueError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
-        doors.resize(least, most)
-        return JSONResponse(doors.shown())
+        return JSONResponse(door.shown())
 
     return Starlette(
         routes=[
@@ -194,11 +205,11 @@ def sizes(asked: Any) -> tuple[int, int]:
     return least, most
 
 
-def _only_from_here(request: Request, doors: Doors) -> Response | None:
+def _only_from_here(request: Request, door: Door) -> Response | None:
     # Whoever works on that host may have a browser there, in which any site's page could send this.
     if "origin" in request.headers:
         return PlainTextResponse("not from a browser\n", status_code=403)
     host = request.client.host if request.client is not None else ""
-    if host in doors.own_hosts:
+    if host in door.own_hosts:
         return None
     return PlainTextResponse("only from the host of the fleet's driver\n", status_code=403)

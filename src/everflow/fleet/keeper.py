@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.request
 import zipfile
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,13 +30,17 @@ from everflow.fleet.decision import (
     MOST_CHARACTERS,
     MOST_LINES,
     STOP_S,
+    TOKEN_HEADER,
     Act,
     KeeperSees,
+    Report,
+    SlotOrder,
+    SlotOutcome,
+    Wanted,
     instance_environment,
     keeper_act,
     wish,
 )
-from everflow.fleet.messages import TOKEN_HEADER, Report, SlotOrder, SlotOutcome, Wanted
 
 log = logging.getLogger("everflow.fleet")
 
@@ -231,22 +234,17 @@ class Keeper:
 
 def _told_to_drain(address: str) -> bool:
     try:
-        asked(urllib.request.Request(f"http://{address}/drain", method="POST"), LOOK_S)
+        asked(f"http://{address}/drain", LOOK_S, post=b"")
         return True
     except OSError:  # it has not begun to listen: it has no tasks to hand over
         return False
 
 
 def posted_to(order: SlotOrder) -> Post:
-    """Asks the order's driver over HTTP."""
-
     def post(report: Report) -> Wanted:
-        request = urllib.request.Request(
-            f"{order.url}/report",
-            data=report.to_json().encode(),
-            headers={"Content-Type": "application/json", TOKEN_HEADER: order.token},
-        )
-        found = json.loads(asked(request, POST_S))
+        headers = {"Content-Type": "application/json", TOKEN_HEADER: order.token}
+        data = report.to_json().encode()
+        found = json.loads(asked(f"{order.url}/report", POST_S, post=data, headers=headers))
         return Wanted(found.get("wanted") if isinstance(found, dict) else found)
 
     return post

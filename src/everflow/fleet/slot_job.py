@@ -17,7 +17,7 @@ from pyspark import SparkContext, SparkFiles, TaskContext
 from everflow.autoscale import InstanceSeen
 from everflow.errors import FatalError
 from everflow.fleet.control import Places
-from everflow.fleet.messages import PROGRAM_FILE, Report, SlotOrder, SlotOutcome, Wanted
+from everflow.fleet.decision import PROGRAM_FILE, Report, SlotOrder, SlotOutcome, Wanted
 
 log = logging.getLogger("everflow.fleet")
 
@@ -26,8 +26,6 @@ FAILED = 70
 
 
 class Jobs(Protocol):
-    """The part of Spark that a slot needs."""
-
     def run(self, order: SlotOrder) -> SlotOutcome:
         """Have the order carried out on some host, and wait for its end. Any error of Spark's."""
 
@@ -72,7 +70,7 @@ class SlotJob:
     def _cancel_if_deaf(self) -> None:
         """Cancel the job of a slot that is to end and has no host: nobody there hears the order,
         and the loop would wait for as long as Spark has no host."""
-        if self.ending and self.code is None and not self._places.placed(self.number):
+        if self.ending and self.code is None and self._places.without_s().get(self.number):
             self.kill()
 
     def wait(self, timeout_s: float) -> bool:

@@ -78,33 +78,23 @@ def foreign_names() -> Mapping[str, Names]:
     return {owner: {**spark.get(owner, {}), **java.get(owner, {})} for owner in owners}
 
 
-OWN = frozenset(
-    {
-        "TimeWindows.expand",
-        "TimeWindows.is_open",
-        "Topology.before",
-        "Topology.node",
-        "Topology.repartition_topics",
-        "StreamsConfig.admin",
-        "StreamsConfig.assignment",
-        "StreamsConfig.batches",
-        "StreamsConfig.consumer",
-        "StreamsConfig.given",
-        "StreamsConfig.main_consumer",
-        "StreamsConfig.producer",
-        "StreamsConfig.shared_client",
-        "StreamsConfig.topic",
-        "InputTopic.rewind",
-        "InputTopic.written",
-        "KGroupedStream.graph",
-        "CogroupedKStream.graph",
-        "TimeWindowedCogroupedKStream.graph",
-        "SessionWindowedCogroupedKStream.graph",
-        "TimeWindowedKStream.graph",
-        "SessionWindowedKStream.graph",
-        "agg.result_type",
-    }
-)
+_OWN: Mapping[str, tuple[str, ...]] = {
+    "TimeWindows": ("expand", "is_open"),
+    "Topology": ("before", "node", "repartition_topics"),
+    "StreamsConfig": (
+        *("admin", "assignment", "batches", "consumer", "given", "main_consumer"),
+        *("producer", "shared_client", "topic"),
+    ),
+    "InputTopic": ("rewind", "written"),
+    "KGroupedStream": ("graph",),
+    "CogroupedKStream": ("graph",),
+    "TimeWindowedCogroupedKStream": ("graph",),
+    "SessionWindowedCogroupedKStream": ("graph",),
+    "TimeWindowedKStream": ("graph",),
+    "SessionWindowedKStream": ("graph",),
+    "agg": ("result_type",),
+}
+OWN = frozenset(f"{owner}.{name}" for owner, names in _OWN.items() for name in names)
 """Names of public classes and modules that only everflow's own modules call; errors do not offer
 them."""
 
@@ -154,8 +144,6 @@ def _unknown(owner: str, name: str, known: Iterable[str]) -> AttributeError:
 
 
 class TellingClass(ABCMeta):
-    """The class of `Telling` classes."""
-
     if not TYPE_CHECKING:  # a type checker knows the names
 
         def __getattr__(cls, name: str) -> Any:

@@ -815,7 +815,8 @@ def instance_settings(config: StreamsConfig) -> InstanceSettings:
 def _taken(intake: GlobalRecords, tables: GlobalTables, tp: TopicPartition, chunk: Chunk) -> Chunk:
     """The records of a chunk that enter a global table; ``tables`` get the error of a record."""
     try:
-        return intake.taken(tp, cast(LogChunk, chunk))
+        read = cast(LogChunk, chunk)
+        return intake.taken(tp, read.columns(headers=True), read.next_position, read.records)
     except UndecodableRecord as error:
         tables.refused(ending(error.failure, 1, ""))
         raise

@@ -58,8 +58,8 @@ from everflow.observe.observation import (
 )
 from everflow.observe.page.history import EventBook, Facts, LookHistory
 from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
+from everflow.observe.page.verdict import with_rates
 from everflow.observe.status import status_of
-from everflow.observe.task_rates import with_rates
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan
@@ -609,7 +609,6 @@ def _served(
     server = HttpServer(
         config.http_listen,
         application(observer.observe, topology.describe(), drain, page, observer.watch),
-        ending=page.readers.close,
         names=OwnNames(config.http_listen, (config.application_server, *config.allowed_hosts)),
         free=page.needs_token,
     )
@@ -622,13 +621,16 @@ def _served(
 
 
 def _exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
-    from everflow.observe.otlp import OtlpExport, OtlpSettings
+    from everflow.observe.otlp import OtlpExport
 
-    endpoint = config.otel_exporter_otlp_metrics_endpoint
-    settings = OtlpSettings(endpoint=endpoint, interval_ms=config.otel_metric_export_interval)
-    about = observer.subject
+    endpoint, about = config.otel_exporter_otlp_metrics_endpoint, observer.subject
     sender = OtlpExport(
-        settings, observer.watch, about.application_id, about.client_id, about.version
+        endpoint,
+        config.otel_metric_export_interval,
+        observer.watch,
+        about.application_id,
+        about.client_id,
+        about.version,
     )
     moves.info("Metrics are sent to %s", endpoint)
     return sender

@@ -68,34 +68,25 @@ class DesiredInstances:
 
     rules: ScalingRules = field(default_factory=ScalingRules)
     told: int | None = None
-    _above_since_ms: float | None = None
-    _below_since_ms: float | None = None
-    _above: int = 0
-    _below: int = 0
+    _asked: tuple[bool, float, int] | None = None
+    """For more (or fewer), since when, and how many."""
 
     def look(self, load: Load, now_ms: float) -> int:
         """The number now. It begins with the instances that there are. Up it goes to the smallest
         that was asked for during the time, down to the largest: a peak is no trend."""
-        told = self.told = load.members if self.told is None else min(self.told, self._most(load))
+        most = max(self.rules.least, load.tasks, load.members)
+        told = self.told = load.members if self.told is None else min(self.told, most)
         now = wanted(load, self.rules)
         if now is None or now == told:
-            self._above_since_ms = self._below_since_ms = None
+            self._asked = None
             return told
-        if now > told:
-            self._below_since_ms = None
-            if self._above_since_ms is None:
-                self._above_since_ms, self._above = now_ms, now
-            self._above = min(self._above, now)
-            if now_ms - self._above_since_ms >= self.rules.up_after_s * 1000:
-                self.told, self._above_since_ms = self._above, None
-        else:
-            self._above_since_ms = None
-            if self._below_since_ms is None:
-                self._below_since_ms, self._below = now_ms, now
-            self._below = max(self._below, now)
-            if now_ms - self._below_since_ms >= self.rules.down_after_s * 1000:
-                self.told, self._below_since_ms = self._below, None
+        up = now > told
+        if self._asked is None or self._asked[0] != up:
+            self._asked = up, now_ms, now
+        _, since_ms, number = self._asked
+        number = min(number, now) if up else max(number, now)
+        self._asked = up, since_ms, number
+        after_s = self.rules.up_after_s if up else self.rules.down_after_s
+        if now_ms - since_ms >= after_s * 1000:
+            self.told, self._asked = number, None
         return self.told
-
-    def _most(self, load: Load) -> int:
-        return max(self.rules.least, load.tasks, load.members)

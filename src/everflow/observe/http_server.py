@@ -61,16 +61,13 @@ class _Looked(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for figure in self._figures:
-            family = _family(figure)
+            kind = CounterMetricFamily if figure.kind == COUNTER else GaugeMetricFamily
+            labels_of = ("client_id", *figure.labels)
+            family = kind(figure.name, figure.text, labels=labels_of)
             for labels, value in figure.read(self._seen):
                 family.add_metric((self._seen.client_id, *labels), value)
             if family.samples:
                 yield family
-
-
-def _family(figure: Figure) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if figure.kind == COUNTER else GaugeMetricFamily
-    return kind(figure.name, figure.text, labels=("client_id", *figure.labels))
 
 
 MOST_CONNECTIONS = 512
@@ -283,7 +280,7 @@ def application(
     # Of their own: behind many readers, slow ones too, a probe would wait until it has failed.
     probing = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="everflow-probes")
 
-    async def probed(verdict: Callable[[Observation], Verdict]) -> Response:
+    async def probed(verdict: Callable[[Observation], Verdict], _: Request) -> Response:
         seen = await asyncio.get_running_loop().run_in_executor(probing, look)
         found = verdict(seen)
         return JSONResponse(found._asdict(), status_code=200 if found.ok else 503)
@@ -291,12 +288,6 @@ def application(
     async def metrics(_: Request) -> Response:
         text = await run_in_threadpool(lambda: exposition(watched()))
         return Response(text, media_type=CONTENT_TYPE)
-
-    async def alive(_: Request) -> Response:
-        return await probed(live)
-
-    async def is_ready(_: Request) -> Response:
-        return await probed(ready)
 
     async def status(_: Request) -> Response:
         return JSONResponse(status_of(await run_in_threadpool(watched)))
@@ -322,8 +313,8 @@ def application(
         routes=[
             Route("/", index),
             Route("/metrics", metrics),
-            Route("/live", alive),
-            Route("/ready", is_ready),
+            Route("/live", partial(probed, live)),
+            Route("/ready", partial(probed, ready)),
             Route("/status", status),
             Route("/topology", described),
             Route("/drain", drained, methods=["POST"]),
@@ -342,18 +333,15 @@ class HttpServer:
         app: Starlette,
         setting: str = "http.listen",
         certificate: tuple[str, str] | None = None,
-        ending: Callable[[], None] = lambda: None,
         request_s: float = REQUEST_S,
         names: OwnNames | None = None,
         free: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
         which). ``certificate``: files of a certificate and its key, for TLS.
-        ``ending`` ends answers that have no end, and returns at once. ``request_s``: how long a
-        request may take to arrive.
+        ``request_s``: how long a request may take to arrive.
         ``names``: by which requests may call it, the address's own where there are none; ``free``:
         paths besides the probes that are answered whatever they call it (`OwnHostOnly`)."""
-        self._ending = ending
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -390,7 +378,6 @@ class HttpServer:
     def close(self) -> None:
         """No more requests; waits for those in flight, a moment at most."""
         self._server.should_exit = True
-        self._ending()
         self._thread.join(STOP_S)
         self._socket.close()
 

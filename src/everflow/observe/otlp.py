@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from everflow.errors import ConfigError
@@ -30,24 +29,18 @@ END_MS = 3_000
 SENDERS_LOG = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtlpSettings:
-    """``endpoint``: a URL with its path (``http://collector:4318/v1/metrics``); ``interval_ms``:
-    between two requests. Headers, certificates and the like are OpenTelemetry's own variables of
-    the environment (``OTEL_EXPORTER_OTLP_HEADERS``): they may be secrets."""
-
-    endpoint: str
-    interval_ms: int = 60_000
-
-
 class OtlpExport:
-    """Sends from its making until `close`. ``look`` is called on the sender's thread, once or a few
-    times for each request; ``application_id`` and ``client_id`` say who sends. ConfigError where
-    the packages are missing."""
+    """Sends from its making until `close`. ``endpoint``: a URL with its path
+    (``http://collector:4318/v1/metrics``); ``interval_ms``: between two requests. Headers,
+    certificates and the like are OpenTelemetry's own variables of the environment
+    (``OTEL_EXPORTER_OTLP_HEADERS``): they may be secrets. ``look`` is called on the sender's
+    thread, once or a few times for each request; ``application_id`` and ``client_id`` say who
+    sends. ConfigError where the packages are missing."""
 
     def __init__(
         self,
-        settings: OtlpSettings,
+        endpoint: str,
+        interval_ms: int,
         look: Callable[[], Observation],
         application_id: str,
         client_id: str,
@@ -59,13 +52,13 @@ class OtlpExport:
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise ConfigError(
-                f"{SETTING} = {settings.endpoint!r} needs packages that are not installed "
+                f"{SETTING} = {endpoint!r} needs packages that are not installed "
                 f"({error.name}): {EXTRA}"
             ) from error
         self._look = look
         reader = PeriodicExportingMetricReader(
-            _exporter(settings),
-            export_interval_millis=settings.interval_ms,
+            _exporter(endpoint, interval_ms),
+            export_interval_millis=interval_ms,
             export_timeout_millis=ATTEMPT_S * 1000,
         )
         about = {
@@ -105,7 +98,7 @@ class OtlpExport:
         return read
 
 
-def _exporter(settings: OtlpSettings) -> MetricExporter:
+def _exporter(endpoint: str, interval_ms: int) -> MetricExporter:
     """One that says once that the endpoint is away, and once that it is back."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import MetricExportResult
@@ -122,13 +115,13 @@ def _exporter(settings: OtlpSettings) -> MetricExporter:
                 log.warning(
                     "The figures cannot be sent to %s (%s): tried again every %g s, and "
                     "processing goes on",
-                    settings.endpoint,
+                    endpoint,
                     SETTING,
-                    settings.interval_ms / 1000,
+                    interval_ms / 1000,
                 )
             elif self.failed and not fails:
-                log.info("The figures are sent to %s again", settings.endpoint)
+                log.info("The figures are sent to %s again", endpoint)
             self.failed = fails
             return result
 
-    return Exporter(endpoint=settings.endpoint, timeout=ATTEMPT_S)
+    return Exporter(endpoint=endpoint, timeout=ATTEMPT_S)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from everflow import metrics as names
 from everflow.observe.observation import Observation, ObservedTask, ObservedThread
@@ -126,11 +127,14 @@ _TASK = ("task", "role", "state", "lag", "rate", "remaining_s", "copied", "troub
 _THREAD = ("number", "alive", "tasks", "busy", "trouble", "warm")
 
 
-def status_of(seen: Observation) -> dict[str, Any]:
-    """The instance's state, both verdicts, threads and tasks. A number that is not known is
-    null."""
-    alive, processes = live(seen), ready(seen)
+def lag_of(seen: Observation) -> int | None:
+    """Records that wait; None: not known."""
     lag = seen.counters.get(names.LAG, math.nan)
+    return None if math.isnan(lag) else int(lag)
+
+
+def identity_of(seen: Observation) -> dict[str, Any]:
+    """Which instance it is, and its state."""
     return {
         "application_id": seen.application_id,
         "client_id": seen.client_id,
@@ -139,12 +143,21 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "program": seen.program,
         "started_ms": seen.started_ms,
         "state": seen.state,
-        "state_s": seen.state_s,
         "state_reason": state_reason(seen),
+        "ready": ready(seen)._asdict(),
+        "lag": lag_of(seen),
+        "members": seen.members,
+    }
+
+
+def status_of(seen: Observation) -> dict[str, Any]:
+    """The instance's state, both verdicts, threads and tasks. A number that is not known is
+    null."""
+    return {
+        **identity_of(seen),
+        "state_s": seen.state_s,
         "error": seen.error,
-        "live": alive._asdict(),
-        "ready": processes._asdict(),
-        "lag": None if math.isnan(lag) else int(lag),
+        "live": live(seen)._asdict(),
         "lags": [
             {"topic": topic, "partition": partition, "lag": waits}
             for (topic, partition), waits in sorted(seen.lags.items())
@@ -152,7 +165,6 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "misplaced_keys": keys_elsewhere(seen),
         "consumed": seen.counters.get(names.RECORDS_CONSUMED, 0.0),
         "silent_s": seen.silent_s,
-        "members": seen.members,
         "desired_instances": seen.desired_instances,
         "threads": [asdict(thread) for thread in seen.threads],
         "transactions": transactions(seen),
@@ -198,9 +210,10 @@ def observation_in(status: Any) -> Observation:
             program=str(status.get("program", ""))[:LONGEST],
             error=str(status["error"])[:LONGEST],
             threads=[
-                ObservedThread(**_part({"warm": True, **one}, _THREAD)) for one in status["threads"]
+                ObservedThread(**_part({"warm": True, **one}, ObservedThread, _THREAD))
+                for one in status["threads"]
             ],
-            tasks=[ObservedTask(**_part(one, _TASK)) for one in status["tasks"]],
+            tasks=[ObservedTask(**_part(one, ObservedTask, _TASK)) for one in status["tasks"]],
             counters=counters,
             lags={
                 (str(one["topic"]), int(one["partition"])): int(one["lag"])
@@ -213,21 +226,16 @@ def observation_in(status: Any) -> Observation:
         raise ValueError(f"it is no status of an everflow instance ({error!r})") from error
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("task", "role", "state", "trouble"), (str,)),
-    **dict.fromkeys(("number", "tasks"), (int,)),
-    **dict.fromkeys(("rate", "busy"), (int, float)),
-    **dict.fromkeys(("lag", "copied"), (int, type(None))),
-    "remaining_s": (int, float, type(None)),
-    **dict.fromkeys(("alive", "warm"), (bool,)),
-}
+_types = cache(get_type_hints)
 
 
-def _part(told: Mapping[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
-    """The wanted values, each of its type."""
+def _part(told: Mapping[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """The wanted values, each of the type that the field of ``kind`` has."""
     found = {name: told[name] for name in wanted}
+    types = _types(kind)
     for name, value in found.items():
-        if not isinstance(value, _TYPES[name]):
+        numbers = (int,) if float in (types[name], *get_args(types[name])) else ()
+        if not isinstance(value, (types[name], *numbers)):
             raise TypeError(f"{name} is {value!r}")
         if isinstance(value, float):
             _finite(value)

@@ -205,17 +205,15 @@ class EmbeddedBroker:
         """The descriptor of a lock that the guard inherits: it lasts as long as the guard, and so
         as the broker. Kafka's own lock comes late: before it, a second broker has overwritten the
         first one's settings and opened its metadata log."""
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        pause = Event()
         with (self.data_folder / _LOCK_NAME).open("w") as file:
-            while not _locked(file):
-                if time.monotonic() > deadline:
-                    message = (
-                        f"another Kafka broker runs on {self.data_folder}; stop it, or take "
-                        f"another folder"
-                    )
-                    raise SetupError(message, code="EF-BROKER")
-                pause.wait(0.05)
+            try:
+                wait_until(lambda: _locked(file), _LOCK_TIMEOUT_S, "the folder's lock")
+            except AssertionError:
+                raise SetupError(
+                    f"another Kafka broker runs on {self.data_folder}; stop it, or take another "
+                    f"folder",
+                    code="EF-BROKER",
+                ) from None
             yield file.fileno()
 
     def stop(self) -> None:
@@ -263,17 +261,15 @@ class EmbeddedBroker:
     def bootstrap_servers(self) -> str:
         """``host:port`` for clients; known once started (SetupError before), unchanged over
         restarts."""
-        if self._ports is None:
-            raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
-        return f"{self._host}:{self._ports[self._doors[0]]}"
+        return self._address(self._doors[0])
 
     @property
     def mutual_servers(self) -> str:
         """``host:port`` for clients with a certificate; SetupError before the start, and for a
         broker that is not a secure one."""
-        if self._ports is None or self._security is None:
+        if self._security is None:
             raise SetupError("the embedded broker asks for no certificates", code="EF-BROKER")
-        return f"127.0.0.1:{self._ports[MUTUAL]}"
+        return self._address(MUTUAL)
 
     @property
     def security_folder(self) -> Path:
@@ -285,9 +281,12 @@ class EmbeddedBroker:
     def inside_servers(self) -> str:
         """``host:port`` for the broker's owner: without security, with all rights. SetupError
         before the start."""
+        return self._address(INSIDE)
+
+    def _address(self, door: str) -> str:
         if self._ports is None:
             raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
-        return f"{self._host}:{self._ports[INSIDE]}"
+        return f"{self._host}:{self._ports[door]}"
 
     @property
     def _doors(self) -> tuple[str, ...]:
@@ -327,16 +326,15 @@ class EmbeddedBroker:
             name, num_partitions=partitions, replication_factor=1, config=dict(config or {})
         )
         admin.create_topics([topic], operation_timeout=timeout_s)[name].result(timeout_s)
-        deadline = time.monotonic() + timeout_s
-        pause = Event()
-        while time.monotonic() < deadline:
+
+        def led() -> bool:
             found = admin.list_topics(name, timeout=timeout_s).topics[name].partitions
-            if len(found) == partitions and all(p.leader >= 0 for p in found.values()):
-                return
-            pause.wait(0.02)
-        raise TimeoutError(
-            f"topic {name} was created, but not all {partitions} partitions have leaders"
-        )
+            return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+
+        try:
+            wait_until(led, timeout_s, f"leaders of {partitions} partitions of topic {name}")
+        except AssertionError as late:
+            raise TimeoutError(str(late)) from None
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -525,7 +523,8 @@ class EmbeddedCluster:
         config: Mapping[str, str] | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        ports, controllers = _free_at_once(3), _free_at_once(3)
+        free = list(_free_ports(None, "12345").values())
+        ports, controllers = free[:3], free[3:]
         voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in enumerate(controllers, 1))
         cluster_id = new_cluster_id()
         self.brokers = tuple(
@@ -674,12 +673,3 @@ def _place(name: str) -> int:
     for unit in struct.unpack(f"<{len(name)}H", name.encode("utf-16-le")):
         found = (31 * found + unit) & 0xFFFFFFFF
     return (found & 0x7FFFFFFF) % int(_INTERNAL_PARTITIONS)
-
-
-def _free_at_once(count: int) -> list[int]:
-    """Free a moment ago, all at the same time."""
-    with ExitStack() as stack:
-        doors = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for door in doors:
-            door.bind(("127.0.0.1", 0))
-        return [door.getsockname()[1] for door in doors]

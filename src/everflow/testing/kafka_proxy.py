@@ -19,17 +19,25 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kafka.protocol.admin import DescribeClusterResponse
-from kafka.protocol.consumer import FetchRequest, FetchResponse, HeartbeatResponse
+from kafka.protocol.consumer import (
+    FetchRequest,
+    FetchResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+)
 from kafka.protocol.metadata import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     MetadataResponse,
 )
 from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    EndTxnRequest,
     EndTxnResponse,
+    InitProducerIdRequest,
     InitProducerIdResponse,
     ProduceRequest,
     ProduceResponse,
@@ -63,11 +71,8 @@ API_KEYS = {
 }
 """What faults may be set for, by Kafka's names."""
 NAMES = {key: name for name, key in API_KEYS.items()}
-_NODE_ENDPOINTS_SINCE = {0: 10, 1: 16}
+_NODE_ENDPOINTS_SINCE = {"Produce": 10, "Fetch": 16}
 """KIP-951: from these versions on a refusal names the new leader's address."""
-
-Redirect = Callable[[int, str, int], tuple[str, int]]
-"""(node, host, port) of a broker -> where clients are to find it."""
 
 
 class Header(NamedTuple):
@@ -96,23 +101,6 @@ def correlation_of(frame: bytes) -> int:
     return int(struct.unpack_from(">i", frame)[0])
 
 
-# --- addresses ------------------------------------------------------------------------------------
-
-
-def redirected(frame: bytes, asked: Header, redirect: Redirect) -> bytes:
-    """An answer in which every broker has the address that ``redirect`` gives."""
-    kind = _WITH_ADDRESSES.get(asked.key)
-    if kind is None or asked.version < _NODE_ENDPOINTS_SINCE.get(asked.key, 0):
-        return frame
-    answer = kind.decode(frame, version=asked.version, header=True)
-    changed = False
-    for one in _addresses(answer, asked):
-        if one.host:
-            one.host, one.port = redirect(int(one.node_id), str(one.host), int(one.port))
-            changed = True
-    return bytes(answer.encode(header=True)) if changed else frame
-
-
 _WITH_ADDRESSES: dict[int, Any] = {
     API_KEYS["Produce"]: ProduceResponse,
     API_KEYS["Fetch"]: FetchResponse,
@@ -122,213 +110,73 @@ _WITH_ADDRESSES: dict[int, Any] = {
 }
 
 
-class _Node:
-    """A broker of a DescribeCluster answer, whose id has another name there."""
-
-    def __init__(self, broker: Any) -> None:
-        object.__setattr__(self, "_broker", broker)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._broker, "broker_id" if name == "node_id" else name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._broker, name, value)
-
-
 def _addresses(answer: Any, asked: Header) -> Iterator[Any]:
-    if asked.name == "Metadata":
+    """The parts of an answer with a broker's address."""
+    if asked.name in ("Metadata", "DescribeCluster"):
         yield from answer.brokers
-    elif asked.name == "DescribeCluster":
-        yield from map(_Node, answer.brokers)
     elif asked.name == "FindCoordinator":
         yield from answer.coordinators if asked.version >= 4 else (answer,)
     else:
         yield from answer.node_endpoints or ()
 
 
-# --- refusals -------------------------------------------------------------------------------------
+_REFUSALS: dict[str, tuple[Any, Any]] = {
+    "Produce": (ProduceRequest, ProduceResponse),
+    "Fetch": (FetchRequest, FetchResponse),
+    "FindCoordinator": (FindCoordinatorRequest, FindCoordinatorResponse),
+    "AddPartitionsToTxn": (AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
+    "TxnOffsetCommit": (TxnOffsetCommitRequest, TxnOffsetCommitResponse),
+    "AddOffsetsToTxn": (AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
+    "EndTxn": (EndTxnRequest, EndTxnResponse),
+    "InitProducerId": (InitProducerIdRequest, InitProducerIdResponse),
+    "Heartbeat": (HeartbeatRequest, HeartbeatResponse),
+}
+_ONE_FOR_EACH = {
+    "responses": ("topic_data", "topics"),
+    "topics": ("topics",),
+    "results_by_topic_v3_and_below": ("v3_and_below_topics",),
+    "partition_responses": ("partition_data",),
+    "partitions": ("partitions",),
+    "results_by_partition": ("partitions",),
+    "coordinators": ("coordinator_keys",),
+}
+"""An array of an answer, and the array of the request for whose parts it has one each."""
+_IDENTITY = ("topic_id", "topic", "name", "partition_index", "index", "key")
+"""Fields that an answer repeats."""
+_NONE = ("base_offset", "high_watermark", "node_id", "port", "producer_epoch")
+"""Fields that are -1 in a broker's refusal, and by kafka-python's default are not."""
+
+
+def _refused(kind: Any, asked: Any, version: int, code: int) -> Any:
+    """An answer, or a part of one, to this part of a request: the innermost parts have the
+    error."""
+    made = kind(version=version)
+    fields = [one for one in kind.fields.values() if one.for_version_q(version)]
+    parts = {one.name for one in fields} & _ONE_FOR_EACH.keys()
+    for each in fields:
+        name = each.name
+        if name in parts:
+            of = next(
+                getattr(asked, array) for array in _ONE_FOR_EACH[name] if hasattr(asked, array)
+            )
+            setattr(made, name, [_refused(each.data_class, one, version, code) for one in of])
+        elif name.endswith("error_code") and not parts:
+            setattr(made, name, code)
+        elif name in _NONE:
+            setattr(made, name, -1)
+        elif name in _IDENTITY:
+            there = name if hasattr(asked, name) else "partition"  # of a Fetch
+            setattr(made, name, asked if isinstance(asked, str | int) else getattr(asked, there))
+    return made
 
 
 def refusal(frame: bytes, asked: Header, code: int) -> bytes:
-    """A broker's answer to this request with the error ``code``, for all that it asks for. Raises
-    ValueError where no refusal of such a request can be made."""
-    make = _REFUSALS.get(asked.name)
-    if make is None:
-        raise ValueError(f"{asked.name} cannot be refused here: one of {', '.join(_REFUSALS)} can")
-    answer = make(frame, asked, code)
-    answer.with_header(correlation_id=asked.correlation)
-    return bytes(answer.encode(header=True))
-
-
-def can_refuse(name: str) -> bool:
-    """True if `refusal` knows the form of such an answer."""
-    return name in _REFUSALS
-
-
-def _produce(frame: bytes, asked: Header, code: int) -> Any:
-    request = ProduceRequest.decode(frame, version=asked.version, header=True)
-    topics, partition = ProduceResponse.TopicProduceResponse, "PartitionProduceResponse"
-    kind = getattr(topics, partition)
-    return ProduceResponse(
-        version=asked.version,
-        throttle_time_ms=0,
-        responses=[
-            topics(
-                version=asked.version,
-                **_named(topic, asked, 13, "name"),
-                partition_responses=[
-                    kind(
-                        version=asked.version,
-                        index=one.index,
-                        error_code=code,
-                        base_offset=-1,
-                        log_append_time_ms=-1,
-                        log_start_offset=-1,
-                        record_errors=[],
-                        error_message=None,
-                    )
-                    for one in topic.partition_data
-                ],
-            )
-            for topic in request.topic_data
-        ],
-    )
-
-
-def _fetch(frame: bytes, asked: Header, code: int) -> Any:
-    request = FetchRequest.decode(frame, version=asked.version, header=True)
-    topics = FetchResponse.FetchableTopicResponse
-    return FetchResponse(
-        version=asked.version,
-        throttle_time_ms=0,
-        error_code=0,
-        session_id=0,
-        responses=[
-            topics(
-                version=asked.version,
-                **_named(topic, asked, 13, "topic"),
-                partitions=[
-                    topics.PartitionData(
-                        version=asked.version,
-                        partition_index=one.partition,
-                        error_code=code,
-                        high_watermark=-1,
-                        last_stable_offset=-1,
-                        log_start_offset=-1,
-                        aborted_transactions=[],
-                        preferred_read_replica=-1,
-                        records=b"",
-                    )
-                    for one in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
-    )
-
-
-def _named(topic: Any, asked: Header, ids_since: int, field: str) -> dict[str, Any]:
-    if asked.version >= ids_since:
-        return {"topic_id": topic.topic_id}
-    return {field: getattr(topic, field)}
-
-
-def _coordinator(frame: bytes, asked: Header, code: int) -> Any:
-    request = FindCoordinatorRequest.decode(frame, version=asked.version, header=True)
-    none = {
-        "node_id": -1,
-        "host": "",
-        "port": -1,
-        "error_code": code,
-        "error_message": "refused by a proxy",
-    }
-    if asked.version < 4:
-        return FindCoordinatorResponse(version=asked.version, throttle_time_ms=0, **none)
-    return FindCoordinatorResponse(
-        version=asked.version,
-        throttle_time_ms=0,
-        coordinators=[
-            FindCoordinatorResponse.Coordinator(version=asked.version, key=key, **none)
-            for key in request.coordinator_keys
-        ],
-    )
-
-
-def _partitions_added(frame: bytes, asked: Header, code: int) -> Any:
-    request = AddPartitionsToTxnRequest.decode(frame, version=asked.version, header=True)
-    topics = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
-    partitions = topics.AddPartitionsToTxnPartitionResult
-    if asked.version > 3:
-        return AddPartitionsToTxnResponse(
-            version=asked.version, throttle_time_ms=0, error_code=code, results_by_transaction=[]
-        )
-    return AddPartitionsToTxnResponse(
-        version=asked.version,
-        throttle_time_ms=0,
-        results_by_topic_v3_and_below=[
-            topics(
-                version=asked.version,
-                name=topic.name,
-                results_by_partition=[
-                    partitions(
-                        version=asked.version, partition_index=number, partition_error_code=code
-                    )
-                    for number in topic.partitions
-                ],
-            )
-            for topic in request.v3_and_below_topics
-        ],
-    )
-
-
-def _offsets(frame: bytes, asked: Header, code: int) -> Any:
-    request = TxnOffsetCommitRequest.decode(frame, version=asked.version, header=True)
-    topics = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
-    return TxnOffsetCommitResponse(
-        version=asked.version,
-        throttle_time_ms=0,
-        topics=[
-            topics(
-                version=asked.version,
-                name=topic.name,
-                partitions=[
-                    topics.TxnOffsetCommitResponsePartition(
-                        version=asked.version,
-                        partition_index=one.partition_index,
-                        error_code=code,
-                    )
-                    for one in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
-    )
-
-
-def _code_alone(kind: Any) -> Callable[[bytes, Header, int], Any]:
-    """For a request that succeeds or fails as a whole."""
-
-    def make(_: bytes, asked: Header, code: int) -> Any:
-        answer = kind(version=asked.version, error_code=code)
-        for name in ("producer_id", "producer_epoch"):
-            if hasattr(answer, name):
-                setattr(answer, name, -1)
-        return answer
-
-    return make
-
-
-_REFUSALS: dict[str, Callable[[bytes, Header, int], Any]] = {
-    "Produce": _produce,
-    "Fetch": _fetch,
-    "FindCoordinator": _coordinator,
-    "AddPartitionsToTxn": _partitions_added,
-    "TxnOffsetCommit": _offsets,
-    "AddOffsetsToTxn": _code_alone(AddOffsetsToTxnResponse),
-    "EndTxn": _code_alone(EndTxnResponse),
-    "InitProducerId": _code_alone(InitProducerIdResponse),
-    "Heartbeat": _code_alone(HeartbeatResponse),
-}
+    """A broker's answer to this request with the error ``code``, for all that it asks for."""
+    request, answer = _REFUSALS[asked.name]
+    wanted = request.decode(frame, version=asked.version, header=True)
+    made = _refused(answer, wanted, asked.version, code)
+    made.with_header(correlation_id=asked.correlation)
+    return bytes(made.encode(header=True))
 
 
 T = TypeVar("T")
@@ -534,7 +382,7 @@ class KafkaProxy:
         """Answer with Kafka's error ``code``; the broker hears nothing of it. Of Produce, Fetch,
         FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
         EndTxn and Heartbeat; ValueError for any other."""
-        if not can_refuse(api):
+        if api not in _REFUSALS:
             raise ValueError(f"a refusal of {api!r} cannot be made here")
         return self._set("refuse", api, times, client, topic, code=code)
 
@@ -617,20 +465,19 @@ class KafkaProxy:
 
     async def _redirected(self, frame: bytes, asked: Header) -> bytes:
         """The answer, with a door of this proxy for each broker."""
-        named: dict[int, tuple[str, int]] = {}
-
-        def note(node: int, host: str, port: int) -> tuple[str, int]:
-            named[node] = (host, port)
-            return host, port
-
-        redirected(frame, asked, note)
-        for node, address in named.items():
+        kind = _WITH_ADDRESSES.get(asked.key)
+        if kind is None or asked.version < _NODE_ENDPOINTS_SINCE.get(asked.name, 0):
+            return frame
+        answer = kind.decode(frame, version=asked.version, header=True)
+        named = [one for one in _addresses(answer, asked) if one.host]
+        for one in named:
+            node = int(one.broker_id if asked.name == "DescribeCluster" else one.node_id)
+            address = str(one.host), int(one.port)
             if node not in self._doors:
                 self._doors[node] = await self._door(*address)
             self._doors[node].upstream = address
-        if not named:
-            return frame
-        return redirected(frame, asked, lambda node, *_: (_HOST, self._doors[node].port))
+            one.host, one.port = _HOST, self._doors[node].port
+        return bytes(answer.encode(header=True)) if named else frame
 
 
 class _Door:

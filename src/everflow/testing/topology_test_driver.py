@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -35,27 +35,18 @@ from everflow.instance.thread.batch_counts import misplaced_keys, tables
 from everflow.instance.thread.columns import packed, prepared_columns
 from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.planning import IdleTimes
-from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
-from everflow.kafka.writing.record_encoding import encoded_headers
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.logs import moves
 from everflow.operators.stored_records import loaded_rows
-from everflow.protocol.messages import (
-    COMMITTED,
-    BatchRequest,
-    BatchResult,
-    StorePlace,
-    TaskContext,
-)
+from everflow.protocol.messages import COMMITTED, BatchRequest, BatchResult, StorePlace, TaskContext
 from everflow.records import (
     HEADERS,
     Bytes,
-    EdgeBatch,
     Int64,
     OffsetRange,
     StoreChanges,
     TaskId,
     TopicPartition,
-    listed_headers,
 )
 from everflow.retry import waiting
 from everflow.serdes import Serde
@@ -91,8 +82,9 @@ from everflow.worker.failures import DescribedFailure, RecordFailure, Sources, U
 from everflow.worker.functions import BY_KEY
 from everflow.worker.global_records import GlobalRecords
 from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.worker.letters import letter_headers, take_letters
-from everflow.worker.task_step import SinkOutput, StepResult, TaskStep
+from everflow.worker.letters import Letters, take_letters
+from everflow.worker.sink import columns_of
+from everflow.worker.task_step import StepResult, TaskStep
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
@@ -142,7 +134,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         chosen = emitting_every_update(topology) if emit_every_update else topology
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
-        self._dead_letter_topic = dead_letter_topic
         handlers = Handlers.of(dead_letter_topic, exception_handlers or {})
         handlers.require_nodes({node.name for node in topology.nodes})
         self._handlers = handlers
@@ -200,7 +191,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return replace(step, sources=sources, times=times, ops=ops)
 
     def _new_sink(self) -> _MemorySink:
-        return _MemorySink(self._topics.count)
+        return _MemorySink(self._handlers.topic, self._topics.count)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -409,7 +400,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 moves.warning("%s", line)
         tables.add(result.printed)
         tables.flush()
-        return self._deliver(result)
+        self._outputs.add(self._sink.written)
+        return [record for record in self._sink.written if record.topic in self._looped]
 
     def _new_request(
         self, ends: Mapping[TopicPartition, int], idle_times: IdleTimes
@@ -444,53 +436,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             batch.run(self._current(), read, self._computed)
         except (RecordFailure, DescribedFailure) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
-        return self._sink.take()
+        return self._sink.result
 
     def _computed(
         self, request: BatchRequest, decoded: BatchInput, trial: Trial | None
     ) -> BatchResult:
         step = self._step if trial is None else trial_of(self._step, trial)
         return step.run(request, decoded, self._columns, {})
-
-    def _deliver(self, result: StepResult) -> list[RawRecord]:
-        looped: list[RawRecord] = []
-        for output, partitions in zip(result.outputs, self._sink.partitions, strict=True):
-            headers = (
-                output.batch.headers.to_pylist()
-                if output.batch.headers is not None
-                else [None] * len(output.keys)
-            )
-            topics = (
-                [output.topics] * len(output.keys)
-                if isinstance(output.topics, str)
-                else output.topics
-            )
-            times = output.batch.timestamp.tolist()
-            for topic, partition, key, value, time, header in zip(
-                topics,
-                partitions.tolist(),
-                output.keys.to_pylist(),
-                output.values.to_pylist(),
-                times,
-                headers,
-                strict=True,
-            ):
-                listed = tuple((h["key"], h["value"]) for h in header or ())
-                record = RawRecord(
-                    topic=topic,
-                    key=key,
-                    value=value,
-                    timestamp=time,
-                    headers=listed,
-                    partition=partition,
-                )
-                self._outputs.add([record])
-                if topic in self._looped:
-                    looped.append(record)
-        if result.dead_letters is not None and self._dead_letter_topic is not None:
-            letters, topic = result.dead_letters, self._dead_letter_topic
-            self._outputs.add(_dead(letters, topic, self._plan.sources))
-        return looped
 
     def _changelog(self, store: str) -> str:
         return f"{self._plan.application_id}-{self._specs[store].changelog}"
@@ -549,53 +501,12 @@ class _Outputs:
             records.clear()
 
 
-def _partitioned(output: SinkOutput, count: Callable[[str], int]) -> tuple[SinkOutput, Int64]:
-    """The records that a partitioner does not drop, and the partition of each."""
-    names = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
-    if output.partitions is None and all(count(topic) == 1 for topic in set(names)):
-        return output, np.zeros(len(names), np.int64)
-    found, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for topic in dict.fromkeys(names):
-        mine = np.array([row for row, name in enumerate(names) if name == topic], np.int64)
-        rows, said = mine, np.full(len(mine), BY_KEY, np.int64)
-        if output.partitions is not None:
-            rows, said = output.partitions.of(topic, mine, count(topic))
-        by_key = java_partitions(output.keys.take(pa.array(rows)), count(topic))
-        found.append(rows)
-        places.append(np.where(said == BY_KEY, by_key, said))
-    rows = np.concatenate(found)
-    order = np.argsort(rows, kind="stable")
-    rows = rows[order]
-    index = pa.array(rows)
-    taken = SinkOutput(
-        node=output.node,
-        topics=[names[row] for row in rows.tolist()],
-        keys=output.keys.take(index),
-        values=output.values.take(index),
-        batch=output.batch.take(rows),
-    )
-    return taken, np.concatenate(places)[order]
-
-
 def _anywhere(key: bytes) -> int | None:
     return None
 
 
 def _serdes(operator: str, key: object, value: object) -> tuple[Serde, Serde]:
     return checked_serde(key, "key", operator), checked_serde(value, "value", operator)
-
-
-def _dead(letters: EdgeBatch, topic: str, sources: Sources) -> Iterator[RawRecord]:
-    for key, value, time, headers in zip(
-        letters.key.to_pylist(),
-        letters.value.to_pylist(),
-        letters.timestamp.tolist(),
-        letter_headers(letters, sources),
-        strict=True,
-    ):
-        yield RawRecord(
-            topic=topic, key=key, value=value["value"], timestamp=time, headers=tuple(headers)
-        )
 
 
 def _with_topics(topology: Topology, topics: Collection[str], application_id: str) -> Topology:
@@ -610,26 +521,27 @@ def _with_topics(topology: Topology, topics: Collection[str], application_id: st
 
 
 class _MemorySink:
-    """Keeps a micro-batch's effects for the driver instead of writing them."""
+    """Keeps a micro-batch's effects for the driver instead of writing them. ``count``: partitions
+    of a topic."""
 
-    def __init__(self, count: Callable[[str], int]) -> None:
-        self._count = count
-        self._result: StepResult | None = None
-        self.partitions: list[Int64] = []
-        """Of the records of each output of the last batch."""
+    def __init__(self, dead_letter_topic: str | None, count: Callable[[str], int]) -> None:
+        self._dead_letter_topic, self._count = dead_letter_topic, count
+        self.result = StepResult()
+        """Of the last micro-batch."""
+        self.written: list[RawRecord] = []
+        """Its records, with its dead letters."""
 
     def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
         take_letters(result, sources)
-        found = [_partitioned(output, self._count) for output in result.outputs]
-        result.outputs = [output for output, _ in found]
-        self.partitions = [partitions for _, partitions in found]
-        self._result = result
+        self.result, self.written = result, []
+        writer = _MemoryWriter(self.written.extend, self._count)
+        for output in result.outputs:
+            for columns in columns_of(output, self._count):
+                writer.write(*columns)
+        letters = Letters.of(self._dead_letter_topic, result.dead_letters, sources, 0)
+        if letters is not None:
+            writer.write(*letters.columns())
         return BatchResult(outcome=COMMITTED)
-
-    def take(self) -> StepResult:
-        assert self._result is not None
-        result, self._result = self._result, None
-        return result
 
 
 Tell = Callable[[Iterable[RawRecord]], None]
@@ -653,7 +565,7 @@ class DriverTables:
         self._intake = GlobalRecords(
             {topic: table.source for topic, table in self._tables.items()},
             handlers,
-            lambda: _LetterWriter(tell),
+            lambda: _MemoryWriter(tell),
         )
 
     @property
@@ -706,11 +618,8 @@ class DriverTables:
         table, offset = self._tables[topic], self._offsets[topic]
         rows = [(record, offset + at) for at, record in enumerate(records)]
         for tp, columns in log_columns(rows, headers=True).items():
-            headers = encoded_headers(listed_headers(columns.headers, len(columns)))
-            held = Columns.made(columns, headers)
-            chunk = LogChunk(held, offset + len(rows), len(rows))
             try:
-                taken = self._intake.taken(tp, chunk)
+                taken = self._intake.taken(tp, columns, offset + len(rows), len(rows))
             except UndecodableRecord as error:
                 raise ending(error.failure, 1, "") from error
             keyed = [at for at, key in enumerate(taken.keys) if key is not None]
@@ -751,12 +660,12 @@ def log_columns(
 
 
 @dataclass(frozen=True)
-class _LetterWriter:
-    """A `SinkWriter` of dead letters."""
+class _MemoryWriter:
+    """Gives the records to ``tell``, each in the partition that the producer would choose."""
 
     tell: Tell
+    count: Callable[[str], int] = lambda _: 1
 
-    def begin(self) -> None: ...
     def write(
         self,
         topic: str,
@@ -766,29 +675,23 @@ class _LetterWriter:
         partition: int | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None:
-        written = zip(keys, values, timestamps.tolist(), headers or (), strict=True)
+        listed = pa.array(keys, pa.binary())
+        count = self.count(topic)
+        places = np.zeros(len(listed), np.int64) if count == 1 else java_partitions(listed, count)
+        if partition is not None:
+            places = np.where(partition == BY_KEY, places, partition)
+        columns = (
+            listed.to_pylist(),
+            pa.array(values, pa.binary()).to_pylist(),
+            timestamps.tolist(),
+            headers or [()] * len(listed),
+            places.tolist(),
+        )
         self.tell(
-            RawRecord(topic=topic, key=k, value=v, timestamp=at, headers=tuple(h))
-            for k, v, at, h in written
+            RawRecord(topic=topic, key=k, value=v, timestamp=at, headers=tuple(h), partition=place)
+            for k, v, at, h, place in zip(*columns, strict=True)
         )
 
-    @property
-    def held_ms(self) -> float:
-        return 0.0
-
-    @property
-    def renewals(self) -> int:
-        return 0
-
-    def partition_count(self, topic: str) -> int:
-        return 1
-
+    def begin(self) -> None: ...
     def send(self) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
-    def positions(self) -> Mapping[TopicPartition, int]:
-        return {}
-
-    def send_offsets(self, *_: object) -> None: ...
-    def commit(self, timeout_s: float) -> None: ...
-    def abort(self, timeout_s: float) -> None: ...
-    def close(self) -> None: ...

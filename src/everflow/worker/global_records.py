@@ -6,19 +6,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers
-from everflow.kafka.reading.record_columns import LogChunk, LogColumns
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import LetterGroup
-from everflow.records import EdgeBatch, Int64, TopicPartition
+from everflow.records import Bytes, EdgeBatch, Int64, TopicPartition
 from everflow.state.left_out import as_written
 from everflow.topology.plan import Source
 from everflow.worker.decode import Judge, decoded_records
 from everflow.worker.letters import Letters, take_letters
-from everflow.worker.sink import FLUSH_TIMEOUT_S, SinkWriter
+from everflow.worker.sink import FLUSH_TIMEOUT_S
 from everflow.worker.task_step import StepResult
 
 KEYLESS = "null-key"
@@ -39,20 +40,38 @@ Left = Callable[[int, Mapping[str, Mapping[str, int]], Sequence[LetterGroup], Se
 reason; those that their handler left out, by cause, and the first few in a line each."""
 
 
+class LetterWriter(Protocol):
+    """The part of a `RecordWriter` that is needed here."""
+
+    def begin(self) -> None: ...
+    def write(
+        self,
+        topic: str,
+        keys: Bytes,
+        values: Bytes,
+        timestamps: Int64,
+        partition: int | Int64 | None = None,
+        headers: Sequence[Any] | None = None,
+    ) -> None: ...
+    def send(self) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+
+
 @dataclass(frozen=True)
 class GlobalRecords:
     """``sources`` by topic; ``writer``: for dead letters; ``tell``: counts what is left out."""
 
     sources: Mapping[str, Source]
     handlers: Handlers
-    writer: Callable[[], SinkWriter]
+    writer: Callable[[], LetterWriter]
     tell: Left = lambda *_: None
 
-    def taken(self, tp: TopicPartition, chunk: LogChunk) -> TakenRecords:
+    def taken(
+        self, tp: TopicPartition, found: LogColumns, next_position: int, records: int
+    ) -> TakenRecords:
         """The records that enter the store. UndecodableRecord stops the application,
         RetriableError."""
         source = self.sources[tp.topic]
-        found = chunk.columns(headers=True)
         raw_batch = _raw(tp, found)
         good, bad = decoded_records(source, raw_batch, Judge(self.handlers), unread=found.unread)
         if len(bad) or good.key.null_count:
@@ -63,8 +82,8 @@ class GlobalRecords:
             source.key_serde.encode_array(good.key).to_pylist(),
             as_written(values, source.value_serde),
             good.timestamp,
-            chunk.next_position,
-            chunk.records,
+            next_position,
+            records,
         )
 
     def _leave_out(self, bad: EdgeBatch, keyless: int, source: Source) -> None:

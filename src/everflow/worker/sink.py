@@ -352,7 +352,7 @@ class _Transaction:
     ) -> Iterator[tuple[str, Columns]]:
         """All that is to be written, with what it counts as."""
         for output in self.result.outputs:
-            for columns in _columns_of(output, writer.partition_count):
+            for columns in columns_of(output, writer.partition_count):
                 yield "out", columns
         stores = {task.task: task.stores for task in self.request.tasks}
         for task, listed in self.result.changes.items():
@@ -494,7 +494,7 @@ def left_out_entries(
 # --- records --------------------------------------------------------------------------------------
 
 
-def _columns_of(output: SinkOutput, partition_count: Callable[[str], int]) -> Iterator[Columns]:
+def columns_of(output: SinkOutput, partition_count: Callable[[str], int]) -> Iterator[Columns]:
     for topic, rows in _by_topic(output):
         partition: Int64 | None = None
         if output.partitions is not None:

@@ -34,7 +34,7 @@ from everflow.observe.page.letters import (
 )
 from everflow.observe.page.peers import Peer
 from everflow.observe.page.routes import Page
-from everflow.observe.task_rates import with_rates
+from everflow.observe.page.verdict import with_rates
 from everflow.topology.describe import as_svg
 from everflow.topology.program import Topology
 from integration.observed.chromium import Browser, browser
@@ -259,7 +259,7 @@ def facts_of(old: Observation, seen: Observation) -> Facts:
 def served(look: Callable[[], Facts], **values: Any) -> Iterator[HttpServer]:
     page = Page(facts=look, drawing=as_svg(topology()), every_s=0.2, **values)
     app = application(lambda: look().seen, "Topologies:\n", page=page)
-    server = HttpServer("127.0.0.1:0", app, ending=page.readers.close)
+    server = HttpServer("127.0.0.1:0", app)
     try:
         yield server
     finally:

@@ -16,9 +16,9 @@ import trustme
 from starlette.applications import Starlette
 from typer.testing import CliRunner
 
-from everflow.cli import drain as drain_command
+from everflow.cli import watch
 from everflow.cli.app import app
-from everflow.cli.drain import drain, goes_for_good, read_stateful_set, returns, write_rack
+from everflow.cli.watch import drained, goes_for_good, read_stateful_set, returns, write_rack
 from everflow.errors import ConfigError, FatalError, RetriableError
 from everflow.observe.http_server import HttpServer
 
@@ -117,9 +117,9 @@ def test_where_nothing_can_be_found_out_the_pod_comes_back() -> None:
 
 def test_nobody_to_drain_is_told() -> None:
     with pytest.raises(RetriableError, match=r"answered at 127.0.0.1:1 \(Connection refused\)"):
-        drain("127.0.0.1:1", 1)
+        drained("127.0.0.1:1", 1)
     with pytest.raises(ConfigError, match="names no port"):
-        drain("127.0.0.1", 1)
+        drained("127.0.0.1", 1)
 
 
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
@@ -185,7 +185,7 @@ def test_a_drain_says_how_far_it_is_until_nobody_answers() -> None:
         {},
     )
     with draining(*looks) as (address, asked):
-        assert drain(address, 60, said.append) == 0
+        assert drained(address, 60, said.append) == 0
     assert asked == ["/drain"]
     assert [line.rpartition(",")[0] for line in said] == [
         "migrating tasks: 2 active tasks left",
@@ -204,10 +204,10 @@ def test_tasks_that_were_not_handed_over_are_told() -> None:
 
 def test_a_busy_instance_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pod would be killed while it hands over, and the hook would say that all went well."""
-    monkeypatch.setattr(drain_command, "ASK_S", 0.2)
+    monkeypatch.setattr(watch, "ANSWER_S", 0.2)
     said: list[str] = []
     with draining(None, None, status(0, "NOT_RUNNING")) as (address, _):
-        drain(address, 60, said.append)
+        drained(address, 60, said.append)
     assert [line.rpartition(",")[0] for line in said] == ["waiting for an answer"] * 2
 
 
@@ -216,12 +216,12 @@ def test_a_drain_that_ends_with_an_error_is_no_drain() -> None:
         draining(status(1), status(1, "ERROR", "[EF-FATAL] a disk is full")) as (address, _),
         pytest.raises(FatalError, match=r"ended.*\[EF-FATAL\]"),
     ):
-        drain(address, 60)
+        drained(address, 60)
 
 
 def test_one_that_does_not_end_in_time_is_told() -> None:
     with draining(status(1)) as (address, _), pytest.raises(RetriableError, match=r"runs.*1\.5"):
-        drain(address, 1.5)
+        drained(address, 1.5)
 
 
 def test_what_does_not_drain_says_why() -> None:
@@ -229,6 +229,6 @@ def test_what_does_not_drain_says_why() -> None:
     server = HttpServer("127.0.0.1:0", Starlette())
     try:
         with pytest.raises(ConfigError, match=r"drain.*Found.*404"):
-            drain(server.address, 1)
+            drained(server.address, 1)
     finally:
         server.close()

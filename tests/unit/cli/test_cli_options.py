@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from everflow import __version__
 from everflow.cli.app import app
-from everflow.cli.cluster import named_as_typed, renamed
-from everflow.errors import FatalError
+from everflow.cli.cluster import assignments, merged_settings, named_as_typed, renamed
+from everflow.errors import ConfigError, FatalError
 
 GIVEN = ["--application-id", "a", "--bootstrap-servers", "localhost:1"]
 
@@ -28,6 +28,28 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_version_is_an_option_and_a_command(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.output) == (0, f"{__version__}\n")
+
+
+def test_settings_keep_equal_signs_of_the_value() -> None:
+    found = assignments("--set", ["a.b=1", "sasl.config=x=y", "a.b=2"])
+    assert found == {"a.b": "2", "sasl.config": "x=y"}
+
+
+@pytest.mark.parametrize("wrong", ["commit.interval.ms", "=5"])
+def test_a_setting_without_key_or_value_is_refused_by_name(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="key=value") as caught:
+        assignments("--set", [wrong])
+    assert repr(wrong) in str(caught.value)
+
+
+def test_options_win_over_settings_and_missing_ones_do_not() -> None:
+    given = ["application.id=a", "bootstrap.servers=h:1", "state.dir=/a"]
+    options = {"application.id": "b", "state.dir": None}
+    assert merged_settings(given, None, options) == {
+        "application.id": "b",
+        "bootstrap.servers": "h:1",
+        "state.dir": "/a",
+    }
 
 
 def test_what_is_missing_is_named_as_it_is_typed_all_at_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
-from everflow.cli.topics import table
+from everflow.cli.topics import topic_lines, topic_rows
 from everflow.kafka.admin import TopicShape
 
 
@@ -17,15 +17,13 @@ def test_the_table_has_users_topics_first_and_marks_the_others() -> None:
         "app-by-x-repartition": TopicShape(4, 1),
         "orders": TopicShape(4, 3),
     }
-    lines = table(
-        topics,
-        {
-            "__consumer_offsets": 1_234,
-            "app-counts-changelog": 2,
-            "app-by-x-repartition": 0,
-            "orders": 10,
-        },
-    )
+    records = {
+        "__consumer_offsets": 1_234,
+        "app-counts-changelog": 2,
+        "app-by-x-repartition": 0,
+        "orders": 10,
+    }
+    lines = topic_lines(topic_rows(topics, records))
     assert [" ".join(line.split()) for line in lines] == [
         "TOPIC PARTITIONS REPLICATION RECORDS",
         "orders 4 3 10",
@@ -33,7 +31,7 @@ def test_the_table_has_users_topics_first_and_marks_the_others() -> None:
         "app-counts-changelog 4 1 2 internal",
         "__consumer_offsets 8 1 1,234 the broker's own",
     ]
-    assert table({}, {}) == ["no topics"]
+    assert topic_lines([]) == ["no topics"]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_rows_of_a_table_stand_above_the_live_line_as_they_are() -> None:
     console = Console(file=out, force_terminal=True, width=30, color_system=None)
     printer = TablePrinter(lambda text: pytest.fail(f"written past the live line: {text}"))
     row = ["k", "[bold] :smile: " + "x" * 40]
-    with StatusLine(console) as status, printer.written_by(status.rows):
+    with StatusLine(console) as status, printer.written_by(status.say):
         status.show("lag 3")
         printer.add([Printed("orders", ["key", "value"], [row], 20, 0)])
         wait_until(lambda: row[1] in out.getvalue(), 60, "the row")

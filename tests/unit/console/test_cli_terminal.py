@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import pyarrow as pa
-import pytest
 
 from everflow import serdes
 from everflow.config import StreamsConfig
@@ -14,8 +13,6 @@ from everflow.console.terminal import (
     Sample,
     StateWait,
     error_text,
-    merge_settings,
-    parse_settings,
 )
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import banner, topology_lines
@@ -114,24 +111,6 @@ def test_progress_ends_with_what_the_tasks_do() -> None:
     progress = Progress()
     progress.add(Sample(0.0, 0, 10, tasks="2 active"))
     assert progress.line() == "0 records/s · lag 10 · here: 2 active"
-
-
-def test_settings_keep_equal_signs_of_the_value() -> None:
-    assert parse_settings(["a.b=1", "sasl.config=x=y", "a.b=2"]) == {
-        "a.b": "2",
-        "sasl.config": "x=y",
-    }
-
-
-@pytest.mark.parametrize("wrong", ["commit.interval.ms", "=5"])
-def test_a_setting_without_key_or_value_is_refused_by_name(wrong: str) -> None:
-    with pytest.raises(ValueError, match="key=value") as caught:
-        parse_settings([wrong])
-    assert repr(wrong) in str(caught.value)
-
-
-def test_options_win_over_settings_and_missing_ones_do_not() -> None:
-    assert merge_settings({"a": "1", "b": "2"}, {"a": "3", "b": None}) == {"a": "3", "b": "2"}
 
 
 def test_error_text_indents_what_follows_the_first_line() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from everflow import serdes
-from everflow.console.watch import LagReader, input_topics
+from everflow.console.terminal import LagReader, input_topics
 from everflow.kafka.admin import ClusterAdmin, TopicDescription
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.topology.graph import EdgeType, SourceNode

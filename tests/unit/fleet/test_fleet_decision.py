@@ -15,6 +15,8 @@ from everflow.fleet.decision import (
     Act,
     KeeperSees,
     PlacesTold,
+    Report,
+    Wanted,
     answer,
     instance_environment,
     instance_settings,
@@ -25,7 +27,6 @@ from everflow.fleet.decision import (
     shown_lines,
     spark_settings,
 )
-from everflow.fleet.messages import Report, Wanted
 
 GOES = KeeperSees(executor_there=True, silent_s=0.0, wanted=Wanted.run)
 LOST = DRIVER_SILENT_S + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import urllib.error
 import urllib.request
@@ -17,9 +18,15 @@ from everflow.autoscale import Autoscaler, InstanceSeen
 from everflow.cli.fleet import fleet_lines, planned
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.fleet.command import Fleet, pack, require_master_answers
-from everflow.fleet.control import HEARD_S, MOST_BODY_BYTES, Doors, Places, application
-from everflow.fleet.decision import STOP_S
-from everflow.fleet.messages import TOKEN_HEADER, Report, SlotOrder, SlotOutcome, Wanted
+from everflow.fleet.control import HEARD_S, MOST_BODY_BYTES, Door, Places, application
+from everflow.fleet.decision import (
+    STOP_S,
+    TOKEN_HEADER,
+    Report,
+    SlotOrder,
+    SlotOutcome,
+    Wanted,
+)
 from everflow.fleet.slot_job import FAILED, SlotJob, last_words
 from everflow.observe.http_server import HttpServer
 from everflow.testing import wait_until
@@ -189,19 +196,25 @@ def test_a_drain_has_its_setting_and_a_minute() -> None:
     assert replace(FLEET, settings={}).order(1, "u", "t").drain_s == 120.0
 
 
-@pytest.fixture
-def sizes() -> list[tuple[int, int]]:
-    return []
-
-
 class Answer(NamedTuple):
     status: int
     text: str
 
 
 class Asked:
-    def __init__(self, doors: Doors) -> None:
-        self.server = HttpServer("127.0.0.1:0", application(doors))
+    def __init__(self, folder: Path, own_host: str = "127.0.0.1") -> None:
+        self.loop = Autoscaler(
+            target="", options=(), folder=folder, least=1, most=1, say=lambda _: None
+        )
+        places = Places(lambda _: None)
+        places.open(RUNS.slot)
+        places.want(RUNS.slot, Wanted.drain)
+        door = Door("secret", frozenset({own_host}), "orders", places, self.loop)
+        self.server = HttpServer("127.0.0.1:0", application(door))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.loop.least, self.loop.most
 
     def __call__(self, path: str, body: str | None = None, **headers: str) -> Answer:
         asked = urllib.request.Request(
@@ -215,15 +228,8 @@ class Asked:
 
 
 @pytest.fixture
-def door(sizes: list[tuple[int, int]]) -> Iterator[Asked]:
-    doors = Doors(
-        token="secret",
-        own_hosts=frozenset({"127.0.0.1"}),
-        reported=lambda _: Wanted.drain,
-        shown=lambda: {"instances": sizes[-1][0] if sizes else 1},
-        resize=lambda least, most: sizes.append((least, most)),
-    )
-    asked = Asked(doors)
+def door(tmp_path: Path) -> Iterator[Asked]:
+    asked = Asked(tmp_path)
     yield asked
     asked.server.close()
 
@@ -243,29 +249,31 @@ def test_what_is_no_report_is_refused(door: Asked) -> None:
     assert door("scale", large) == Answer(400, "it is larger than 8,388,608 bytes\n")
 
 
-def test_an_operator_resizes(door: Asked, sizes: list[tuple[int, int]]) -> None:
-    assert door("scale", '{"instances": 3}') == Answer(200, '{"instances":3}')
+def test_an_operator_resizes(door: Asked) -> None:
+    assert json.loads(door("scale", '{"instances": 3}').text)["instances"] == 3
+    assert door.sizes == (3, 3)
     assert door("scale", '{"instances": 3, "max": 5}').status == 200
-    assert sizes == [(3, 3), (3, 5)]
-    assert door("fleet").text == '{"instances":3}'
+    assert door.sizes == (3, 5)
+    shown = json.loads(door("fleet").text)
+    assert (shown["application_id"], shown["instances"], shown["max"]) == ("orders", 3, 5)
+    assert [one["slot"] for one in shown["slots"]] == [RUNS.slot]
     from_a_page = door("scale", '{"instances": 9}', origin="http://elsewhere")
     assert from_a_page == Answer(403, "not from a browser\n")
-    assert sizes == [(3, 3), (3, 5)]
+    assert door.sizes == (3, 5)
 
 
-def test_a_size_that_is_none_is_refused(door: Asked, sizes: list[tuple[int, int]]) -> None:
+def test_a_size_that_is_none_is_refused(door: Asked) -> None:
     for asked in ("{}", "[]", '{"instances": 0}', '{"instances": "3"}', "7", "{", "true"):
         assert door("scale", asked).status == 400, asked
     found = door("scale", '{"instances": 3, "max": 2}')
     assert found == Answer(
         400, "instances=3, max=2: a fleet has 1 to 1,000 instances, and max is no smaller\n"
     )
-    assert sizes == []
+    assert door.sizes == (1, 1)
 
 
-def test_operators_are_heard_from_the_drivers_host_alone(sizes: list[tuple[int, int]]) -> None:
-    doors = Doors("t", frozenset({"10.0.0.1"}), lambda _: Wanted.run, dict, lambda *_: None)
-    stranger = Asked(doors)
+def test_operators_are_heard_from_the_drivers_host_alone(tmp_path: Path) -> None:
+    stranger = Asked(tmp_path, "10.0.0.1")
     assert stranger("fleet").status == 403
     assert stranger("scale", '{"instances": 3}').status == 403
     stranger.server.close()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.fleet.control import Doors
+from everflow.autoscale import Autoscaler
+from everflow.fleet.control import Door, Places
 from everflow.fleet.control import application as fleet_routes
-from everflow.fleet.messages import TOKEN_HEADER, Wanted
+from everflow.fleet.decision import TOKEN_HEADER
 from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.routes import Page
@@ -112,7 +114,7 @@ def answered(
 def watched(drained: list[str], tokens: tuple[str, ...] = ()) -> Iterator[str]:
     page = Page(facts=lambda: SHOWN, drawing="<svg/>", tokens=tokens)
     app = application(lambda: WHOLE, "", lambda: drained.append("drain"), page)
-    server = HttpServer("127.0.0.1:0", app, ending=page.readers.close, free=page.needs_token)
+    server = HttpServer("127.0.0.1:0", app, free=page.needs_token)
     with closing(server):
         yield server.address
 
@@ -164,16 +166,11 @@ def test_what_asks_for_a_token_may_be_called_anything() -> None:
         assert answered(address, "/status", "proxy.example", "GET", bearer) == 421
 
 
-def test_a_fleet_is_resized_by_its_own_name_alone() -> None:
-    sizes: list[tuple[int, int]] = []
-    doors = Doors(
-        token="t",
-        own_hosts=frozenset({"127.0.0.1"}),
-        reported=lambda _: Wanted.run,
-        shown=dict,
-        resize=lambda *size: sizes.append(size),
-    )
-    app = fleet_routes(doors)
+def test_a_fleet_is_resized_by_its_own_name_alone(tmp_path: Path) -> None:
+    loop = Autoscaler(target="", options=(), folder=tmp_path, least=1, most=1, say=lambda _: None)
+    own = frozenset({"127.0.0.1"})
+    door = Door("t", own, "orders", Places(lambda _: None), loop)
+    app = fleet_routes(door)
     server = HttpServer("127.0.0.1:0", app, "--listen", free=lambda path: path == "/report")
     with closing(server):
         assert answered(server.address, "/fleet", "evil.example") == 421
@@ -181,7 +178,7 @@ def test_a_fleet_is_resized_by_its_own_name_alone() -> None:
         assert answered(server.address, "/fleet", server.address) == 200
         shown = f"{TOKEN_HEADER}: t"
         assert answered(server.address, "/report", "driver.example", "POST", shown) == 400
-    assert sizes == []
+    assert (loop.least, loop.most) == (1, 1)
 
 
 async def who(scope: Any, _: Any, send: Any) -> None:

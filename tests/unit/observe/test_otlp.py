@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from everflow.observe.http_server import exposition
-from everflow.observe.otlp import OtlpExport, OtlpSettings
+from everflow.observe.otlp import OtlpExport
 from everflow.testing import wait_until
 from unit.observe.observations import FULL
 
@@ -60,8 +60,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def export(url: str, interval_ms: int = 50) -> OtlpExport:
-    settings = OtlpSettings(endpoint=url, interval_ms=interval_ms)
-    return OtlpExport(settings, lambda: FULL, "orders", "orders-1", "1.0")
+    return OtlpExport(url, interval_ms, lambda: FULL, "orders", "orders-1", "1.0")
 
 
 def told(request: Any) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

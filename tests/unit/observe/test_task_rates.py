@@ -8,7 +8,7 @@ import pytest
 
 from everflow import metrics as names
 from everflow.metrics import Labels
-from everflow.observe.task_rates import with_rates
+from everflow.observe.page.verdict import with_rates
 from unit.observe.observations import ACTIVE, RESTORING, STANDBY, changed
 from unit.observe.page.page_facts import counted, facts
 

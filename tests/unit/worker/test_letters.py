@@ -234,15 +234,7 @@ def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
         offsets=np.array([3], np.int64),
         timestamps=np.array([7], np.int64),
     )
-
-    class Chunk:
-        next_position = 4
-        records = 1
-
-        def columns(self, headers: bool) -> LogColumns:
-            return held
-
-    taken = records.taken(IN, Chunk())  # type: ignore[arg-type]
+    taken = records.taken(IN, held, 4, 1)
     assert list(taken.keys) == []
     (letter,) = writer.committed
     assert letter.said("__everflow.errors.left.out") == "value (999,900 bytes)"

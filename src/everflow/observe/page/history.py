@@ -7,7 +7,6 @@ snapshots that said the same.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from everflow import metrics as names
 from everflow.logs import LOGGER as MOVES
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedTask
+from everflow.observe.status import lag_of
 
 KEPT = 500
 LONGEST = 2_000
@@ -187,12 +187,6 @@ class Facts:
             return 0.0
         new, old = self.seen.counters.get(name, 0.0), self.before.seen.counters.get(name, 0.0)
         return max(0.0, new - old) / self.passed_s
-
-
-def lag_of(seen: Observation) -> float | None:
-    """Records that wait; None: not known."""
-    lag = seen.counters.get(names.LAG, math.nan)
-    return None if math.isnan(lag) else lag
 
 
 @dataclass(kw_only=True)

@@ -3,24 +3,80 @@
 A sample is a record that somebody sent, and a replay writes: both need a token (note 056). Both
 ask the brokers, so an open dashboard does not load them: a reader requests them, one
 at a time, and an answer is shared for some seconds.
+
+A browser sends what any site tells it to send, with the password that it knows for this address. So
+a request that does something is a POST of JSON, which a foreign site's form cannot send, and says
+that it comes from this very page. A program says nothing of that kind, and has a token.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-
-from everflow.observe.page.posts import OneAtATime, RefusedPost, posted, text_in
 
 FRESH_S = 5.0
 OF_RECORD, NOW = "record", "now"
 """The time that a replayed record gets, as of ``everflow dlq replay --timestamp``."""
 NO_TOKEN = "records are shown and replayed for a token only: set query.token.file"
 NO_TOPIC = "the application has no dead letter topic: set errors.dead.letter.queue.topic.name"
+
+
+MOST_BODY_BYTES = 16 << 10
+JSON = "application/json"
+T = TypeVar("T")
+
+
+class RefusedPost(Exception):
+    """It is not done: the HTTP status, and why, for people."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def from_this_page(headers: Mapping[str, str]) -> bool:
+    """True if a program has sent it, or a browser for a page of this very server."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:  # of every browser, where the address is this host's or encrypted
+        return site == "same-origin"
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+async def posted(request: Request) -> dict[str, Any]:
+    """The JSON object of a request from our page. Raises RefusedPost."""
+    if not from_this_page(request.headers):
+        raise RefusedPost(403, "not for another site's page")
+    if request.headers.get("content-type", "").partition(";")[0].strip() != JSON:
+        raise RefusedPost(415, f"the body is {JSON}")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY_BYTES:
+            raise RefusedPost(413, f"at most {MOST_BODY_BYTES} bytes")
+    try:
+        content = json.loads(bytes(body))
+    except ValueError as error:
+        raise RefusedPost(400, f"the body is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise RefusedPost(400, "the body is a JSON object")
+    return content
+
+
+def text_in(content: Mapping[str, Any], name: str) -> str:
+    """A text of a posted object. Raises RefusedPost."""
+    found = content.get(name)
+    if not isinstance(found, str):
+        raise RefusedPost(400, f"{name} is a text")
+    return found
 
 
 class LetterCause(NamedTuple):
@@ -89,7 +145,7 @@ class LetterAnswers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._desk, self._secured, self._clock = desk, secured, clock
-        self._alone = OneAtATime("somebody looks at the dead letters, or replays them,")
+        self._busy = threading.Lock()
         self._seen: tuple[float, dict[str, Any]] | None = None
 
     def offer(self) -> dict[str, str]:
@@ -102,7 +158,7 @@ class LetterAnswers:
         """For a GET. Raises RefusedPost, EverflowError."""
         desk = self._open()
         if self._seen is None or self._clock() - self._seen[0] >= FRESH_S:
-            found = await self._alone.run(desk.look)
+            found = await self._alone(desk.look)
             self._seen = self._clock(), _plain(found)
         return self._seen[1]
 
@@ -116,7 +172,21 @@ class LetterAnswers:
             raise RefusedPost(400, f"timestamp is {OF_RECORD} or {NOW}")
         time_ms = int(time.time() * 1000) if timestamp == NOW else None
         self._seen = None
-        return asdict(await self._alone.run(lambda: desk.replay(cause, time_ms)))
+        return asdict(await self._alone(lambda: desk.replay(cause, time_ms)))
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        """On a worker thread, once at a time, whoever asks: others are refused, not queued."""
+
+        def alone() -> T:
+            if not self._busy.acquire(blocking=False):
+                text = "somebody looks at the dead letters, or replays them, already"
+                raise RefusedPost(409, f"{text}: try again in a moment")
+            try:
+                return work()
+            finally:
+                self._busy.release()
+
+        return await run_in_threadpool(alone)
 
     def _open(self) -> DeadLetterService:
         if self._desk is None or not self._secured:

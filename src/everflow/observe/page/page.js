@@ -4,7 +4,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const PHASES = ["read", "decode", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan"];
-const AGAIN_MS = 5000;
+const EVERY_MS = 2000;
 const at = (id) => document.getElementById(id);
 // Whole: an address that was opened with a password in it is no base for what is fetched.
 const there = (path) => location.origin + location.pathname.replace(/[^/]*$/, "") + path;
@@ -381,17 +381,13 @@ function away(text) {
   at("link").hidden = false;
 }
 
-// A stream that the instance refused (too many read) does not come back by itself: ask now and then.
-function listen() {
-  const source = new EventSource("page/events");
-  source.onmessage = (message) => show(JSON.parse(message.data));
-  source.onerror = () => {
+async function listen() {
+  try {
+    show(await asked("page/view"));
+  } catch {
     away("No connection to the instance: has it ended?");
-    if (source.readyState === EventSource.CLOSED) {
-      fetch(there("page/view")).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then(show).catch(() => {});
-      setTimeout(listen, AGAIN_MS);
-    }
-  };
+  }
+  setTimeout(listen, EVERY_MS);
 }
 
 at("letters-read").addEventListener("click", () => lettersDo(lettersRead));

@@ -6,19 +6,17 @@ size and a number, on threads of their own: a page never waits for an instance t
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from everflow.client.direct import RefusedError, asked
 from everflow.clock import Clock
 from everflow.observe.observation import Observation, ObservedHost
 from everflow.observe.page.history import Facts, LookHistory
@@ -35,7 +33,6 @@ EVERY_MS = 5_000.0
 SHARE = 10.0
 """A round that took long is followed by so many times that without one."""
 FORGOTTEN_MS = 3_600_000.0
-_CHUNK = 64 << 10
 
 
 class PeerSilentError(Exception):
@@ -172,63 +169,22 @@ class StatusClient:
             name = port = None
         if not name or port is None or place.username is not None or place.path:
             raise PeerSilentError("its application.server is no host:port")
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        url = f"{'http' if self.tls is None else 'https'}://{host}/status"
+        most = self.most_bytes
         try:
-            seen = observation_in(json.loads(self._answer(name, port)))
-        except (OSError, http.client.HTTPException) as failure:
+            answer = asked(url, self.within_s, headers=headers, tls=self.tls, most_bytes=most)
+            seen = observation_in(json.loads(answer))
+        except RefusedError as refused:
+            why = _REASONS.get(refused.status, f"it answers {refused.status}")
+            raise PeerSilentError(why) from refused
+        except OSError as failure:
             raise PeerSilentError(str(failure) or type(failure).__name__) from failure
         except (ValueError, RecursionError) as failure:
             raise PeerSilentError(f"its answer cannot be read: {failure}"[:300]) from failure
         if seen.application_id != self.application_id:
             raise PeerSilentError(f"another application answers there: {seen.application_id}"[:300])
         return seen
-
-    def _answer(self, name: str, port: int) -> bytes:
-        connection = (
-            http.client.HTTPConnection(name, port, timeout=self.within_s)
-            if self.tls is None
-            else http.client.HTTPSConnection(name, port, timeout=self.within_s, context=self.tls)
-        )
-        late = threading.Event()
-        try:
-            connection.connect()
-            held = connection.sock
-
-            def hang_up() -> None:  # the socket's own time-out begins anew with each byte
-                late.set()
-                with suppress(OSError):
-                    socket.socket.shutdown(held, socket.SHUT_RDWR)
-
-            timer = threading.Timer(self.within_s, hang_up)
-            timer.daemon = True
-            timer.start()
-            try:
-                return self._read(connection, late)
-            finally:
-                timer.cancel()
-        except (OSError, http.client.HTTPException) as failure:
-            if late.is_set() or isinstance(failure, TimeoutError):
-                raise self._too_late() from failure
-            raise
-        finally:
-            connection.close()
-
-    def _read(self, connection: http.client.HTTPConnection, late: threading.Event) -> bytes:
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        connection.request("GET", "/status", headers=headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise PeerSilentError(_REASONS.get(answer.status, f"it answers {answer.status}"))
-        body = bytearray()
-        while chunk := answer.read1(_CHUNK):
-            body += chunk
-            if len(body) > self.most_bytes:
-                raise PeerSilentError(f"its answer has more than {self.most_bytes:,} bytes")
-        if late.is_set():
-            raise self._too_late()
-        return bytes(body)
-
-    def _too_late(self) -> PeerSilentError:
-        return PeerSilentError(f"its answer took more than {self.within_s:g} s")
 
 
 _REASONS = {

@@ -8,12 +8,13 @@ says how many more there are: an instance may have ten thousand tasks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
 from everflow import metrics as names
+from everflow.metrics import Labels, Seen
 from everflow.observe.observation import ObservedTask
 from everflow.observe.page.history import (
     ACTIVE,
@@ -27,7 +28,6 @@ from everflow.observe.page.history import (
     GoneHost,
     TrendPoint,
     kind_of,
-    lag_of,
 )
 from everflow.observe.page.peers import Peer
 from everflow.observe.page.verdict import (
@@ -41,8 +41,16 @@ from everflow.observe.page.verdict import (
     hindered,
     verdict,
 )
-from everflow.observe.status import keys_elsewhere, ready, state_reason, transactions
+from everflow.observe.status import (
+    identity_of,
+    keys_elsewhere,
+    lag_of,
+    ready,
+    state_reason,
+    transactions,
+)
 
+View = dict[str, Any]
 AWAY_S = 10.0
 """An instance that answered before and has been silent for so long is away."""
 HERE = "this instance"
@@ -55,7 +63,7 @@ def application_verdict(facts: Facts, peers: Sequence[Peer], own: str) -> Verdic
     if not peers:
         return verdict(facts)
     lines = [(own or HERE, hindered(facts.seen))]
-    lines += [(peer.host, _away(peer) or _hindered(peer)) for peer in peers]
+    lines += [(peer.host, _trouble(peer)) for peer in peers]
     said = [(host, line) for host, line in lines if line is not None]
     for host, line in said:
         if line.tone == BAD:
@@ -72,15 +80,13 @@ def application_verdict(facts: Facts, peers: Sequence[Peer], own: str) -> Verdic
     return whole
 
 
-def _away(peer: Peer) -> VerdictLine | None:
-    if peer.facts is None or peer.silent_s < AWAY_S:
+def _trouble(peer: Peer) -> VerdictLine | None:
+    if peer.facts is None:
         return None
+    if peer.silent_s < AWAY_S:
+        return hindered(peer.facts.seen)
     age = duration(peer.age_s)
     return VerdictLine(BAD, f"It does not answer ({peer.error}): what is known is {age} old")
-
-
-def _hindered(peer: Peer) -> VerdictLine | None:
-    return None if peer.facts is None else hindered(peer.facts.seen)
 
 
 def instances(facts: Facts, peers: Sequence[Peer], own: str) -> View:
@@ -119,24 +125,17 @@ def _row(host: str, facts: Facts) -> View:
     }
 
 
+_NUMBERS = ("ready", "lag", "rate", "busy", "active", "copies")
+_UNKNOWN: View = {
+    **dict.fromkeys(("state", "state_reason", "program", *_NUMBERS)),
+    "own": False,
+    "error": "",
+}
+
+
 def _peer_row(peer: Peer) -> View:
     if peer.facts is None:
-        nothing = dict.fromkeys(
-            (
-                "state",
-                "state_reason",
-                "program",
-                "said",
-                "ready",
-                "lag",
-                "rate",
-                "busy",
-                "active",
-                "copies",
-                "age_s",
-            )
-        )
-        return {"host": peer.host, "own": False, **nothing, "error": peer.error}
+        return {**_UNKNOWN, "host": peer.host, "said": None, "age_s": None, "error": peer.error}
     return {**_row(peer.host, peer.facts), "age_s": peer.age_s, "error": peer.error}
 
 
@@ -153,12 +152,8 @@ def _gone_row(gone: GoneHost, facts: Facts) -> View:
     text += f"{number:,} active task{'s' * (number != 1)}" if number else "no active task"
     if parts:
         text += f": {', '.join(parts)}"
-    nothing = dict.fromkeys(
-        ("state_reason", "program", "ready", "lag", "rate", "busy", "active", "copies")
-    )
     said = VerdictLine(BAD if nowhere else BUSY, text)._asdict()
-    row = {"host": gone.host, "own": False, **nothing, "state": GONE, "said": said}
-    return {**row, "age_s": age_s, "error": ""}
+    return {**_UNKNOWN, "host": gone.host, "state": GONE, "said": said, "age_s": age_s}
 
 
 def copies(facts: Facts, peers: Sequence[Peer], own: str) -> Iterator[tuple[str, ObservedTask]]:
@@ -188,15 +183,19 @@ MOST_TASKS, MOST_LAGS, MOST_STORES, MOST_HOSTS, MOST_EVENTS, MOST_NODES = 120, 4
 MOST_POINTS = 240
 ORDER = (PARKED, RESTORING, STARTING, LEAVING, "warm-up", ACTIVE, "standby", "global")
 
-View = dict[str, Any]
-
 
 def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
     """All panels, for JSON. ``peers``: the other instances; ``own``: this one's address."""
     return {
         "verdict": application_verdict(facts, peers, own)._asdict(),
         "instances": instances(facts, peers, own),
-        "instance": _instance(facts),
+        "instance": {
+            **identity_of(facts.seen),
+            "rate": facts.total_growth(names.RECORDS_CONSUMED),
+            "desired": facts.seen.desired_instances,
+            "application_tasks": facts.seen.application_tasks,
+            "now_ms": facts.now_ms,
+        },
         "trend": _trend(facts),
         "topology": _topology(facts),
         "tasks": _tasks(facts, peers),
@@ -211,25 +210,8 @@ def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
     }
 
 
-def _instance(facts: Facts) -> View:
-    seen = facts.seen
-    return {
-        "application_id": seen.application_id,
-        "client_id": seen.client_id,
-        "version": seen.version,
-        "topology": seen.topology,
-        "program": seen.program,
-        "started_ms": seen.started_ms,
-        "state": seen.state,
-        "state_reason": state_reason(seen),
-        "ready": ready(seen)._asdict(),
-        "lag": lag_of(seen),
-        "rate": facts.total_growth(names.RECORDS_CONSUMED),
-        "members": seen.members,
-        "desired": seen.desired_instances,
-        "application_tasks": seen.application_tasks,
-        "now_ms": facts.now_ms,
-    }
+def _first(rows: Sequence[View], most: int) -> View:
+    return {"rows": rows[:most], "more": max(0, len(rows) - most)}
 
 
 def _trend(facts: Facts) -> View:
@@ -336,8 +318,7 @@ def _hosts(facts: Facts, peers: Sequence[Peer], own: str) -> View:
             done = _percent(copy) if kind_of(copy) in (RESTORING, "warm-up") else None
             tasks[copy.task][name] = kind_of(copy) + (f" {done} %" if done is not None else "")
     return {
-        "rows": rows[:MOST_HOSTS],
-        "more": max(0, len(rows) - MOST_HOSTS),
+        **_first(rows, MOST_HOSTS),
         "tasks": dict(sorted(tasks.items())[:MOST_TASKS]),
         "silent": max(0, (seen.members or 0) - len(rows)),
     }
@@ -358,8 +339,7 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
             rows[topic, partition] = {**place, "lag": lag, "growth": growth, "host": host}
     ranked = sorted(rows.values(), key=lambda row: (-row["lag"], row["topic"], row["partition"]))
     return {
-        "rows": ranked[:MOST_LAGS],
-        "more": max(0, len(ranked) - MOST_LAGS),
+        **_first(ranked, MOST_LAGS),
         "more_lag": sum(row["lag"] for row in ranked[MOST_LAGS:]),
         "silent_s": facts.seen.silent_s,
         "misplaced": keys_elsewhere(facts.seen)[:MOST_LAGS],
@@ -387,9 +367,7 @@ def _threads(facts: Facts) -> View:
                 **asdict(thread),
                 "batches": batches.get(number, 0.0),
                 "phases": {
-                    name: share * scale
-                    for name, share in phases[number].items()
-                    if share * scale > 0
+                    name: share * scale for name, share in phases[number].items() if share * scale
                 },
                 "mean_ms": None if seen is None else seen.mean,
                 "most_ms": None if seen is None else seen.most,
@@ -415,29 +393,25 @@ def _stores(facts: Facts) -> View:
     return {
         "bytes": sum(row["bytes"] for row in rows),
         "free": None if facts.seen.disk is None else facts.seen.disk.free,
-        "rows": rows[:MOST_STORES],
-        "more": max(0, len(rows) - MOST_STORES),
+        **_first(rows, MOST_STORES),
     }
+
+
+def _ranked(series: Mapping[Labels, float], *fields: str) -> list[View]:
+    """A row for each series, the one with most records first; the last labels are ``fields``."""
+    return [
+        {**dict(zip(fields, labels[-len(fields) :], strict=True)), "records": records}
+        for labels, records in sorted(series.items(), key=lambda one: (-one[1], one[0]))
+    ]
 
 
 def _letters(facts: Facts) -> View:
     seen = facts.seen
-    dropped: list[View] = [
-        {"node": node, "reason": reason, "records": records}
-        for (_, node, reason), records in seen.series.get(names.DROPPED, {}).items()
-    ]
-    dropped.sort(key=lambda row: (-row["records"], row["node"], row["reason"]))
-    causes: list[View] = [
-        {
-            "exception": exception,
-            "node": node,
-            "topic": topic,
-            "records": records,
-            "sample": seen.samples.get((exception, node, topic), ""),
-        }
-        for (exception, node, topic), records in seen.series.get(names.LEFT_OUT, {}).items()
-    ]
-    causes.sort(key=lambda row: (-row["records"], row["exception"], row["node"], row["topic"]))
+    dropped = _ranked(seen.series.get(names.DROPPED, {}), "node", "reason")
+    cause = ("exception", "node", "topic")
+    causes = _ranked(seen.series.get(names.LEFT_OUT, {}), *cause)
+    for row in causes:
+        row["sample"] = seen.samples.get(tuple(row[name] for name in cause), "")
     return {
         "causes": causes[:MOST_LAGS],
         "more": max(0, len(causes) - MOST_LAGS),
@@ -449,7 +423,8 @@ def _letters(facts: Facts) -> View:
 
 def _transactions(facts: Facts) -> View:
     seen = facts.seen
-    latency = seen.recent.get(names.COMMIT_LATENCY, {}).values()
+    latencies = seen.recent.get(names.COMMIT_LATENCY, {}).values()
+    latency = reduce(Seen.also, latencies) if latencies else None
     failed = defaultdict[str, float](float)
     for (_, kind), count in seen.series.get(names.FAILED_BATCHES, {}).items():
         failed[kind] += count
@@ -458,10 +433,8 @@ def _transactions(facts: Facts) -> View:
         "rate": facts.total_growth(names.COMMITS),
         "aborted": seen.counters.get(names.COMMITS_ABORTED, 0.0),
         "failed": dict(sorted(failed.items(), key=lambda item: -item[1])),
-        "mean_ms": sum(one.total for one in latency) / sum(one.number for one in latency)
-        if latency
-        else None,
-        "most_ms": max((one.most for one in latency), default=None),
+        "mean_ms": None if latency is None else latency.mean,
+        "most_ms": None if latency is None else latency.most,
         "rebalances": seen.counters.get(names.REBALANCES, 0.0),
         **_writers(facts),
     }

@@ -13,8 +13,14 @@ from collections.abc import Iterator
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
-from everflow.observe.page.posts import MOST_BODY_BYTES, from_this_page
+from everflow.observe.page.letters import (
+    MOST_BODY_BYTES,
+    CauseLetters,
+    LetterCause,
+    LettersFound,
+    LettersReplayed,
+    from_this_page,
+)
 from unit.observe.page.test_page_routes import served
 
 TOKEN = "a-token-of-many-characters"

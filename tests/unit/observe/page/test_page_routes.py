@@ -1,10 +1,9 @@
-"""The page over HTTP: its files, its events, its token, and its end."""
+"""The page over HTTP: its files, its view and its token."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
 import json
 import re
 import urllib.error
@@ -17,8 +16,7 @@ import pytest
 from everflow.observe.figures import FIGURES
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.history import Facts
-from everflow.observe.page.routes import FILES, HEADERS, Page, Readers, allowed
-from everflow.testing import wait_until
+from everflow.observe.page.routes import FILES, HEADERS, Page, allowed
 from unit.observe.observations import WHOLE
 from unit.observe.page.page_facts import SHOWN
 
@@ -26,14 +24,10 @@ TOKEN = "a-token-of-many-characters"
 
 
 @contextlib.contextmanager
-def served(
-    look: Callable[[], Facts] = lambda: SHOWN, most: int | None = None, **values: Any
-) -> Iterator[str]:
-    page = Page(facts=look, drawing="<svg></svg>", every_s=0.01, **values)
-    if most is not None:
-        object.__setattr__(page, "readers", Readers(page._json, 0.01, most))
+def served(look: Callable[[], Facts] = lambda: SHOWN, **values: Any) -> Iterator[str]:
+    page = Page(facts=look, drawing="<svg></svg>", **values)
     app = application(lambda: WHOLE, "Topologies:\n", page=page)
-    server = HttpServer("127.0.0.1:0", app, ending=page.readers.close)
+    server = HttpServer("127.0.0.1:0", app)
     try:
         yield server.address
     finally:
@@ -47,22 +41,6 @@ def get(address: str, path: str, **headers: str) -> tuple[int, dict[str, str], s
             return answer.status, dict(answer.headers), answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers), error.read().decode()
-
-
-@contextlib.contextmanager
-def reading(address: str) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("GET", "/page/events")
-    try:
-        yield connection.getresponse()
-    finally:
-        connection.close()
-
-
-def event(answer: http.client.HTTPResponse) -> Any:
-    line = answer.readline().decode()
-    assert answer.readline() == b"\n"
-    return json.loads(line.removeprefix("data: "))
 
 
 def test_files_load_nothing_from_elsewhere() -> None:
@@ -107,13 +85,6 @@ def test_a_browser_at_the_root_is_sent_to_the_page() -> None:
         assert "/page\n" in get(address, "/", Accept="*/*")[2]
 
 
-def test_views_come_as_events_one_after_the_other() -> None:
-    with served() as address, reading(address) as answer:
-        assert answer.getheader("content-type", "").startswith("text/event-stream")
-        first, second = event(answer), event(answer)
-        assert first == second == json.loads(get(address, "/page/view")[2])
-
-
 def test_a_look_that_fails_is_told_and_the_next_may_succeed() -> None:
     failing = [True]
 
@@ -122,57 +93,32 @@ def test_a_look_that_fails_is_told_and_the_next_may_succeed() -> None:
             raise OSError("no disk")
         return SHOWN
 
-    with served(look) as address, reading(address) as answer:
-        assert event(answer) == {"error": "OSError: the instance's log says more"}
+    with served(look, every_s=0.0) as address:
+        found = json.loads(get(address, "/page/view")[2])
+        assert found == {"error": "OSError: the instance's log says more"}
         failing[0] = False
-        wait_until(lambda: "verdict" in event(answer), 60, "a view")
-
-
-def test_probes_are_answered_however_many_have_the_page_open() -> None:
-    with served(most=2) as address, contextlib.ExitStack() as stack:
-        for _ in range(2):
-            event(stack.enter_context(reading(address)))
-        status, headers, _ = get(address, "/page/events")
-        assert (status, headers["retry-after"]) == (503, "10")
-        assert get(address, "/live")[0] == get(address, "/page/view")[0] == 200
-        stack.close()
-        wait_until(lambda: comes(address), 60, "a place to be free again")
-
-
-def comes(address: str) -> bool:
-    with reading(address) as answer:
-        return answer.status == 200
+        assert "verdict" in json.loads(get(address, "/page/view")[2])
 
 
 def test_all_readers_share_one_view() -> None:
     looks: list[int] = []
+    now_s = [100.0]
 
     def look() -> Facts:
         looks.append(1)
         return SHOWN
 
-    with served(look) as address, contextlib.ExitStack() as stack:
-        answers = [stack.enter_context(reading(address)) for _ in range(20)]
-        for answer in answers:
-            event(answer)
-        before = len(looks)
-        for answer in answers:
-            event(answer)
-        # The last readers have events of an earlier look to read: far from 20 looks for 20 of them.
-        assert len(looks) - before < 20
-
-
-def test_an_end_ends_the_events() -> None:
-    with contextlib.ExitStack() as stack:
-        with served() as address:
-            answer = stack.enter_context(reading(address))
-            event(answer)
-        wait_until(lambda: answer.readline() == b"", 60, "the end of the stream")
+    with served(look, every_s=2.0, clock=lambda: now_s[0]) as address:
+        assert len({get(address, "/page/view")[2] for _ in range(20)}) == 1
+        assert len(looks) == 1
+        now_s[0] += 2.0
+        get(address, "/page/view")
+        assert len(looks) == 2
 
 
 def test_with_a_token_nobody_sees_the_page_without_it() -> None:
     with served(tokens=[TOKEN]) as address:
-        for path in ("/page", "/page/page.js", "/page/page.css", "/page/view", "/page/events"):
+        for path in ("/page", "/page/page.js", "/page/page.css", "/page/view"):
             status, headers, text = get(address, path)
             assert (status, "svg" in text) == (401, False)
             assert headers["www-authenticate"].startswith("Basic")
