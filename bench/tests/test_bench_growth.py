@@ -1,5 +1,5 @@
-"""The pure parts of `bench growth`: inputs, what must come out of them, cases; the pages of a
-commit, counted on a small store; the memory of a group."""
+"""The pure parts of `bench growth`: inputs, what must come out of them, the pages of a commit, the
+memory of a group; and that what a micro-batch reads does not grow with the state."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from bench.growth import pages
 from bench.growth.cases import GrowthPlan, latency_cases, throughput_cases
 from bench.growth.inputs import LATEST, Input, check
 from bench.growth.limits import CannotMeasureError, limited, memory_group
+from bench.growth.state import Cost, cost_in_memory, cost_on_disk, growth
+from bench.growth.state_programs import PROGRAMS as OF_STATE
+from bench.growth.state_programs import StateProgram
 from bench.load import latency_sender
 from bench.programs import topologies
 from bench.systems import COUNT, Launch
@@ -154,3 +157,35 @@ def test_a_sender_waits_where_brokers_take_no_more() -> None:
     sent_ns = latency_sender._produced(producer, "topic", b"k", b"v", 0)
     assert producer.waited == 2
     assert before <= sent_ns <= time.monotonic_ns(), "of the attempt that went through"
+
+
+FEW = 40
+MANY = 400
+
+
+@pytest.mark.parametrize("program", OF_STATE, ids=[program.name for program in OF_STATE])
+def test_a_batch_reads_as_much_beside_a_tenfold_state(program: StateProgram) -> None:
+    for own in program.owners:
+        few, many = (cost_in_memory(program, count, own, 1).entries for count in (FEW, MANY))
+        assert few == many, "of its own key" if own else "of others"
+
+
+def test_reads_are_counted_on_disk_as_in_memory() -> None:
+    (late,) = (one for one in OF_STATE if one.name == "sessions, late")
+    on_disk, in_memory = (
+        cost(late, FEW, True, 1).entries for cost in (cost_on_disk, cost_in_memory)
+    )
+    assert on_disk == in_memory > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (Cost(0.010, 10), Cost(0.012, 12), 0),
+        (Cost(0.010, 10), Cost(0.010, 100), 1),
+        (Cost(0.010, 10), Cost(0.030, 10), 1),
+        (Cost(0.001, 0), Cost(0.004, 0), 0),
+    ],
+)
+def test_what_grows_is_told(before: Cost, after: Cost, told: int) -> None:
+    assert len(list(growth("a program", [10, 100], [before, after]))) == told

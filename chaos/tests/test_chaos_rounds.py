@@ -1,11 +1,16 @@
-"""What a chaos run does with faults that are open at once, and with a round that fails."""
+"""What a chaos run does with faults that are open at once, with a round that fails, with a wrong
+clock, and with guards that are taken away."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +20,10 @@ from chaos.rounds import command
 from chaos.rounds.command import ChaosRun, Plan
 from chaos.rounds.fleet import SETTLE_S, Fleet, Place
 from chaos.rounds.load import Load
+from chaos.rounds.mutations import MUTATIONS, _put
 from chaos.rounds.schedule import LOGS, Fault, FaultKind, Round
 from chaos.rounds.strikes import DONE, WAITING, NotDoneError, Steps, Strikes
-from chaos.rounds.surroundings import Proxies
+from chaos.rounds.surroundings import Clock, Proxies
 from everflow.testing.broker import EmbeddedBroker
 
 NOTHING = Plan(3, seed=1, kinds=frozenset())
@@ -150,3 +156,55 @@ def test_a_run_is_not_begun_where_another_has_left_something(
             main(["--keep", str(tmp_path)])
         assert f"{tmp_path} holds something: name a new folder" in capsys.readouterr().err
     assert command.parsed(["--keep", str(tmp_path / "broker")]).keep == tmp_path / "broker"
+
+
+AHEAD = 26
+POLLS = """
+import time
+from confluent_kafka import Consumer
+consumer = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "nobody"})
+began = time.monotonic()
+consumer.poll(0.2)
+print(time.time(), time.monotonic() - began)
+"""
+
+
+def test_time_outs_are_as_long_though_the_clock_is_ahead(tmp_path: Path) -> None:
+    library = Clock.library(tmp_path)
+    if library is None:
+        pytest.skip("no compiler here, or no Linux: a chaos run says that it leaves clocks out")
+    clock = Clock(tmp_path / "clock", library)
+    clock.turn(AHEAD)
+    before_s = time.time()
+    told = subprocess.run(
+        [sys.executable, "-c", POLLS],
+        env={**os.environ, **clock.environment},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout.split()
+    shown_s, took_s = map(float, told)
+    assert shown_s - before_s >= AHEAD * 60
+    assert took_s < 30
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_guard_is_there_to_be_taken_away() -> None:
+    """In a process of its own: it has none of them afterwards."""
+    taken = "from chaos.rounds.mutations import MUTATIONS\nfor take in MUTATIONS.values(): take()"
+    ended = subprocess.run(
+        [sys.executable, "-c", taken], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert len(MUTATIONS) == 5
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_guard_of_another_name_is_heard() -> None:
+    guard = SimpleNamespace(checked=1)
+    _put(guard, checked=2)
+    assert guard.checked == 2
+    with pytest.raises(AttributeError, match="renamed"):
+        _put(guard, renamed=2)

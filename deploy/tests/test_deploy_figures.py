@@ -1,17 +1,23 @@
-"""What lies in deploy/ names figures that there are, and is made as it says."""
+"""Alerts and dashboards name figures that there are, and are what Prometheus' own tool checks and
+tests. promtool is in Debian's package `prometheus`; where it is missing its tests are skipped."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 import grafana_dashboard
 from everflow.observe.figures import FIGURES
+from everflow.observe.http_server import exposition
+from unit.observe.observations import FULL
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAMES = {figure.name: figure for figure in FIGURES}
@@ -106,3 +112,119 @@ def test_panels_do_not_overlap() -> None:
         assert not cells & taken, panel["title"]
         assert max(x for x, _ in cells) < 24
         taken |= cells
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "deploy/helm/everflow/alerts.yaml"
+ADAPTER = ROOT / "deploy/prometheus-adapter.yaml"
+TESTS = Path(__file__).with_name("alerts.test.yaml")
+PROMTOOL = shutil.which("promtool")
+
+with_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="no promtool here: it is in Debian's package prometheus"
+)
+
+
+def promtool(*arguments: str) -> str:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@with_promtool
+def test_the_alerts_are_rules() -> None:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(ALERTS))
+
+
+@with_promtool
+def test_each_alert_fires_for_its_cause_and_only_then() -> None:
+    assert "SUCCESS" in promtool("test", "rules", str(TESTS))
+
+
+def test_each_alert_has_both_tests() -> None:
+    rules = {rule["alert"] for rule in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]}
+    well, *wrong = yaml.safe_load(TESTS.read_text())["tests"]
+    assert {one["alertname"] for one in well["alert_rule_test"]} == rules
+    assert not any(one.get("exp_alerts") for one in well["alert_rule_test"])
+    fired = [one for test in wrong for one in test["alert_rule_test"] if one.get("exp_alerts")]
+    assert {one["alertname"] for one in fired} == rules
+
+
+@with_promtool
+def test_the_adapters_query_is_the_largest_of_a_stateful_set(tmp_path: Path) -> None:
+    """With what prometheus-adapter puts in for the StatefulSet orders of namespace shop."""
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    query = rule["metricsQuery"]
+    for field, text in (
+        ("Series", "everflow_desired_instances"),
+        ("LabelMatchers", 'namespace="shop",statefulset="orders"'),
+        ("GroupBy", "statefulset"),
+    ):
+        query = query.replace(f"<<.{field}>>", text)
+    series = [
+        {
+            "series": f'everflow_desired_instances{{namespace="{space}", statefulset="{name}", '
+            f'pod="{name}-{number}"}}',
+            "values": f"{value}x5",
+        }
+        for space, name, number, value in (
+            ("shop", "orders", 0, 2),
+            ("shop", "orders", 1, 3),
+            ("shop", "bills", 0, 7),
+            ("other", "orders", 0, 9),
+        )
+    ]
+    wanted = [{"labels": '{statefulset="orders"}', "value": 3}]
+    asked = {"expr": query, "eval_time": "1m", "exp_samples": wanted}
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    file = tmp_path / "adapter.test.yaml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    assert "SUCCESS" in promtool("test", "rules", str(file))
+
+
+def recorded() -> list[dict[str, str]]:
+    """What an instance with something of everything says, scraped for twenty minutes: counters
+    grow."""
+    series = []
+    for family in text_string_to_metric_families(exposition(FULL).decode()):
+        for sample in family.samples:
+            labels = {**sample.labels, "instance": "i", "job": "everflow"}
+            named = ", ".join(f'{name}="{value}"' for name, value in labels.items())
+            values = "0+10x20" if family.type == "counter" else f"{sample.value}x20"
+            series.append({"series": f"{sample.name}{{{named}}}", "values": values})
+    return series
+
+
+@with_promtool
+def test_each_line_of_the_dashboard_is_drawn_of_recorded_data(tmp_path: Path) -> None:
+    asked, wanted = [], [{"labels": "{}", "value": 1}]
+    for panel in json.loads(grafana_dashboard.FILE.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$client", ".*")
+            assert "$" not in expression, panel["title"]
+            drawn = f"count({expression}) > bool 0"
+            asked.append({"expr": drawn, "eval_time": "15m", "exp_samples": wanted})
+    assert asked
+    test = {"interval": "1m", "input_series": recorded(), "promql_expr_test": asked}
+    file = tmp_path / "dashboard.test.yaml"
+    file.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    assert "SUCCESS" in promtool("test", "rules", str(file))
+
+
+@with_promtool
+def test_the_dashboards_expressions_are_promql(tmp_path: Path) -> None:
+    """Each as a recording rule, as there is no command for a query alone."""
+    rules: list[dict[str, str]] = []
+    for panel in json.loads(grafana_dashboard.FILE.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$__rate_interval", "1m")
+            expression = re.sub(r"\$\w+", "x", expression)
+            rules.append({"record": f"panel:{len(rules)}", "expr": expression})
+    assert rules
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(file))

@@ -1,13 +1,23 @@
-"""The Dockerfile, read: what it copies is there, what it runs is a command, nobody is root."""
+"""The Dockerfile, read, and its steps done one after the other in a folder instead of an image: no
+container engine is needed. What would change the machine is only noted: `apt-get`, `useradd`,
+`chown`."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import pytest
 from typer.main import get_command
 
-from deploy.tests.dockerfile_steps import DOCKERFILE, REPOSITORY, copy_of, steps, texts
+from deploy.tests.dockerfile_steps import DOCKERFILE, REPOSITORY, Step, copy_of, steps, texts
+from everflow import __version__
 from everflow.cli.app import app
 
 KNOWN = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "ENTRYPOINT", "CMD"}
@@ -91,3 +101,154 @@ def test_it_ends_as_a_user_without_rights_and_without_caches() -> None:
     assert all("rm -rf /var/lib/apt/lists/*" in run for run in installs)
     assert all("--no-install-recommends" in run for run in installs)
     assert all("--no-cache-dir" in run for run in texts("RUN") if "pip install" in run)
+
+
+STEP_S = 900
+ROOTED = re.compile(r"(?<![\w./:-])/(?=\w)")
+"""The beginning of an absolute path in a command."""
+NOTED = ("apt-get", "useradd", "chown")
+USERS_APPLICATION = """
+from everflow import StreamsBuilder
+
+builder = StreamsBuilder()
+builder.stream("orders").to("bills")
+"""
+
+
+@dataclass
+class Image:
+    """An image in the making. Every stage has the same folder as its `/` while it is made, since an
+    environment of Python knows its own path; what is done is put aside."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    user: str = "root"
+    stages: dict[str, Path] = field(default_factory=dict)
+    stage: str = ""
+
+    @property
+    def root(self) -> Path:
+        """The folder that is `/`."""
+        return self.folder / "image"
+
+    def do(self, step: Step) -> None:
+        """A step. AssertionError where it fails."""
+        match step.name:
+            case "FROM":
+                self._begin(step.text.partition(" AS ")[2] or "the last")
+            case "WORKDIR":
+                self.workdir = step.text
+                self.place(step.text).mkdir(parents=True, exist_ok=True)
+            case "ENV":
+                self.environment |= dict(part.split("=", 1) for part in step.text.split())
+            case "USER":
+                self.user = step.text
+                self.home.mkdir(parents=True, exist_ok=True)
+            case "COPY":
+                self._copy(step.text)
+            case "RUN":
+                self.run(step.text)
+
+    def place(self, path: str) -> Path:
+        return self.root / (path if path.startswith("/") else f"{self.workdir}/{path}").lstrip("/")
+
+    def run(self, command: str) -> str:
+        """What a shell of the image prints. A user who is not root writes into folders of its own
+        only."""
+        before = self._files()
+        done = subprocess.run(
+            ["sh", "-e", "-c", ROOTED.sub(f"{self.root}/", command)],
+            cwd=self.place(self.workdir),
+            env=self._known(),
+            capture_output=True,
+            text=True,
+            timeout=STEP_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"RUN {command}\n{done.stdout}\n{done.stderr}"
+        if self.user != "root":
+            written = self._files() - before
+            own = [self.place(folder) for folder in self.noted("chown")[1:]] + [self.home]
+            strange = [one for one in written if not any(map(one.is_relative_to, own))]
+            assert not strange, f"RUN {command}: user {self.user} may not write {strange[:5]}"
+        return done.stdout
+
+    def noted(self, tool: str) -> list[str]:
+        """The arguments of a tool that was only noted, of all its calls."""
+        notes = self.folder / "notes" / tool
+        return notes.read_text().replace(str(self.root), "").split() if notes.exists() else []
+
+    @property
+    def home(self) -> Path:
+        return self.place("/root" if self.user == "root" else f"/home/{self.noted('useradd')[-1]}")
+
+    def _begin(self, stage: str) -> None:
+        if self.stage:
+            self.stages[self.stage] = self.root.rename(self.folder / f"stage-{self.stage}")
+        self.stage, self.environment, self.workdir, self.user = stage, {}, "/", "root"
+        self.root.mkdir()
+
+    def _known(self) -> dict[str, str]:
+        """Ours, for what the image of Python brings, below that of the image."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        kept.pop("VIRTUAL_ENV", None)
+        own = {name: ROOTED.sub(f"{self.root}/", value) for name, value in self.environment.items()}
+        path = ":".join([str(self.folder / "tools"), os.environ["PATH"]])
+        own["PATH"] = own.get("PATH", "$PATH").replace("$PATH", path)
+        if self.user != "root":
+            own["PYTHONDONTWRITEBYTECODE"] = "1"  # whose files they are, it could not write them
+        return {**kept, **own, "HOME": str(self.home)}
+
+    def _copy(self, text: str) -> None:
+        copy = copy_of(text)
+        source_root = REPOSITORY if copy.stage is None else self.stages[copy.stage]
+        ignored = shutil.ignore_patterns("__pycache__") if copy.stage is None else None
+        target = self.place(copy.target)
+        for source in copy.sources:
+            found = source_root / source.lstrip("/")
+            if found.is_dir():
+                shutil.copytree(found, target, dirs_exist_ok=True, symlinks=True, ignore=ignored)
+            else:
+                target.mkdir(parents=True, exist_ok=True)
+                shutil.copy(found, target)
+
+    def _files(self) -> set[Path]:
+        return {path for path in self.root.rglob("*") if not path.is_dir()}
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    made = Image(tmp_path)
+    tools, notes = tmp_path / "tools", tmp_path / "notes"
+    tools.mkdir()
+    notes.mkdir()
+    scripts = {name: f'echo "$@" >> {notes}/{name}' for name in NOTED}
+    scripts["python"] = f'exec {sys.executable} "$@"'  # the one that the image of Python has
+    for name, script in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    for step in steps():
+        made.do(step)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_steps_make_an_image_whose_commands_work(image: Image) -> None:
+    assert image.user != "root"
+    assert {"openjdk-17-jre-headless", "tini"} <= set(image.noted("apt-get"))
+    own = image.noted("chown")[1:]
+    assert all(image.place(folder).is_dir() for folder in own)
+    assert list(image.place("/opt/everflow/cache").rglob("*.jsa")), "the archive of `setup`"
+    entry, command = (
+        json.loads(step.text) for step in steps() if step.name in ("ENTRYPOINT", "CMD")
+    )
+    assert entry[:2] == ["tini", "--"]
+    everflow = " ".join(entry[2:])
+    assert "Usage: everflow" in image.run(" ".join([everflow, *command]))
+    assert image.run(f"{everflow} --version").strip() == __version__
+    where = image.run("python -c 'import everflow; print(everflow.__file__)'")
+    assert Path(where.strip()).is_relative_to(image.place("/opt/everflow/venv")), "the wheel's"
+    image.place("app.py").write_text(USERS_APPLICATION)
+    assert "orders" in image.run(f"{everflow} describe app:builder")

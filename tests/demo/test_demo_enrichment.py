@@ -8,6 +8,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from everflow_demo.batch import MeanDelay
+from everflow_demo.data import load_flights
 from everflow_demo.enrichment import batch, data
 from everflow_demo.enrichment.batch import Enriched, to_figures
 from everflow_demo.enrichment.report import EnrichmentOutcome, show
@@ -66,30 +67,10 @@ def test_what_is_known_is_older_than_the_flights_and_the_weather_is_in_order() -
     times = found["time"].to_pylist()
     assert (found.num_rows, times) == (26_115, sorted(times))
     assert data.load_planes().num_rows == 3_322
-    records = data.to_records(
-        pa.table({**{n: pa.nulls(0, t) for n, t in _flight_types().items()}}),
-        found,
-        data.load_airlines(),
-        data.load_planes(),
-    )
+    records = data.to_records(load_flights(0), found, data.load_airlines(), data.load_planes())
     assert [given.topic for given in records] == ["airlines", "planes", "weather", "departures"]
     assert max(records[0].timestamps) < times[0]
     assert (records[0].keys[0], records[0].values[0]) == (b"9E", b'{"name":"Endeavor Air Inc."}')
-
-
-def _flight_types() -> dict[str, pa.DataType]:
-    text, number = pa.string(), pa.float64()
-    return {
-        "carrier": text,
-        "flight": pa.int32(),
-        "tailnum": text,
-        "origin": text,
-        "dest": text,
-        "dep_delay": number,
-        "arr_delay": number,
-        "distance": pa.int32(),
-        "time": pa.int64(),
-    }
 
 
 def test_a_group_that_has_lost_all_is_no_result() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from everflow.testing.kafka_proxy import KafkaProxy
 from integration.lifecycle.lifecycle_cluster import Application, Cluster
 
 
@@ -25,3 +26,10 @@ def cluster(bootstrap: str) -> Iterator[Cluster]:
 def app(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> Application:
     """An application of one stream thread under exactly-once."""
     return Application(cluster, tmp_path, {})
+
+
+@pytest.fixture
+def own_proxy(bootstrap: str) -> Iterator[KafkaProxy]:
+    """A door before the run's broker, of one test."""
+    with KafkaProxy(bootstrap) as standing:
+        yield standing

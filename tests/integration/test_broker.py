@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from everflow.cli.topics import create_topics
 from everflow.errors import ConfigError, SetupError
@@ -72,8 +73,6 @@ def test_data_and_address_survive_kill_and_restart(broker: EmbeddedBroker) -> No
 
 
 def test_create_topic_sets_partitions_and_config(broker: EmbeddedBroker) -> None:
-    from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
-
     broker.create_topic("configured", partitions=3, config={"cleanup.policy": "compact"})
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     assert len(admin.list_topics("configured", timeout=10).topics["configured"].partitions) == 3
@@ -146,13 +145,18 @@ def test_kill_9_of_the_owner_leaves_no_orphan_and_no_folder() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_kill_9_of_the_guard_takes_the_broker_along(tmp_path: Path) -> None:
+def test_kill_9_of_the_guard_takes_the_broker_along_and_a_failed_start_tells_why(
+    tmp_path: Path,
+) -> None:
     with EmbeddedBroker(tmp_path) as broker:
         guard, java = sorted(_children(os.getpid()), key=lambda p: p.create_time())[-2:]
         assert "kafka.Kafka" in java.cmdline()
         guard.kill()
         wait_until(lambda: _gone([java]), 10, "the broker to end")
         assert not broker.running
+        (tmp_path / "log" / "meta.properties").write_text("version=1\nnode.id=7\n")
+        with pytest.raises(SetupError, match=r"ended with exit code 1[\s\S]*meta\.properties"):
+            broker.start()
     assert (tmp_path / "log" / "meta.properties").exists(), "a given folder is kept"
 
 
@@ -174,19 +178,3 @@ def test_a_second_broker_on_a_folder_is_refused_and_harms_nothing(broker: Embedd
         pass
     assert broker.running
     assert (broker.data_folder / "server.properties").read_text() == settings
-
-
-def test_a_broker_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path) as first:
-        first.stop()
-        (tmp_path / "log" / "meta.properties").write_text("version=1\nnode.id=7\n")
-        with pytest.raises(SetupError, match=r"ended with exit code 1[\s\S]*meta\.properties"):
-            first.start()
-
-
-def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
-    with (
-        pytest.raises(SetupError, match=r"configuration offsets\.topic"),
-        EmbeddedBroker(tmp_path, config={"offsets.topic.num.partitions": "many"}),
-    ):
-        pass

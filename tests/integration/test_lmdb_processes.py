@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.errors import FatalError, StateFormatError, StoreMismatchError
+from everflow.errors import FatalError, StateFormatError
 from everflow.records import StoreChanges
 from everflow.state import lmdb_env
 from everflow.state.changelog import pack_value
@@ -231,32 +230,10 @@ def test_a_forked_child_opens_the_store_again_and_the_parent_s_stays_whole(
         )
         return "different" if mine is not store else "same"
 
+    assert in_fork(lambda: str(store.position)).startswith(FatalError.__name__), "the parent's"
     assert in_fork(body) == "different"
     assert content(store)[b"child"] == pack_value(0, b"v")
     assert store.meta().last_batch == "i1.2.0"
-
-
-def test_the_parent_s_object_is_refused_in_a_fork(store: LmdbStore) -> None:
-    assert in_fork(lambda: str(store.position)).startswith(FatalError.__name__)
-
-
-def test_a_path_is_opened_once_per_process(store: LmdbStore) -> None:
-    assert LmdbStore.open(str(store.path)) is store
-    assert LmdbStore.open(store.path.parent / "." / store.path.name) is store
-
-
-def test_a_store_removed_and_made_again_in_the_same_path_is_opened_afresh(store: LmdbStore) -> None:
-    shutil.rmtree(store.path)
-    assert store.retired
-    fresh = LmdbStore.open(store.path, kind="key_value")
-    assert fresh is not store
-    assert content(fresh) == {}
-
-
-def test_a_store_that_is_not_there_is_a_mismatch_and_nothing_is_made(tmp_path: Path) -> None:
-    with pytest.raises(StoreMismatchError):
-        LmdbStore.open(tmp_path / "gone-0")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_later_release_s_store_is_refused(

@@ -1,5 +1,4 @@
-"""Members for tests against a real broker: what they hold on disk is said by the test, and every
-event is kept."""
+"""Members for tests against a real broker, of which every event is kept."""
 
 from __future__ import annotations
 
@@ -7,30 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from everflow.assignment.cluster_state import AssignmentRules
-from everflow.assignment.user_data import LATEST_VERSION
 from everflow.kafka.group_channel import GroupSettings
 from everflow.membership.assignor import Identity, MemberAssignor
-from everflow.membership.member import Failed, GroupMember, MemberEvent, Revoked, Roles
+from everflow.membership.member import Failed, GroupMember, MemberEvent, Revoked
 from everflow.records import TaskId, TopicPartition
 from everflow.testing.waiting import wait_until
 
 
 class Ports:
-    """Copies on disk, ends of changelogs and racks; the test changes ``sums`` and ``ends``."""
-
-    def __init__(
-        self, sums: Mapping[TaskId, int] | None = None, ends: Mapping[TaskId, int] | None = None
-    ) -> None:
-        self.sums, self.ends = dict(sums or {}), dict(ends or {})
+    """Nothing on disk, no ends of changelogs and no racks."""
 
     def offset_sums(self) -> Mapping[TaskId, int]:
-        return dict(self.sums)
+        return {}
 
     def refresh(self) -> None:
         pass
 
     def latest(self) -> Mapping[TaskId, int]:
-        return self.ends
+        return {}
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         return {}
@@ -39,29 +32,10 @@ class Ports:
 Event = TypeVar("Event", bound=MemberEvent)
 
 
-def assignor_of(
-    identity: Identity,
-    subtopologies: Mapping[int, Sequence[str]],
-    ports: Ports | None = None,
-    latest_version: int = LATEST_VERSION,
-) -> MemberAssignor:
-    """An assignor of tasks that are stateful if ``ports`` are given; otherwise with ports of its
-    own (``.ports``)."""
-    changelogs = {index: [f"log-{index}"] for index in subtopologies} if ports is not None else {}
-    ports = ports or Ports()
-    rules = AssignmentRules(acceptable_lag=10)
-    assignor = MemberAssignor(
-        identity,
-        subtopologies,
-        changelogs,
-        ports,
-        ports,
-        ports,
-        rules,
-        latest_version=latest_version,
-    )
-    assignor.ports = ports  # type: ignore[attr-defined]
-    return assignor
+def assignor_of(identity: Identity, subtopologies: Mapping[int, Sequence[str]]) -> MemberAssignor:
+    """An assignor of tasks without state."""
+    ports, rules = Ports(), AssignmentRules(acceptable_lag=10)
+    return MemberAssignor(identity, subtopologies, {}, ports, ports, ports, rules)
 
 
 class Instance:
@@ -72,8 +46,6 @@ class Instance:
         self.told: list[MemberEvent] = []
         self.keeps = False
         self.failed: Failed | None = None
-        self.assignor = assignor
-        self.ports: Ports = assignor.ports  # type: ignore[attr-defined]
         self.member = GroupMember(settings, assignor)
         self.member.start()
 
@@ -95,24 +67,17 @@ class Instance:
     def tasks(self) -> frozenset[TaskId]:
         return self.member.owned()
 
-    @property
-    def roles(self) -> Roles | None:
-        self.step()
-        return next((event for event in reversed(self.told) if isinstance(event, Roles)), None)
-
     def told_of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.told if isinstance(event, kind)]
 
 
-def settled(instances: Sequence[Instance], count: int, even: bool = True) -> bool:
+def settled(instances: Sequence[Instance], count: int) -> bool:
     for instance in instances:
         instance.step()
         assert instance.failed is None, instance.failed
     owned = [task for instance in instances for task in instance.tasks]
     assert len(owned) == len(set(owned)), "a task is on two members (I1)"
-    level = (
-        not even or max(len(i.tasks) for i in instances) - min(len(i.tasks) for i in instances) <= 1
-    )
+    level = max(len(i.tasks) for i in instances) - min(len(i.tasks) for i in instances) <= 1
     return len(owned) == count and level and all(instance.member.stable for instance in instances)
 
 
@@ -122,9 +87,9 @@ def history(instances: Sequence[Instance]) -> list[str]:
     ]
 
 
-def await_settled(instances: Sequence[Instance], count: int, even: bool = True) -> None:
+def await_settled(instances: Sequence[Instance], count: int) -> None:
     wait_until(
-        lambda: settled(instances, count, even),
+        lambda: settled(instances, count),
         30,
         f"{count} tasks on {len(instances)} members",
         lambda: history(instances),

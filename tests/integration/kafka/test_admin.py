@@ -1,28 +1,39 @@
-"""Topics as the broker has them, and a broker that is not there."""
+"""What a cluster says of itself and of its groups: topics, offsets, members and listeners; and a
+broker that is not there."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
-import psutil
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from typer.testing import CliRunner
 
+from everflow.assignment.user_data import hosts_of
 from everflow.cli.app import app as command
 from everflow.errors import RetriableError, TaskTimeoutError
-from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.admin import ClusterAdmin, user_data_of_group
+from everflow.kafka.group_channel import GroupSettings
+from everflow.membership.assignor import Identity
+from everflow.membership.member import Roles
 from everflow.records import TopicPartition
-from everflow.testing.broker import EmbeddedBroker
-from everflow.testing.waiting import wait_until
+from everflow.testing import EmbeddedBroker, wait_until
+from everflow.testing.broker_security import INSIDE
+from integration.kafka.group_members import Instance, assignor_of, await_settled
 
-pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
 
 
+@pytest.mark.broker
 def test_topics_are_created_once_described_and_deleted(admin: ClusterAdmin, name: str) -> None:
     wanted = {name: (3, {"cleanup.policy": "compact,delete", "retention.ms": "777"})}
     assert admin.create_topics(wanted) == {name}
@@ -40,20 +51,12 @@ def test_topics_are_created_once_described_and_deleted(admin: ClusterAdmin, name
     assert admin.describe_topics([name])[name].topic_id != found[name].topic_id
 
 
+@pytest.mark.broker
 def test_a_broker_says_whether_it_creates_topics(admin: ClusterAdmin) -> None:
     assert admin.creates_topics() is False
 
 
-def test_a_topic_created_again_has_another_id_for_a_client_that_knew_the_old_one(
-    admin: ClusterAdmin, topic: Topic
-) -> None:
-    name, asks = topic(1), ClusterAdmin({"bootstrap.servers": admin._bootstrap})
-    before = asks.describe_topics([name])[name].topic_id
-    admin.delete_topics([name])
-    admin.create_topics({name: (1, {})})
-    wait_until(lambda: asks.describe_topics([name])[name].topic_id != before, 10, "the new id")
-
-
+@pytest.mark.broker
 def test_offsets_by_time_and_of_an_unknown_group(
     admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
@@ -63,6 +66,7 @@ def test_offsets_by_time_and_of_an_unknown_group(
     assert admin.committed(name, [tp]) == {}
 
 
+@pytest.mark.broker
 def test_lag_is_told_of_all_that_a_group_has_committed(
     admin: ClusterAdmin, bootstrap: str, topic: Topic, name: str
 ) -> None:
@@ -90,37 +94,7 @@ def test_lag_is_told_of_all_that_a_group_has_committed(
     assert f"group {name}-x has committed nothing" in unknown.output
 
 
-def _connections_to(bootstrap: str) -> set[int]:
-    """Local ports of this process' connections to the broker."""
-    port = int(bootstrap.rsplit(":", 1)[1])
-    return {
-        each.laddr.port
-        for each in psutil.Process().net_connections("tcp")
-        if each.raddr and each.raddr.port == port and each.status == psutil.CONN_ESTABLISHED
-    }
-
-
-def test_a_closed_one_has_no_connection_and_says_so(name: str) -> None:
-    """On a broker of its own: clients of other tests connect to the common one at any time."""
-    with EmbeddedBroker() as broker:
-        broker.create_topic("closed", 1)
-        bootstrap, tp = broker.bootstrap_servers, TopicPartition("closed", 0)
-        wait_until(lambda: not _connections_to(bootstrap), 30, "those of the start to end")
-        closed = ClusterAdmin({"bootstrap.servers": bootstrap})
-        assert closed.end_offsets([tp], "read_committed") == {tp: 0}
-        assert closed.committed(name, [tp]) == {}
-        assert _connections_to(bootstrap)
-        closed.close()
-        wait_until(
-            lambda: not _connections_to(bootstrap),
-            30,
-            "its connections to end",
-            lambda: sorted(_connections_to(bootstrap)),
-        )
-        with pytest.raises(RetriableError, match=rf"connection.*{bootstrap}"):
-            closed.end_offsets([tp], "read_committed")
-
-
+@pytest.mark.broker
 def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
     nowhere = ClusterAdmin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     lines: list[str] = []
@@ -132,6 +106,7 @@ def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
     assert all("127.0.0.1:1" in line for line in lines)
 
 
+@pytest.mark.broker
 def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset(
     broker: EmbeddedBroker, name: str
 ) -> None:
@@ -161,3 +136,133 @@ def _until_refused(ask: Callable[[float], object]) -> None:
     broker."""
     for _ in range(100):
         ask(1.5)
+
+
+@pytest.mark.broker
+def test_the_described_host_map_is_the_one_that_was_sent(
+    bootstrap: str, name: str, topic: Callable[..., str]
+) -> None:
+    settings = GroupSettings(
+        bootstrap_servers=bootstrap, group_id=name, client={"fetch_min_bytes": 1}
+    )
+    subtopologies = {0: [topic(40)]}
+    members = [
+        Instance(
+            settings, assignor_of(Identity(process_id=host, endpoint=f"{host}:1"), subtopologies)
+        )
+        for host in ("a", "b")
+    ]
+    try:
+        await_settled(members, 40)
+
+        def same() -> bool:
+            for member in members:
+                member.step()
+            sent = [event.hosts for member in members for event in member.told_of(Roles)[-1:]]
+            return sent == [hosts_of(user_data_of_group(settings))] * 2 and set(sent[0] or ()) == {
+                "a:1",
+                "b:1",
+            }
+
+        wait_until(same, 20, "the same map", lambda: [member.told_of(Roles) for member in members])
+    finally:
+        for member in members:
+            member.member.leave()
+
+
+@pytest.mark.broker
+def test_no_broker_is_a_passing_error() -> None:
+    with pytest.raises(RetriableError, match="describing group g"):
+        user_data_of_group(
+            GroupSettings(bootstrap_servers="127.0.0.1:1", group_id="g"), timeout_s=1.0
+        )
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def test_the_advertised_host_that_cannot_be_reached_is_named_not_the_one_that_answered() -> None:
+    inside, unknown, silent, controller = free_ports(4)
+    doors = f"{INSIDE}://127.0.0.1:{inside}"
+    controllers = f"127.0.0.1:{controller}"
+    config = {
+        "listeners": (
+            f"{doors},UNKNOWN://127.0.0.1:{unknown},SILENT://127.0.0.1:{silent},"
+            f"CONTROLLER://{controllers}"
+        ),
+        "advertised.listeners": f"{doors},UNKNOWN://kafka.invalid:{unknown},SILENT://127.0.0.1:1",
+        "controller.quorum.voters": f"1@{controllers}",
+        "listener.security.protocol.map": ",".join(
+            f"{name}:PLAINTEXT" for name in (INSIDE, "UNKNOWN", "SILENT", "CONTROLLER")
+        ),
+    }
+    with EmbeddedBroker(port=inside, config=config):
+        for door, advertised in ((unknown, f"kafka.invalid:{unknown}"), (silent, "127.0.0.1:1")):
+            lines: list[str] = []
+            admin = ClusterAdmin({"bootstrap.servers": f"127.0.0.1:{door}"})
+            with pytest.raises(TaskTimeoutError) as error:
+                admin.wait_until_reachable(3, lines.append)
+            admin.close()
+            for said in (str(error.value), lines[-1]):
+                assert f"a Kafka broker answered at 127.0.0.1:{door}" in said
+                assert f"where it says that they are: {advertised}" in said
+                assert "advertised.listeners" in said
+                assert "no Kafka broker answered" not in said
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "operating.md"
+TITLE = "## End a transaction that holds readers back"
+
+
+def commands() -> list[str]:
+    """Of the section's first block, without comments."""
+    section = GUIDE.read_text().split(TITLE)[1]
+    (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)[:1]
+    return [" ".join(shlex.split(line, comments=True)) for line in block.splitlines()]
+
+
+def run(command: str, **changed: str) -> str:
+    for before, after in changed.items():
+        word = {"servers": "localhost:9092", "topic": "orders", "id": "4000"}.get(before, "1")
+        command = re.sub(rf"(?<=\s){re.escape(word)}(?=\s|$)", after, command)
+    tool, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(tool)), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.broker
+def test_the_guides_commands_find_and_end_a_transaction(
+    bootstrap: str, admin: ClusterAdmin, topic: Callable[..., str], name: str
+) -> None:
+    tp = TopicPartition(topic(1), 0)
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{name}-left"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(tp.topic, b"v", partition=0)
+    assert producer.flush(30) == 0
+    assert admin.end_offsets([tp], "read_committed")[tp] == 0, "it holds readers back"
+    listing, hanging, describing, aborting = commands()
+    assert f"{name}-left" in run(listing, servers=bootstrap)
+    assert f"{name}-left" not in run(hanging, servers=bootstrap), "it is young"
+    told = json.loads(run(describing, servers=bootstrap, topic=tp.topic))
+    (writer,) = told[f"{tp.topic}:0"]["active_producers"]
+    assert writer["current_transaction_start_offset"] == 0
+    run(
+        aborting,
+        servers=bootstrap,
+        topic=tp.topic,
+        id=str(writer["producer_id"]),
+        epoch=str(writer["producer_epoch"]),
+    )
+    wait_until(lambda: admin.end_offsets([tp], "read_committed")[tp] > 0, 60, "readers to get on")

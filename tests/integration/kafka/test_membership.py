@@ -3,12 +3,18 @@ interrupted."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
 from everflow.errors import TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin
@@ -17,7 +23,13 @@ from everflow.membership.assignor import Identity
 from everflow.membership.member import Assigned, Lost, Revoked, Roles
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.testing.waiting import wait_until
-from integration.kafka.group_members import Instance, assignor_of, await_settled, settled
+from integration.kafka.group_members import (
+    Instance,
+    assignor_of,
+    await_settled,
+    await_told,
+    settled,
+)
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
@@ -38,7 +50,7 @@ def join(bootstrap: str, name: str) -> Iterator[Callable[..., Instance]]:
 
     yield start
     for instance in running:
-        instance.member.leave()
+        instance.member.leave(leave_group=True)
 
 
 def test_tasks_move_one_by_one_and_the_others_stay(
@@ -109,29 +121,6 @@ def test_the_rejoin_waits_for_the_revoked_tasks_batches(
     assert first.member.metadata().generation > generation
 
 
-def test_a_hand_over_takes_heartbeats_of_half_a_second_not_of_three(
-    topic: Topic, join: Callable[..., Instance]
-) -> None:
-    """Scenario 21: from the last batch of the old owner to the new owner's assignment."""
-    subtopologies = {0: [topic(4)]}
-    first = join(subtopologies, "a")
-    await_settled([first], 4)
-    second = join(subtopologies, "b")
-    seen: dict[str, float] = {}
-
-    def handed_over() -> bool:
-        first.step()
-        second.step()
-        if first.told_of(Revoked):
-            seen.setdefault("revoked", time.monotonic())
-        if second.tasks:
-            seen.setdefault("assigned", time.monotonic())
-        return len(seen) == 2
-
-    wait_until(handed_over, 20, "tasks move", lambda: first.told)
-    assert seen["assigned"] - seen["revoked"] < 1.5, seen
-
-
 def test_the_first_start_takes_one_rebalance(topic: Topic, join: Callable[..., Instance]) -> None:
     """Scenario 30: topics made a moment before are in the leader's metadata when it deals them."""
     first = join({0: [topic(3)], 1: [topic(2)]}, "a")
@@ -199,35 +188,170 @@ def test_a_member_silent_for_too_long_loses_its_tasks_and_comes_back(
     assert all(number > max(before.values()) for number in after.values())
 
 
-def test_a_static_member_stays_in_the_group_when_it_closes(
-    admin: ClusterAdmin, topic: Topic, name: str, join: Callable[..., Instance]
-) -> None:
-    subtopologies = {0: [topic(2)]}
-    first = join(subtopologies, "a", instance_id="node-1", session_timeout_ms=30_000)
-    await_settled([first], 2)
-    before = first.member.metadata()
-    assert before.instance_id == "node-1"
-    first.member.leave()
-    back = join(subtopologies, "a", instance_id="node-1", session_timeout_ms=30_000)
-    await_settled([back], 2)
-    assert back.member.metadata().generation == before.generation, (
-        "had it left, its return would have made a new generation"
-    )
-    back.member.leave()
-
-
-def test_a_rejoin_on_request_makes_a_new_generation(
+def test_a_bounce_of_a_static_member_is_seen_by_nobody(
     topic: Topic, join: Callable[..., Instance]
 ) -> None:
-    """Scenario 20: for a follower too, although nothing about its subscription changed."""
-    subtopologies = {0: [topic(2)]}
-    instances = [join(subtopologies, "a"), join(subtopologies, "b")]
-    await_settled(instances, 2)
-    for instance in instances:
-        generation = instance.member.metadata().generation
-        instance.member.request_rejoin()
-        newer = partial(
-            lambda g: settled(instances, 2) and instances[0].member.metadata().generation > g,
-            generation,
+    source = topic(4)
+    first, second = (
+        join({0: [source]}, "a", instance_id="i-a"),
+        join({0: [source]}, "b", instance_id="i-b"),
+    )
+    await_settled([first, second], 4)
+    before, generation, heard = first.tasks, second.member.metadata().generation, list(second.told)
+    first.member.leave()
+    back = join({0: [source]}, "a", instance_id="i-a")
+    await_settled([back, second], 4)
+    assert back.tasks == before
+    assert [instance.member.metadata().generation for instance in (back, second)] == [
+        generation,
+        generation,
+    ]
+    assert second.told == heard
+
+
+def test_a_static_member_can_leave_on_purpose(topic: Topic, join: Callable[..., Instance]) -> None:
+    source = topic(2)
+    first, second = join({0: [source]}, "a", instance_id="i-a"), join({0: [source]}, "b")
+    await_settled([first, second], 2)
+    first.member.leave(leave_group=True)
+    await_told(
+        [second],
+        lambda: len(second.tasks) == 2,
+        "the other gets everything, long before the session would end",
+        10,
+    )
+
+
+@pytest.mark.parametrize("instance_id", [None, "i-b"])
+def test_a_member_that_waits_in_a_rebalance_leaves_at_once(
+    topic: Topic, join: Callable[..., Instance], bootstrap: str, name: str, instance_id: str | None
+) -> None:
+    """Its JoinGroup is not answered before the other has joined too, and the broker reads nothing
+    behind it on that connection."""
+    source = topic(2)
+    first, second = join({0: [source]}, "a"), join({0: [source]}, "b", instance_id=instance_id)
+    await_settled([first, second], 2)
+    client = AdminClient({"bootstrap.servers": bootstrap})
+
+    def group() -> ConsumerGroupDescription:
+        found: ConsumerGroupDescription = client.describe_consumer_groups([name])[name].result(10)
+        return found
+
+    first.hold()
+    second.member.request_rejoin()
+    await_told(
+        [second],
+        lambda: group().state is ConsumerGroupState.PREPARING_REBALANCING,
+        "the other waits in a rebalance",
+    )
+    second.member.leave(leave_group=True)
+    left = group()
+    assert len(left.members) == 1
+    assert left.state is ConsumerGroupState.PREPARING_REBALANCING, "it has not waited for the first"
+    first.member.release()
+    await_told(
+        [first],
+        lambda: len(first.tasks) == 2 and first.member.stable,
+        "the first gets everything",
+        10,
+    )
+
+
+def test_of_two_members_with_one_instance_id_the_older_is_fenced_and_says_so(
+    topic: Topic, join: Callable[..., Instance]
+) -> None:
+    source = topic(2)
+    first = join({0: [source]}, "a", instance_id="same")
+    await_settled([first], 2)
+    second = join({0: [source]}, "b", instance_id="same")
+    await_told([first, second], lambda: first.failed, "the older is fenced")
+    assert first.failed is not None
+    assert "Another instance runs with the same group.instance.id" in str(first.failed.error)
+    assert first.told_of(Lost)
+    await_settled([second], 2)
+
+
+CHILD = """
+import sys, threading
+sys.path.insert(0, sys.argv[4])
+from integration.kafka.group_members import assignor_of
+from everflow.kafka.group_channel import GroupSettings
+from everflow.membership.assignor import Identity
+from everflow.membership.member import GroupMember, Revoked
+
+def told(event):
+    print(type(event).__name__, len(getattr(event, "tasks", ())), flush=True)
+    if isinstance(event, Revoked):
+        threading.Thread(target=member.release).start()
+
+settings = GroupSettings(bootstrap_servers=sys.argv[1], group_id=sys.argv[2], session_timeout_ms=2000)
+member = GroupMember(settings, assignor_of(Identity(process_id="child"), {0: [sys.argv[3]]}), told)
+member.start()
+sys.stdin.read()
+member.leave()
+"""  # noqa: E501
+
+
+class Child:
+    """A member in a process of its own; what it was told arrives as lines."""
+
+    def __init__(self, bootstrap: str, group: str, source: str) -> None:
+        arguments = [
+            sys.executable,
+            "-c",
+            CHILD,
+            bootstrap,
+            group,
+            source,
+            str(Path(__file__).parents[2]),
+        ]
+        self.process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        wait_until(newer, 15, "a new generation")
+        self.told: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.told.extend(iter(self.process.stdout.readline, ""))
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(20)
+        self._reader.join(5)
+
+
+@pytest.fixture
+def child(bootstrap: str, name: str, topic: Topic) -> Iterator[tuple[Child, str]]:
+    source = topic(2)
+    made = Child(bootstrap, name, source)
+    yield made, source
+    made.close()
+
+
+def test_a_process_that_stood_still_comes_back_as_a_new_member(
+    join: Callable[..., Instance], child: tuple[Child, str]
+) -> None:
+    """Scenario 8, and long pauses of any kind: what it owned is lost, even when it gets the same
+    again."""
+    paused, source = child
+    wait_until(lambda: "Assigned 2\n" in paused.told, 30, "the process has both tasks", paused.told)
+    other = join({0: [source]}, "other", session_timeout_ms=2_000)
+    await_told(
+        [other], lambda: len(other.tasks) == 1 and other.member.stable, "the tasks are shared"
+    )
+    paused.process.send_signal(signal.SIGSTOP)
+    await_told([other], lambda: len(other.tasks) == 2, "the session of the other process ends")
+    paused.told.clear()
+    paused.process.send_signal(signal.SIGCONT)
+    await_told([other], lambda: "Assigned 1\n" in paused.told, "the process is back")
+    lost = paused.told.index("Lost 1\n")
+    assert lost < paused.told.index("Assigned 1\n"), paused.told
+    await_told(
+        [other],
+        lambda: len(other.tasks) == 1 and other.member.stable,
+        "the tasks are shared again",
+    )

@@ -5,26 +5,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, Message
-from confluent_kafka import TopicPartition as ClientTopicPartition
-from kafka.protocol.producer import EndTxnRequest
 
 from everflow.config import StreamsConfig
 from everflow.errors import (
     EverflowError,
     GenerationChanged,
-    RecordTooLargeError,
-    RetriableError,
     TaskMigratedError,
 )
 from everflow.instance.start_up import ClusterTopics
 from everflow.kafka.admin import ClusterAdmin, TransactionState
 from everflow.kafka.broker_link import BrokerLink
-from everflow.kafka.errors import LinkLostError, OffsetsUnstableError
+from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -132,58 +126,6 @@ def test_tracked_positions_are_the_log_s(
     assert got == expected * 2
 
 
-def test_records_keep_key_value_headers_and_java_s_partition(
-    bootstrap: str, admin: ClusterAdmin, topic: Topic
-) -> None:
-    target = topic(4)
-    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
-    writer.begin()
-    writer.write(
-        target,
-        [b"hello", None, b"21"],
-        [b"x", b"", None],
-        stamps(3),
-        headers=[[("h", b"1"), ("h", None)], None, None],
-    )
-    writer.flush(10)
-    writer.close()
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "reads-headers",
-            "auto.offset.reset": "earliest",
-        }
-    )
-    consumer.subscribe([target])
-    seen: list[Message] = []
-
-    def all_three() -> bool:
-        seen.extend(consumer.consume(3, 0.1))
-        return len(seen) == 3
-
-    wait_until(all_three, 15, "three records", lambda: seen)
-    consumer.close()
-    by_key = {message.key(): message for message in seen}
-    assert by_key[b"hello"].headers() == [("h", b"1"), ("h", None)]
-    assert (by_key[None].value(), by_key[b"21"].value()) == (b"", None)
-    # Kafka's Utils.murmur2: "hello" -> 2132663229, "21" -> -973932308 (its own test vector)
-    assert by_key[b"hello"].partition() == (2132663229 & 0x7FFFFFFF) % 4
-    assert by_key[b"21"].partition() == (-973932308 & 0x7FFFFFFF) % 4
-
-
-def test_a_record_lost_in_the_middle_is_not_overlooked(bootstrap: str, topic: Topic) -> None:
-    """Those around it arrive, and the batch fails."""
-    target = topic(1, max_message_bytes="2000")
-    config = {"bootstrap.servers": bootstrap}
-    writer = RecordWriter.get(config, None)
-    writer.begin()
-    writer.write(target, [b"a", b"b", b"c"], [b"1", b"x" * 5000, b"3"], stamps(3), 0)
-    with pytest.raises(RecordTooLargeError, match="size too large") as raised:
-        writer.flush(10)
-    assert raised.value.topics == (target,)
-    assert RecordWriter.get(config, None) is not writer
-
-
 def refusal(writer: RecordWriter) -> str:
     """What the writer says of a batch that the broker does not take."""
     try:
@@ -206,19 +148,6 @@ def test_a_refused_record_names_its_partition(bootstrap: str, topic: Topic, name
     assert f"delivering to {target}-1: " in said[0]
     assert "size too large" in said[0]
     assert f"delivering to {target}-0: " in said[1]
-
-
-def test_a_topic_that_does_not_exist_is_named(bootstrap: str, name: str) -> None:
-    writer = RecordWriter.get(
-        {"bootstrap.servers": bootstrap, "topic.metadata.propagation.max.ms": 100}, name
-    )
-    writer.begin()
-    writer.write(f"{name}-nope", *rows(100))
-    with pytest.raises(
-        RetriableError, match=f"delivering to {name}-nope: .*[Uu]nknown topic.*create the topic"
-    ):
-        writer.flush(20)
-    writer.close()
 
 
 def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
@@ -273,26 +202,6 @@ def test_the_broker_fences_commits_by_generation_and_member(
     member.leave()
 
 
-def test_a_fenced_writer_of_several_tracked_partitions_says_that_it_is_fenced(
-    bootstrap: str, topic: Topic, name: str
-) -> None:
-    """The client runs the other partitions' callbacks while its own exception is pending: once a
-    SystemError without a cause."""
-    config = {"bootstrap.servers": bootstrap}
-    target = topic(4)
-    writer = RecordWriter.get(config, name)
-    writer.begin()
-    fence(config, name, 20)
-
-    def go_on() -> None:
-        for _ in range(20):
-            writer.write(target, *rows(40), np.arange(40, dtype=np.int64) % 4)
-            writer.flush(10)
-
-    with pytest.raises(TaskMigratedError, match="owner"):
-        go_on()
-
-
 def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
@@ -333,80 +242,6 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     with pytest.raises(TaskMigratedError):
         writer.commit(10)
     assert RecordWriter.get(config, name) is not writer
-
-
-class _LateEnd(BrokerLink):
-    """A connection on which the first request to end a transaction is lost, and comes late."""
-
-    late: Any = None
-
-    async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any:
-        if isinstance(request, EndTxnRequest) and self.late is None:
-            self.late = request
-            raise LinkLostError("the connection broke", sent=True)
-        return await super().send(node, request, timeout_s)
-
-
-def test_a_late_commit_does_not_end_the_next_transaction(
-    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
-) -> None:
-    """KIP-890's story: the first commit is asked for twice, and the first request arrives when the
-    second transaction is half written."""
-    out = TopicPartition(topic(1), 0)
-    links: list[_LateEnd] = []
-
-    def link(*given: Any) -> BrokerLink:
-        links.append(_LateEnd(*given))
-        return links[0]
-
-    writer = RecordWriter({"bootstrap.servers": bootstrap}, name, link=link)
-    writer.begin()
-    writer.write(out.topic, *rows(1, b"first"), 0)
-    writer.flush(10)
-    writer.commit(10)
-    writer.begin()
-    writer.write(out.topic, *rows(1, b"second"), 0)
-    writer.flush(10)
-    late = links[0]
-    node = late.run(lambda: late.coordinator("transaction", name))
-    answer = late.run(lambda: late.send(node, late.late))
-    assert answer.error_code or answer.producer_epoch > late.late.producer_epoch
-    writer.write(out.topic, *rows(1, b"third"), 0)
-    writer.flush(10)
-    assert admin.end_offsets([out], "read_committed")[out] == 2, "the second is still open"
-    writer.commit(10)
-    writer.close()
-    wait_until(
-        lambda: admin.end_offsets([out], "read_committed")[out] == 5, 10, "the second marker"
-    )
-    assert [value for _, value, _ in read_all(bootstrap, out, 5)] == [b"first", b"second", b"third"]
-
-
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_brokers_and_clients_read_every_codec(
-    bootstrap: str, topic: Topic, name: str, codec: str
-) -> None:
-    """The broker opens a batch to check it, librdkafka to read it."""
-    target, config = topic(1), {"bootstrap.servers": bootstrap, "compression.type": codec}
-    values = [b"%d-" % row * 40 for row in range(5_000)]
-    writer = RecordWriter(config, None)
-    writer.begin()
-    writer.write(target, values, values, stamps(5_000), 0)
-    writer.flush(20)
-    writer.close()
-    read = read_all(bootstrap, TopicPartition(target, 0), 5_000)
-    assert [value for _, value, _ in read] == values
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": name})
-    consumer.assign([ClientTopicPartition(target, 0, 0)])
-    seen: list[Message] = []
-
-    def all_of_them() -> bool:
-        seen.extend(consumer.consume(5_000, 0.1))
-        return len(seen) == 5_000
-
-    wait_until(all_of_them, 20, "all records", lambda: [len(seen), *seen[:1]])
-    consumer.close()
-    assert [message.value() for message in seen] == values
 
 
 def test_a_batch_that_is_too_large_for_its_topic_is_cut(bootstrap: str, topic: Topic) -> None:

@@ -1,23 +1,27 @@
-"""Copies far behind are read in bulk and then followed: the same records either way, none that is
-aborted or not committed yet."""
+"""Logs of a broker: copies far behind and near their ends, logs of another leader or of another
+topic."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from everflow.errors import RetriableError
+from everflow.errors import LogTruncatedError, OtherTopicError, RetriableError
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.records import TopicPartition
+from everflow.records import OffsetRange, TopicPartition
+from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
+
 Topic = Callable[..., str]
 LAG = 100
 
@@ -158,68 +162,6 @@ def test_in_bulk_up_to_the_stable_end_and_then_with_the_others(
     assert follower._tap._connection is None, "a connection that nobody uses"
 
 
-def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in_the_middle(
-    admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter
-) -> None:
-    made = topic(2)
-    one, two = (TopicPartition(made, p) for p in range(2))
-    put(writer, admin, one, range(10))
-    put(writer, admin, two, range(2_000))
-    seen = Seen(follower, admin, [one, two])
-    follower.follow({one: 0, two: 0})
-
-    def first_slice() -> bool:
-        seen.poll()
-        return len(seen.values[two]) > 0
-
-    wait_until(first_slice, 20, "its first slice")
-    at = follower.positions[two]
-    assert 0 < at < 2_000
-    assert follower.far_behind == {two: at}
-    follower.unfollow([two])
-    follower.follow({two: at})
-    put(writer, admin, one, range(10, 1_000))
-    seen.follow_up()
-    assert seen.bulk == {one, two}
-    assert seen.values == {one: numbers(range(1_000)), two: numbers(range(2_000))}
-
-
-def test_a_log_that_was_cut_is_named(
-    admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter
-) -> None:
-    cut = TopicPartition(topic(1), 0)
-    put(writer, admin, cut, range(1_000))
-    admin.delete_records({cut: 500})
-    follower.follow({cut: 3})
-    ends = admin.end_offsets([cut], "read_committed")
-    gone = wait_until(
-        lambda: follower.poll(1_000, 500, ends, 0.05).gone, 10, "the end of a log that was cut"
-    )
-    assert list(gone) == [cut]
-    assert "offset 3 is no longer in the changelog" in gone[cut]
-
-
-def test_a_broker_that_cannot_be_reached_is_an_error_that_loses_no_log(admin: ClusterAdmin) -> None:
-    """And quickly: promotions wait for the thread that reads."""
-    nowhere = CopyFollower({"bootstrap.servers": "localhost:1"}, bulk_lag=LAG)
-    done = threading.Event()
-
-    def poll() -> None:
-        log = TopicPartition("log", 0)
-        nowhere.follow({log: 7})
-        with pytest.raises(RetriableError):
-            nowhere.poll(10, 500, {log: 1_000}, 0.01)
-        assert nowhere.positions == {log: 7}
-        assert nowhere.far_behind == {}
-        done.set()
-
-    thread = threading.Thread(target=poll)
-    thread.start()
-    thread.join(10)
-    assert done.is_set()
-    nowhere.close()
-
-
 def of_one_key(writer: RecordWriter, tp: TopicPartition, count: int) -> None:
     """A transaction of records of one key, whose values are numbers."""
     writer.begin()
@@ -275,3 +217,103 @@ def test_nothing_is_read_beyond_the_ends_where_they_bind(
         assert follower.positions == {tp: max(1, end)}
     assert seen == [b"%d" % n for n in range(1, 7)]
     follower.close()
+
+
+TP = TopicPartition("damaged", 0)
+
+
+def write_numbers(settings: dict[str, str], tp: TopicPartition, base: int, count: int) -> None:
+    writer = RecordWriter(settings, None)
+    writer.begin()
+    keys = [b"%08d" % (base + i) for i in range(count)]
+    values: list[bytes | None] = [b"v%08d" % (base + i) for i in range(count)]
+    writer.write(tp.topic, keys, values, np.arange(count, dtype=np.int64), tp.partition)
+    writer.flush(30)
+    writer.close()
+
+
+def test_a_log_with_other_records_than_were_read_is_told_by_the_broker() -> None:
+    """Two records of a first leader and two of a second one; a reader that has had three of the
+    first has read what is no longer there."""
+    with EmbeddedBroker() as one:
+        settings = {"bootstrap.servers": one.bootstrap_servers}
+        admin = ClusterAdmin(settings)
+        admin.wait_until_reachable(30, print)
+        admin.create_topics({TP.topic: (1, {})})
+        write_numbers(settings, TP, 0, 2)
+        first = epoch_behind(settings, 2)
+        one.restart()
+        admin.wait_until_reachable(30, print)
+        write_numbers(settings, TP, 2, 2)
+        assert epoch_behind(settings, 4) > first, "the broker that came back is another leader"
+        tap = FetchTap.over(settings)
+        tap.go_to({TP: 3})
+        tap._streams[TP]._epoch = first
+        with pytest.raises(LogTruncatedError, match=r"damaged-0.*offset 2"):
+            tap.take({TP: 4}, 5.0)
+        tap.close()
+
+
+def epoch_behind(settings: dict[str, str], end: int) -> int:
+    """The epoch of the leader that wrote the record before ``end``."""
+    tap = FetchTap.over(settings)
+    tap.go_to({TP: 0})
+    while tap.positions[TP] < end:
+        assert tap.take({TP: end}, 10.0)
+    epoch = tap._streams[TP]._epoch
+    tap.close()
+    return epoch
+
+
+SOON_S = 20.0
+AT = np.array([1_700_000_000_000], dtype=np.int64)
+
+
+def by_ids(bootstrap: str) -> RangeReader:
+    return RangeReader({"bootstrap.servers": bootstrap}, True)
+
+
+def read_by_ids(reader: RangeReader, topic: str, start: int, end: int, ids: dict[str, str]) -> int:
+    tp = TopicPartition(topic, 0)
+    found = reader.read({tp: OffsetRange(start, end)}, SOON_S, ids=ids)
+    return len(found.columns[tp])
+
+
+def id_of(admin: ClusterAdmin, topic: str) -> str:
+    return admin.describe_topics([topic])[topic].topic_id
+
+
+def write_values(bootstrap: str, topic: str, records: int) -> None:
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+    try:
+        writer.begin()
+        writer.write(topic, [None] * records, [b"v"] * records, AT.repeat(records), 0)
+        writer.flush(SOON_S)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("records", [0, 3])
+def test_a_log_of_another_topic_of_that_name_is_not_read(
+    bootstrap: str, topic: Callable[[int], str], admin: ClusterAdmin, records: int
+) -> None:
+    """By what the broker answers, not by what is in the log: an empty one too. A reader whose
+    session is older than the new topic, and a new reader."""
+    name = topic(2)
+    known = {name: id_of(admin, name)}
+    write_values(bootstrap, name, 3)
+    with closing(by_ids(bootstrap)) as old, closing(by_ids(bootstrap)) as new:
+        assert read_by_ids(old, name, 0, 3, known) == 3
+        admin.delete_topics([name])
+        wait_until(lambda: not admin.describe_topics([name]), SOON_S, "the end of the topic")
+        with pytest.raises(RetriableError) as gone:
+            read_by_ids(old, name, 3, 4, known)
+        assert gone.value.partitions == {TopicPartition(name, 0)}
+        admin.create_topics({name: (2, {})})
+        write_values(bootstrap, name, records)
+        for reader in (old, new):
+            with pytest.raises(OtherTopicError) as other:
+                read_by_ids(reader, name, 0, 1, known)
+            assert other.value.partitions == {TopicPartition(name, 0)}
+    with closing(by_ids(bootstrap)) as now:
+        assert read_by_ids(now, name, 0, records, {name: id_of(admin, name)}) == records

@@ -1,9 +1,10 @@
-"""What a soak goes by: whether a figure grew, what has to come of so many records, the drawing."""
+"""What a soak goes by, and a minute and a half of it."""
 
 from __future__ import annotations
 
 import random
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from soak.flatness import trend
 from soak.plot import drawing
 from soak.program import PERIOD, SIZES, expected, symbol_of, total, trade
+from soak.run import Plan, soak
+from soak.samples import FIGURES
 
 TIMES = [10.0 * number for number in range(360)]
 
@@ -72,3 +75,17 @@ def test_the_drawing_has_a_panel_for_each_figure() -> None:
     assert [len(line.attrib["points"].split()) for line in lines] == [len(TIMES)] * 2
     words = [one.text for one in root.iter() if one.tag.endswith("text")]
     assert any(word and word.startswith("memory of the <jvm>, MiB: 200") for word in words)
+
+
+@pytest.mark.broker
+@pytest.mark.spark
+@pytest.mark.slow
+def test_every_result_is_right_while_an_instance_comes_and_goes(tmp_path: Path) -> None:
+    report = soak(Plan(minutes=1.5, rate=2_000.0, every=20.0), tmp_path)
+    assert [text for text in report.wrong if " grew by " not in text] == []
+    assert report.sent > 50_000
+    assert report.results > 200
+    assert len(report.rebalances_s) >= 2
+    assert set(report.trends) == set(FIGURES)
+    assert all(one.values["memory of the jvm"] > 100 for one in report.samples)
+    assert report.samples[-1].values["stores on disk"] > 0

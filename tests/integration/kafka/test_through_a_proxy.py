@@ -1,29 +1,30 @@
-"""What the writer makes of every fault between it and the brokers, each of which is shown to have
-happened: late and repeated requests (KIP-890), lost answers, refusals, silence."""
+"""What the reader and the writer make of every fault between them and the brokers, each of which is
+shown to have happened: late and repeated requests (KIP-890), lost answers, refusals, silence."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from everflow.config import StreamsConfig
 from everflow.errors import (
     EverflowError,
     FatalError,
     GenerationChanged,
+    LogStartMovedError,
     RecordTooLargeError,
     RetriableError,
     TaskMigratedError,
     UnknownOutcomeError,
 )
-from everflow.kafka import dead_letters
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.broker_link import BrokerLink
+from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata
@@ -32,15 +33,197 @@ from everflow.testing.kafka_proxy import KafkaProxy, WireFault
 from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
+
 Topic = Callable[..., str]
-SECOND_PART, FIRST = 2, 1
-LEVELS: tuple[Isolation, ...] = ("read_committed", "read_uncommitted")
+
+
+def test_each_refusal_is_read_by_the_client(own_proxy: KafkaProxy, topic: Topic, name: str) -> None:
+    """librdkafka checks an answer's form, and gives the code that was set."""
+    target = topic(1)
+
+    def attempt() -> list[int]:
+        client = {"bootstrap.servers": own_proxy.bootstrap_servers, "transactional.id": name}
+        producer = Producer({**client, "transaction.timeout.ms": 5_000})
+        met: list[int] = []
+        try:
+            producer.init_transactions(10)
+            producer.begin_transaction()
+            producer.produce(target, b"v")
+            producer.flush(10)
+            consumer = Consumer(
+                {"bootstrap.servers": own_proxy.bootstrap_servers, "group.id": name}
+            )
+            offsets = [ClientTopicPartition(target, 0, 1)]
+            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 10)
+            producer.commit_transaction(10)
+        except KafkaException as failure:
+            met.append(failure.args[0].code())
+        return met
+
+    fatal = KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    for api, code in {
+        "Produce": KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        "InitProducerId": fatal,
+        "AddPartitionsToTxn": fatal,
+        "AddOffsetsToTxn": fatal,
+        "TxnOffsetCommit": KafkaError.GROUP_AUTHORIZATION_FAILED,
+        "EndTxn": fatal,
+        "FindCoordinator": fatal,
+    }.items():
+        fault = own_proxy.refuse(api, code, times=None, topic=target if api == "Produce" else None)
+        found = attempt()
+        fault.end()
+        assert code in found, api
+        assert fault.happened >= 1
+    assert attempt() == []
+
+
+def test_a_cut_ends_and_a_silent_one_freezes(own_proxy: KafkaProxy) -> None:
+    link = BrokerLink({"bootstrap_servers": own_proxy.bootstrap_servers}, 1_000, 10)
+    assert link.run(link.transaction_version) >= 0
+    own_proxy.cut()
+    with pytest.raises(Exception, match=r"."):
+        link.run(link.transaction_version)
+    own_proxy.mend()
+    wait_until(lambda: answers(link), 20, "an answer after the cut")
+    own_proxy.cut(silent=True)
+    began = time.monotonic()
+    assert not answers(link)
+    assert time.monotonic() - began > 0.9, "its time-out, not an error"
+    own_proxy.mend()
+    wait_until(lambda: answers(link), 20, "an answer after the silence")
+    link.close()
+
+
+def answers(link: BrokerLink) -> bool:
+    try:
+        link.run(link.transaction_version)
+    except Exception:
+        return False
+    return True
+
+
+def test_wrong_names_are_refused(own_proxy: KafkaProxy) -> None:
+    with pytest.raises(ValueError, match="'Prodcue' is none of Produce"):
+        own_proxy.hold("Prodcue")
+    with pytest.raises(ValueError, match=r"refusal.*'Metadata'"):
+        own_proxy.refuse("Metadata", 3)
+    with pytest.raises(AssertionError, match=r"waited 0\.1.*<WireFault.*EndTxn"):
+        own_proxy.drop("EndTxn").wait(timeout_s=0.1)
+
+
+K = KafkaError
+READ_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def proxy(bootstrap: str) -> Iterator[KafkaProxy]:
     with KafkaProxy(bootstrap) as standing:
         yield standing
+
+
+@pytest.fixture
+def written(bootstrap: str, topic: Topic) -> TopicPartition:
+    tp = TopicPartition(topic(1), 0)
+    write_one(RecordWriter({"bootstrap.servers": bootstrap}, None), tp)
+    return tp
+
+
+def write_one(writer: RecordWriter, tp: TopicPartition) -> None:
+    try:
+        writer.begin()
+        writer.write(tp.topic, [b"k"], [b"v"], np.array([1_700_000_000_000]), tp.partition)
+        writer.flush(30)
+        writer.commit(30)
+    finally:
+        writer.close()
+
+
+def read(proxy: KafkaProxy, tp: TopicPartition, timeout_s: float = READ_S) -> list[bytes | None]:
+    tap = FetchTap.over({"bootstrap.servers": proxy.bootstrap_servers})
+    try:
+        tap.go_to({tp: 0})
+        found = tap.take({tp: 1}, timeout_s)
+        return list(found[tp].values) if tp in found else []
+    finally:
+        tap.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        K.NOT_LEADER_FOR_PARTITION,
+        K.LEADER_NOT_AVAILABLE,
+        K.KAFKA_STORAGE_ERROR,
+        K.UNKNOWN_LEADER_EPOCH,
+        K.FENCED_LEADER_EPOCH,
+        K.UNKNOWN_TOPIC_OR_PART,
+        K.REPLICA_NOT_AVAILABLE,
+    ],
+)
+def test_a_fetch_that_is_refused_for_now_is_sent_again(
+    proxy: KafkaProxy, written: TopicPartition, code: int
+) -> None:
+    fault = proxy.refuse("Fetch", code, 2)
+    assert read(proxy, written) == [b"v"]
+    assert fault.happened == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        (K.TOPIC_AUTHORIZATION_FAILED, FatalError, "reading {tp}, at 0"),
+        (K.OFFSET_OUT_OF_RANGE, LogStartMovedError, "{tp}: offset 0 is outside the log"),
+    ],
+)
+def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(
+    proxy: KafkaProxy,
+    written: TopicPartition,
+    code: int,
+    error: type[EverflowError],
+    says: str,
+) -> None:
+    fault = proxy.refuse("Fetch", code, None)
+    try:
+        with pytest.raises(error) as refused:
+            read(proxy, written, timeout_s=1.0)
+    finally:
+        fault.end()
+    assert fault.happened >= 1
+    assert type(refused.value) is error
+    assert says.format(tp=written) in str(refused.value)
+    assert read(proxy, written) == [b"v"], "the next read, after the fault"
+
+
+@pytest.mark.parametrize(
+    "code", [K.COORDINATOR_NOT_AVAILABLE, K.COORDINATOR_LOAD_IN_PROGRESS, K.NOT_COORDINATOR]
+)
+def test_a_coordinator_that_nobody_names_yet_is_looked_for_again(
+    proxy: KafkaProxy, topic: Topic, name: str, code: int
+) -> None:
+    tp = TopicPartition(topic(1), 0)
+    fault = proxy.refuse("FindCoordinator", code, 2)
+    write_one(RecordWriter({"bootstrap.servers": proxy.bootstrap_servers}, name), tp)
+    assert fault.happened == 2
+    assert read(proxy, tp) == [b"v"]
+
+
+def test_a_coordinator_that_is_forbidden_is_told_with_the_transactional_id(
+    proxy: KafkaProxy, topic: Topic, name: str
+) -> None:
+    tp = TopicPartition(topic(1), 0)
+    fault = proxy.refuse("FindCoordinator", K.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None)
+    try:
+        with pytest.raises(FatalError, match=name):
+            write_one(RecordWriter({"bootstrap.servers": proxy.bootstrap_servers}, name), tp)
+    finally:
+        fault.end()
+    assert fault.happened >= 1
+
+
+SECOND_PART = 2
+FIRST = 1
+LEVELS: tuple[Isolation, ...] = ("read_committed", "read_uncommitted")
 
 
 @pytest.fixture
@@ -87,33 +270,6 @@ def client(proxy: KafkaProxy) -> dict[str, str]:
 # --- a late EndTxn --------------------------------------------------------------------------------
 
 
-def test_librdkafka_commits_half_of_the_next_transaction(
-    proxy: KafkaProxy, admin: ClusterAdmin, topic: Topic, name: str
-) -> None:
-    """Why the writer is our own (note 019), and proof that the proxy brings the fault about: the
-    first EndTxn is asked for twice, and the first request arrives in the next transaction."""
-    tp = TopicPartition(topic(1), 0)
-    producer = Producer({**client(proxy), "transactional.id": name})
-    producer.init_transactions(10)
-    late = proxy.hold("EndTxn", breaks=True)
-    for value in (b"first", b"second"):
-        producer.begin_transaction()
-        producer.produce(tp.topic, value, b"k", partition=0)
-        producer.flush(10)
-        if value == b"first":
-            producer.commit_transaction(20)
-            late.wait()
-    late.release()
-    wait_until(
-        lambda: admin.end_offsets([tp], "read_committed")[tp] == 4,
-        10,
-        "the second record to be committed, though nobody has asked for that",
-    )
-    producer.produce(tp.topic, b"third", b"k", partition=0)
-    with pytest.raises(KafkaException, match="transaction"):
-        producer.commit_transaction(10)
-
-
 @both
 def test_a_late_commit_ends_nothing_of_ours(
     proxy: KafkaProxy, bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, version: int
@@ -135,53 +291,6 @@ def test_a_late_commit_ends_nothing_of_ours(
     writer.commit(10)
     writer.close()
     assert values(bootstrap, tp, stable_end(admin, tp)) == [b"first", b"second", b"third"]
-
-
-def test_a_late_commit_ends_no_half_of_a_replay(
-    proxy: KafkaProxy,
-    bootstrap: str,
-    admin: ClusterAdmin,
-    topic: Topic,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Dead letters are replayed in many transactions of one producer."""
-    monkeypatch.setattr(dead_letters, "AT_ONCE", 2)
-    dead, one, two = (TopicPartition(topic(1), 0) for _ in range(3))
-    config = {"application.id": "dlq", "bootstrap.servers": proxy.bootstrap_servers}
-
-    def letter(offset: int, source: TopicPartition) -> dead_letters.DeadLetter:
-        return dead_letters.DeadLetter(
-            place=dead_letters.LetterPlace(0, offset),
-            timestamp=1_700_000_000_000,
-            key=b"k",
-            value=b"%d" % offset,
-            own=(),
-            about={"topic": source.topic, "partition": "0"},
-        )
-
-    committed: list[int] = []
-
-    def partitions(asked: str) -> int:
-        if asked == two.topic and proxy.seen["EndTxn"] - before == 2:
-            # The second transaction has written to the first topic.
-            replayer._writer.flush(10)
-            late.release()
-            replayer._writer.flush(10)
-            committed.append(admin.end_offsets([one], "read_committed")[one])
-        return 1
-
-    with closing(dead_letters.Replayer(StreamsConfig(config), dead.topic, partitions)) as replayer:
-        before, late = proxy.seen["EndTxn"], proxy.hold("EndTxn", breaks=True)
-        chosen = [letter(n, (one, two)[n % 2]) for n in range(4)]
-        assert replayer.replay(chosen, None) == 4
-    assert committed == [2], "a record and its marker: the second is still open"
-    assert values(bootstrap, one, stable_end(admin, one)) == [b"0", b"2"]
-    assert values(bootstrap, two, stable_end(admin, two)) == [b"1", b"3"]
-    with LogReader({"bootstrap.servers": bootstrap}) as reader:
-        notes = [
-            key for chunk in reader.read(dead, 0, stable_end(admin, dead)) for key in chunk.keys
-        ]
-    assert notes == [f"{dead_letters.REPLAYED}/0@{n}".encode() for n in range(4)]
 
 
 @both
@@ -234,7 +343,6 @@ def refused(
     return set_it
 
 
-K = KafkaError
 CASES = [
     Case("too large", refused("Produce", K.MSG_SIZE_TOO_LARGE), RecordTooLargeError, "too large"),
     Case("no topic, then there", refused("Produce", K.UNKNOWN_TOPIC_OR_PART, 2), None),
