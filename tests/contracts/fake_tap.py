@@ -104,9 +104,7 @@ class FakeTap:
         damage = next((self.logs[tp].damage for tp in ends if self.logs[tp].damage), None)
         if damage is not None and not any(found.values()):
             raise damage
-        self._positions.update(
-            {tp: chunk.next_position for tp, chunk in found.items() if chunk is not None}
-        )
+        self._positions.update({tp: c.next_position for tp, c in found.items() if c is not None})
         moved = {tp: chunk for tp, chunk in found.items() if chunk is not None}
         if not moved:
             self.now += timeout_s
@@ -138,9 +136,7 @@ class FakeTap:
         end = min(end, log.end)
         if end <= at:
             return None
-        found = [
-            (offset, value) for offset, value in sorted(log.records.items()) if at <= offset < end
-        ]
+        found = [(at_, value) for at_, value in sorted(log.records.items()) if at <= at_ < end]
         most, held = 0, 0
         while most < min(len(found), most_records) and (most == 0 or held < most_bytes):
             held += 1 + len(found[most][1] or b"")

@@ -1,0 +1,368 @@
+"""The demo's flights, figures, verdicts, pauses and what it shows."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from everflow.instance.describe import TaskStatus
+from everflow.instance.tasks.task import TaskRole, TaskState
+from everflow.records import TaskId, TopicPartition
+from everflow.serdes import SerdeError
+from everflow_demo.batch import CarrierDay, Figures, MeanDelay, differences, figures, to_figures
+from everflow_demo.data import load_flights
+from everflow_demo.elastic import Pauses, roles, shared
+from everflow_demo.enrichment import batch, data
+from everflow_demo.enrichment.batch import Enriched
+from everflow_demo.feed import Pace
+from everflow_demo.instance import decode, encode
+from everflow_demo.report import (
+    DIFFERENCES_SHOWN,
+    Moves,
+    Outcome,
+    moves_text,
+    show,
+    verdict,
+)
+from everflow_demo.topology import ROUTES_TOPIC
+
+DAY_MS = 86_400_000
+FLIGHTS = pa.table(
+    {
+        "carrier": ["UA", "UA", "UA", "AA"],
+        "origin": ["EWR", "EWR", "EWR", "JFK"],
+        "dest": ["ORD", "ORD", "SFO", "MIA"],
+        "dep_delay": pa.array([10.0, -4.0, None, 1.0]),
+        "time": pa.array([0, DAY_MS - 1, DAY_MS, DAY_MS], pa.int64()),
+    }
+)
+EXPECTED = Figures(
+    carriers={"UA": MeanDelay(2, 3.0), "AA": MeanDelay(1, 1.0)},
+    carrier_days={
+        CarrierDay("UA", 0): MeanDelay(2, 3.0),
+        CarrierDay("AA", DAY_MS): MeanDelay(1, 1.0),
+    },
+    routes={"EWR-ORD": 2, "EWR-SFO": 1, "JFK-MIA": 1},
+)
+
+
+def test_figures_leave_cancelled_flights_out_of_carriers_but_not_of_routes() -> None:
+    assert figures(FLIGHTS) == EXPECTED
+
+
+def test_equal_figures_have_no_differences() -> None:
+    assert differences(figures(FLIGHTS), EXPECTED) == []
+
+
+def test_means_may_differ_by_rounding_only() -> None:
+    nearly = Figures(
+        {**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-10))},
+        EXPECTED.carrier_days,
+        EXPECTED.routes,
+    )
+    off = Figures(
+        {**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-8))},
+        EXPECTED.carrier_days,
+        EXPECTED.routes,
+    )
+    assert differences(nearly, EXPECTED) == []
+    assert len(differences(off, EXPECTED)) == 1
+
+
+@pytest.mark.parametrize(
+    ("streamed", "line"),
+    [
+        (
+            Figures({"UA": MeanDelay(2, 3.0)}, EXPECTED.carrier_days, EXPECTED.routes),
+            "carrier AA: streamed nothing, batch 1 flights, mean 1.0",
+        ),
+        (
+            Figures(
+                EXPECTED.carriers,
+                {**EXPECTED.carrier_days, CarrierDay("UA", 0): MeanDelay(3, 3.0)},
+                EXPECTED.routes,
+            ),
+            (
+                "carrier and day UA on 1970-01-01: streamed 3 flights, mean 3.0, batch 2 flights, "
+                "mean "
+                "3.0"
+            ),
+        ),
+        (
+            Figures(EXPECTED.carriers, EXPECTED.carrier_days, {**EXPECTED.routes, "EWR-LAX": 1}),
+            "route EWR-LAX: streamed 1, batch nothing",
+        ),
+    ],
+)
+def test_a_difference_names_result_and_key(streamed: Figures, line: str) -> None:
+    assert differences(streamed, EXPECTED) == [line]
+
+
+@pytest.fixture(scope="module")
+def flights() -> pa.Table:
+    return load_flights()
+
+
+def test_record_time_is_the_scheduled_departure_in_utc(flights: pa.Table) -> None:
+    first = flights.slice(0, 1).to_pylist()[0]
+    # UA 1545 was scheduled for 05:15 in New York, 10:15 UTC, on 2013-01-01.
+    assert (first["carrier"], first["flight"], first["time"]) == ("UA", 1545, 1_357_035_300_000)
+
+
+def test_records_are_out_of_order_by_less_than_a_day(flights: pa.Table) -> None:
+    time = np.asarray(flights["time"])
+    lateness = np.maximum.accumulate(time) - time
+    assert 0 < lateness.max() < DAY_MS
+
+
+def test_a_limit_takes_the_first_flights(flights: pa.Table) -> None:
+    assert load_flights(10).equals(flights.slice(0, 10))
+
+
+HOUR = batch.HOUR_MS
+
+
+def enriched_flights() -> pa.Table:
+    return pa.table(
+        {
+            "carrier": ["UA", "UA", "AA", "AA"],
+            "origin": ["JFK", "JFK", "EWR", "EWR"],
+            "tailnum": ["N1", "N2", None, "N1"],
+            "dep_delay": [10.0, 20.0, 3.0, None],
+            "time": [HOUR, 2 * HOUR - 60_000, 2 * HOUR, 2 * HOUR],
+        }
+    )
+
+
+def weather() -> pa.Table:
+    return pa.table(
+        {
+            "origin": ["JFK", "JFK", "EWR"],
+            "visib": [9.5, 10.0, 0.25],
+            "time": [HOUR, 2 * HOUR, 2 * HOUR],
+        }
+    )
+
+
+AIRLINES = pa.table({"carrier": ["UA", "AA"], "name": ["United", "American"]})
+PLANES = pa.table({"tailnum": ["N1", None], "manufacturer": ["BOEING", "NOBODY"]})
+
+
+def test_the_batch_joins_flights_that_left() -> None:
+    """The hour of the scheduled departure, its last minute too; a flight without a number has no
+    plane, nor has one whose plane nobody knows."""
+    assert batch.figures(enriched_flights(), weather(), AIRLINES, PLANES) == Enriched(
+        airlines={"United": MeanDelay(2, 15.0), "American": MeanDelay(1, 3.0)},
+        visibilities={"JFK-9": MeanDelay(2, 15.0), "EWR-0": MeanDelay(1, 3.0)},
+        manufacturers={"BOEING": MeanDelay(1, 10.0), "unknown": MeanDelay(2, 11.5)},
+    )
+
+
+def test_differences_name_the_result_and_the_key() -> None:
+    found = batch.figures(enriched_flights(), weather(), AIRLINES, PLANES)
+    wrong = Enriched(found.airlines, found.visibilities, {"BOEING": MeanDelay(2, 10.0)})
+    assert batch.differences(wrong, found) == [
+        "manufacturer BOEING: streamed 2 flights, mean 10.0, batch 1 flights, mean 10.0",
+        "manufacturer unknown: streamed nothing, batch 2 flights, mean 11.5",
+    ]
+
+
+def test_what_is_known_is_older_than_the_flights_and_the_weather_is_in_order() -> None:
+    found = data.load_weather()
+    times = found["time"].to_pylist()
+    assert (found.num_rows, times) == (26_115, sorted(times))
+    assert data.load_planes().num_rows == 3_322
+    records = data.to_records(
+        pa.table({**{n: pa.nulls(0, t) for n, t in _flight_types().items()}}),
+        found,
+        data.load_airlines(),
+        data.load_planes(),
+    )
+    assert [given.topic for given in records] == ["airlines", "planes", "weather", "departures"]
+    assert max(records[0].timestamps) < times[0]
+    assert (records[0].keys[0], records[0].values[0]) == (b"9E", b'{"name":"Endeavor Air Inc."}')
+
+
+def _flight_types() -> dict[str, pa.DataType]:
+    text, number = pa.string(), pa.float64()
+    return {
+        "carrier": text,
+        "flight": pa.int32(),
+        "tailnum": text,
+        "origin": text,
+        "dest": text,
+        "dep_delay": number,
+        "arr_delay": number,
+        "distance": pa.int32(),
+        "time": pa.int64(),
+    }
+
+
+def sent_after(pace: Pace, seconds: float, sent: int = 0, tick_s: float = 0.05) -> int:
+    for _ in range(round(seconds / tick_s)):
+        sent += pace.due(sent, tick_s)
+    return sent
+
+
+def test_far_from_its_limit_the_rate_is_kept() -> None:
+    assert abs(sent_after(Pace(1_000.0, limit=1_000_000), 3.0) - 3_000) <= 1
+
+
+def test_less_than_a_record_a_tick_is_not_lost() -> None:
+    assert abs(sent_after(Pace(3.0, limit=1_000_000), 10.0) - 30) <= 1
+
+
+def test_a_stretch_that_takes_long_slows_down_and_never_passes_its_limit() -> None:
+    pace = Pace(1_000.0, limit=20_000)
+    after_30_s = sent_after(pace, 30.0)
+    after_90_s = sent_after(pace, 60.0, after_30_s)
+    assert 10_000 < after_30_s < after_90_s < 20_000
+    pace.limit = 60_000
+    assert sent_after(pace, 5.0, after_90_s) - after_90_s > 4_000
+
+
+def test_nothing_is_due_while_the_instances_are_behind() -> None:
+    pace = Pace(1_000.0, limit=1_000_000, behind=True)
+    assert sent_after(pace, 5.0) == 0
+    pace.behind = False
+    assert pace.due(0, 0.05) == 50
+
+
+TP = TopicPartition("flights", 0)
+
+
+def looks(*found: tuple[float, int, int]) -> Pauses:
+    """(time, committed offset, end) of one partition."""
+    pauses = Pauses()
+    for at_s, committed, end in found:
+        pauses.add(at_s, {TP: committed} if committed else {}, {TP: end})
+    return pauses
+
+
+def longest(pauses: Pauses, since_s: float = 0.0, until_s: float = 100.0) -> float:
+    found = pauses.longest(since_s, until_s)
+    return found[TP].seconds if TP in found else 0.0
+
+
+def test_the_longest_time_between_two_commits_counts() -> None:
+    pauses = looks((0.0, 0, 10), (0.1, 10, 20), (0.5, 20, 30), (0.6, 30, 40))
+    assert longest(pauses) == pytest.approx(0.4)
+
+
+def test_time_without_waiting_records_is_no_pause() -> None:
+    pauses = looks((0.0, 10, 10), (5.0, 10, 10), (5.1, 10, 20), (5.3, 20, 20), (9.0, 20, 20))
+    assert longest(pauses) == pytest.approx(0.3)  # from the last look that saw nothing waiting
+
+
+def test_a_pause_that_goes_on_counts_up_to_the_last_look() -> None:
+    assert longest(looks((0.0, 10, 20), (1.0, 10, 20), (3.0, 10, 20))) == pytest.approx(3.0)
+
+
+def test_pauses_belong_to_the_time_that_they_reach_into() -> None:
+    pauses = looks((0.0, 10, 20), (1.0, 20, 30), (4.0, 30, 40), (4.2, 40, 50))
+    assert longest(pauses, 0.0, 0.9) == pytest.approx(1.0)
+    assert longest(pauses, 2.0, 3.0) == pytest.approx(3.0)
+    assert longest(pauses, 4.1, 5.0) == pytest.approx(0.2)
+    assert longest(pauses, 4.3, 5.0) == 0.0
+
+
+def test_a_partition_that_never_had_work_is_left_out() -> None:
+    assert looks((0.0, 0, 0), (9.0, 0, 0)).longest(0.0, 10.0) == {}
+
+
+FIGURES = Figures(
+    carriers={"UA": MeanDelay(2, 3.0), "F9": MeanDelay(1, 20.25)},
+    carrier_days={CarrierDay("UA", 0): MeanDelay(2, 3.0)},
+    routes={"EWR-ORD": 2, "JFK-LAX": 1_000},
+)
+MOVES = Moves(
+    instances=2,
+    rebalances=5,
+    join_s=12.34567,
+    leave_s=1.5,
+    before={TaskId(0, 0): 0.25, TaskId(0, 1): 0.5},
+    meanwhile={TaskId(0, 0): 0.75, TaskId(0, 1): 1.25},
+    moved=frozenset({TaskId(0, 1)}),
+)
+
+
+def outcome(*differences: str, moves: Moves | None = None) -> Outcome:
+    return Outcome(
+        records_in=3,
+        guarantee="exactly_once_v2",
+        elapsed_s=1.23456,
+        streamed=FIGURES,
+        differences=differences,
+        moves=moves,
+    )
+
+
+def test_a_run_without_differences_matches() -> None:
+    assert verdict(outcome()) == "compared 2 carriers, 1 carrier-days, 2 routes\nmatches batch: yes"
+
+
+def test_differences_are_shown_and_the_rest_counted() -> None:
+    lines = verdict(outcome(*(f"route {n}" for n in range(DIFFERENCES_SHOWN + 5)))).splitlines()
+    assert lines[1] == "matches batch: no"
+    assert lines[2] == "  route 0"
+    assert lines[-1] == "  and 5 more differences"
+
+
+def test_prose_is_not_wrapped_at_the_width_that_a_pipe_is_taken_to_have() -> None:
+    out = io.StringIO()
+    show(outcome(moves=MOVES), Console(width=60, file=out))
+    assert set(moves_text(MOVES).splitlines()) <= set(out.getvalue().splitlines())
+
+
+def test_foreign_bytes_are_an_error_not_a_figure() -> None:
+    with pytest.raises(SerdeError):
+        to_figures({ROUTES_TOPIC: [(b"EWR-ORD", b"12")]})
+
+
+A, B = TaskId(0, 0), TaskId(1, 0)
+ACTIVE = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=3, rate=0.0, remaining_s=0.0)
+RESTORING = TaskStatus(
+    role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=60, rate=100.0, remaining_s=0.6, copied=40
+)
+STANDBY = TaskStatus(
+    role=TaskRole.STANDBY, state=TaskState.RUNNING, lag=0, rate=5.0, remaining_s=0.0, copied=70
+)
+WARM_UP = TaskStatus(
+    role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=60, rate=100.0, remaining_s=0.6, copied=40
+)
+
+
+def test_a_status_line_comes_through_and_other_lines_are_nobodys() -> None:
+    tasks = {
+        A: ACTIVE,
+        B: WARM_UP,
+        TaskId(12, 345): TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None),
+    }
+    assert decode(encode("RUNNING", tasks) + "\n") == ("RUNNING", tasks)
+    assert decode("OpenJDK 64-Bit Server VM warning\n") is None
+
+
+def test_progress_alone_is_no_change_of_roles() -> None:
+    further = TaskStatus(
+        role=TaskRole.WARMUP,
+        state=TaskState.RUNNING,
+        lag=10,
+        rate=100.0,
+        remaining_s=0.1,
+        copied=90,
+    )
+    assert roles({"first": {A: WARM_UP}}) == roles({"first": {A: further}})
+    assert roles({"first": {A: WARM_UP}}) != roles({"first": {A: STANDBY}})
+    assert roles({"first": {A: ACTIVE}}) != roles({"second": {A: ACTIVE}})
+
+
+def test_shared_means_that_all_work_and_nobody_waits() -> None:
+    assert shared({"first": {A: ACTIVE, B: STANDBY}, "second": {B: ACTIVE}}, [A, B])
+    assert not shared({"first": {A: ACTIVE, B: ACTIVE}, "second": {B: STANDBY}}, [A, B])
+    assert not shared({"first": {A: ACTIVE}, "second": {B: RESTORING}}, [A, B])
+    assert not shared({"first": {A: ACTIVE, B: WARM_UP}, "second": {B: ACTIVE}}, [A, B])
+    assert not shared({"first": {A: ACTIVE}, "second": {A: ACTIVE}}, [A, B])
