@@ -19,11 +19,16 @@ from everflow.spark.session import get_session
 from everflow.testing.broker import EmbeddedBroker
 
 # Time is no property: on a busy machine an example may take any time (speed lives in benches).
-# A change must pass or fail for its own sake: the same examples each time, new ones with
+# A change must pass or fail for its own sake: the same examples each time; new ones, and more, with
 # `./run test --all`.
 explore = os.environ.get("EVERFLOW_EXPLORE") == "1"
 hypothesis.settings.register_profile(
-    "everflow", deadline=None, print_blob=True, derandomize=not explore
+    "everflow",
+    max_examples=500 if explore else 50,
+    deadline=None,
+    print_blob=True,
+    derandomize=not explore,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("everflow")
 

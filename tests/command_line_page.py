@@ -1,5 +1,4 @@
-"""The tables of docs/guide/command-line.md, made of the commands themselves; `made_pages` puts them
-in."""
+"""The tables of docs/guide/command-line.md, made of the commands; for `made_pages`."""
 
 from __future__ import annotations
 

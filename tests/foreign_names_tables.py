@@ -1,6 +1,4 @@
-"""The tables of the pages for who comes from Kafka Streams and from Structured Streaming, made of
-`everflow.foreign_names`: what an error tells and what the page says is one text. `made_pages` puts
-them in."""
+"""Tables of pages for who comes from elsewhere, of `everflow.foreign_names`; for `made_pages`."""
 
 from __future__ import annotations
 

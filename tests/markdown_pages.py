@@ -1,5 +1,4 @@
-"""Reads the code blocks of a Markdown page and what its invisible comments say about them.
-docs/WRITING.md is the manual."""
+"""Reads the code blocks of a page and its invisible comments on them (docs/WRITING.md)."""
 
 from __future__ import annotations
 

@@ -90,9 +90,7 @@ class FakeTap:
         damage = next((self.logs[tp].damage for tp in ends if self.logs[tp].damage), None)
         if damage is not None and not any(found.values()):
             raise damage
-        self._positions.update(
-            {tp: chunk.next_position for tp, chunk in found.items() if chunk is not None}
-        )
+        self._positions.update({tp: c.next_position for tp, c in found.items() if c is not None})
         moved = {tp: chunk for tp, chunk in found.items() if chunk is not None}
         if not moved:
             self.now += timeout_s

@@ -63,9 +63,7 @@ def test_a_sum_that_spark_computes_in_another_order_has_no_arrow_expression(
     assert (analyse(F.expr(text), edge, None).arrow is not None) == computed_as_written
 
 
-def test_what_fails_in_spark_is_computed_also_where_nothing_is_made_of_it(
-    spark: SparkSession,
-) -> None:
+def test_what_fails_in_spark_is_computed_also_where_nothing_uses_it(spark: SparkSession) -> None:
     text = "CAST(coalesce(value.float_1, CAST(0 AS float)) AS tinyint) IS NOT NULL"
     arrow = analyse(F.expr(text), EdgeType(pa.string(), VALUE), None).arrow
     assert arrow is not None
@@ -102,9 +100,7 @@ def test_changed_fields_are_what_spark_makes_of_them(spark: SparkSession, name: 
     found = analyse(column, edge, None)
     arrow = found.arrow
     assert arrow is not None
-    rows = pa.RecordBatch.from_arrays(
-        [pa.array([None, *"abcdefghijk"] * 2), drawing.rows(24)], ["key", "value"]
-    )
+    rows = pa.record_batch({"key": [None, *"abcdefghijk"] * 2, "value": drawing.rows(24)})
     made = arrow.run([rows.column(each) for each in arrow.reads.names], 24)
     frame = spark.createDataFrame(pa.Table.from_batches([rows]), struct_type(rows.schema))
     column = column.cast(spark_type(found.type))  # as whoever computes it does

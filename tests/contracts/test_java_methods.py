@@ -1,5 +1,4 @@
-"""Every public method of Kafka Streams' DSL and processor API has its place in the page for those
-who come from it: asked of the classes in its jar."""
+"""Every public method of Kafka Streams' DSL and processor API, from its jar, is in the page."""
 
 from __future__ import annotations
 

@@ -132,9 +132,7 @@ def test_scenario_28_a_restored_versioned_store_has_its_history(
     ]
     for at, (cut, (_, theirs)) in enumerate(zip(cuts, told(program, cuts), strict=True)):
         changelog, size = _changelog(program, cut), drawn.randint(8, 60)
-        store = LmdbStore.open(
-            tmp_path / str(at), kind="versioned", retention_ms=history, map_bytes=1 << 22
-        )
+        store = LmdbStore.open(tmp_path / str(at), kind="versioned", retention_ms=history)
         store.claim("i")
         for start in range(0, len(changelog), size):
             chunk = changelog[start : start + size]
@@ -196,9 +194,7 @@ def _join_of_streams(kind: str) -> Program:
 
 
 @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
-def test_late_records_of_joined_streams_are_what_they_are_in_the_original(
-    kind: str, told: Told
-) -> None:
+def test_late_records_of_joined_streams_are_as_in_the_original(kind: str, told: Told) -> None:
     """A row that met nothing, one that meets what the other store still has, and one that its own
     store does not take any more."""
     records: Records = [
@@ -222,9 +218,7 @@ def test_late_records_of_joined_streams_are_what_they_are_in_the_original(
     assert ("y&_" in values) is (kind != "inner")
 
 
-def test_a_record_of_a_cogrouped_stream_that_is_behind_begins_its_window_anew_in_the_original(
-    told: Told,
-) -> None:
+def test_a_cogrouped_record_that_is_behind_begins_its_window_anew_there(told: Told) -> None:
     windows = {"size": 10, "advance": 10, "grace": 0, "results": "each"}
     cogroup = {"op": "cogroup", "id": "n2", "left": "n0", "right": "n1", "store": "s"}
     program = Program(

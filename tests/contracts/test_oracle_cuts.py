@@ -1,9 +1,10 @@
-"""What of a program's results the oracle knows where repartition topics meet."""
+"""What of a program's results the oracle knows where repartition topics meet, and its book."""
 
 from __future__ import annotations
 
 import pytest
 
+from oracle.book import NEVER, PAIRS, STATEFUL, drawn_book, pairs_of
 from oracle.cuts import left_out, taken_in_turn, unsettled
 from oracle.programs import Node, Program
 
@@ -151,3 +152,37 @@ def test_stores_behind_what_is_not_known_are_left_out() -> None:
     nodes = [STREAM, {"op": "to_table", "id": "u", "in": "s", "store": "u"}, sink]
     assert left_out(Program(nodes=nodes), {"u", "o"}) == ({"out0"}, {"u"}, {"u"})
     assert left_out(Program(nodes=nodes), set()) == (set(), set(), set())
+
+
+CASES = 20_000
+SCRIPTS = 8
+
+
+def test_a_pair_is_an_operator_before_one_that_has_results_of_it() -> None:
+    program = Program(
+        nodes=[
+            {"op": "stream", "id": "a", "topic": "in0"},
+            {"op": "table", "id": "b", "topic": "in1", "store": "b", "history": 5},
+            {"op": "join", "id": "c", "left": "a", "right": "b", "kind": "left"},
+            {"op": "filter", "id": "d", "in": "c", "without": "x"},
+            {"op": "count", "id": "e", "in": "d", "store": "e"},
+        ]
+    )
+    assert pairs_of(program) == {
+        ("versioned table", "join with table"),
+        ("versioned table", "aggregate"),
+        ("join with table", "aggregate"),
+    }
+
+
+def test_a_book_says_what_was_never_drawn() -> None:
+    book = drawn_book(2, seed=1)
+    assert len(PAIRS) + len(NEVER) == len(STATEFUL) ** 2
+    assert len(book.missing) > len(PAIRS) / 2
+    first, second = book.missing[0]
+    assert f"never: {first} before {second}" in book.said()
+
+
+@pytest.mark.slow
+def test_each_pair_of_stateful_operators_is_drawn() -> None:
+    assert drawn_book(CASES // SCRIPTS, seed=103).missing == []

@@ -19,11 +19,10 @@ from everflow.state.disk import MEMORY_DIR, MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.state.task_directory import StateDirectory
+from unit.builders import store_spec
 
 MINUTE_MS = 60_000
-KEY_VALUE = StoreSpec(
-    name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
-)
+KEY_VALUE = store_spec("s", key=serdes.bytes_(), value=serdes.bytes_())
 WINDOW = StoreSpec(
     name="s",
     kind="window",
@@ -88,9 +87,7 @@ class LmdbUnderTest:
 class ColumnsUnderTest(LmdbUnderTest):
     def apply(self, changes: Sequence[Change]) -> None:
         listed = as_changes(changes)
-        keys, values = (
-            ByteColumn(pa.array(column, pa.binary())) for column in (listed.keys, listed.values)
-        )
+        keys, values = (ByteColumn(pa.array(x, pa.binary())) for x in (listed.keys, listed.values))
         given = StoreChanges("s", keys, values, listed.timestamps)
         self._store.apply(given, position=None, expected=self._store.meta().owner, batch="b")
 
@@ -253,9 +250,7 @@ def test_a_range_that_is_read_in_part_is_of_the_moment_of_the_call(store: Store)
         assert [len(list(one)) for one in begun] == [199, 199]
 
 
-def test_windows_are_found_over_all_segments_in_key_order(
-    windows: Store, time_key: TimeKey
-) -> None:
+def test_windows_are_found_in_all_segments_in_key_order(windows: Store, time_key: TimeKey) -> None:
     keys = [time_key(key, minute * MINUTE_MS) for key in (b"a", b"b") for minute in range(4)]
     windows.apply([(key, b"v") for key in keys])
     assert keys_in(windows) == keys
@@ -274,9 +269,7 @@ def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(
         assert [value is not None for value in view.get_many(keys)] == [False] * 8 + [True] * 4
 
 
-def test_what_is_written_lets_older_windows_expire_and_late_writes_stay_out(
-    windows: Store, time_key: TimeKey
-) -> None:
+def test_older_windows_expire_and_late_writes_stay_out(windows: Store, time_key: TimeKey) -> None:
     windows.apply([(time_key(b"a", 0), b"v")])
     windows.apply([(time_key(b"b", 100 * MINUTE_MS), None)])
     windows.apply([(time_key(b"a", 0), b"late")])

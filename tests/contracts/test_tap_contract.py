@@ -1,5 +1,4 @@
-"""One contract, every tap: where it reads, what it hands out, and that its position is behind that
-and nothing else."""
+"""Every tap: where it reads, what it hands out, and that its position is right behind that."""
 
 from __future__ import annotations
 
@@ -118,10 +117,8 @@ def taken(
                 == len(chunk)
                 == chunk.records
             )
-            inside = [
-                value for at, value in WHOLE.items() if before[tp] <= at < chunk.next_position
-            ]
-            assert chunk.values == inside == chunk.held.arrow(False).values.to_pylist()
+            got = [value for at, value in WHOLE.items() if before[tp] <= at < chunk.next_position]
+            assert chunk.values == got == chunk.held.arrow(False).values.to_pylist()
             assert chunk.bytes == sum(len(part or b"") for part in chunk.keys + chunk.values)
             assert len(chunk) <= most_records
             found[tp] += chunk.values
@@ -199,9 +196,7 @@ def test_only_what_is_asked_for_is_taken(case: Case) -> None:
     assert taken(case.tap, {case.two: 1}) == {case.two: [b"a"]}
 
 
-def test_at_its_end_a_log_gives_nothing_in_the_time_asked_and_neither_does_an_open_transaction(
-    case: Case,
-) -> None:
+def test_at_its_end_a_log_gives_nothing_nor_does_an_open_transaction(case: Case) -> None:
     case.tap.go_to({case.one: END})
     assert case.tap.take({case.one: FAR}, 0.3) == {}
     case.open_transaction(case.one)
@@ -226,9 +221,7 @@ def test_a_log_that_starts_later_is_named_and_the_others_go_on(case: Case) -> No
         assert moved.value.partition == case.one
         assert case.tap.positions[case.one] == 1
     case.tap.go_to({case.two: case.tap.positions[case.two]})
-    assert seen + taken(case.tap, {case.two: END})[case.two] == within(0, END), (
-        "nothing of it is lost"
-    )
+    assert seen + taken(case.tap, {case.two: END})[case.two] == within(0, END), "none lost"
     case.tap.go_to({case.one: 4})
     assert taken(case.tap, {case.one: END}) == {case.one: within(4, END)}
 

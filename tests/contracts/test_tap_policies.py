@@ -1,5 +1,4 @@
-"""What restore, batch and follow choose: how far they read, in which order, and what they do where
-one log cannot go on. Over the fake tap of the contract."""
+"""What restore, batch and follow choose, over the fake tap: how far, in which order."""
 
 from __future__ import annotations
 
@@ -194,9 +193,7 @@ def test_a_broker_that_does_not_answer_is_given_up_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("ends", [{}, {ONE: 30, TWO: 30}])
-def test_logs_that_were_cut_are_named_one_by_one_and_the_others_go_on(
-    ends: dict[TopicPartition, int],
-) -> None:
+def test_logs_that_were_cut_are_named_and_the_others_go_on(ends: dict[TopicPartition, int]) -> None:
     world = World(30, 30, 5)
     world.logs[ONE].start = world.logs[TWO].start = 4
     followed = Followed(world)

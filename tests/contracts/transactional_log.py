@@ -1,5 +1,4 @@
-"""What the contracts of log readers read: committed and aborted transactions, one after the
-other."""
+"""What contracts of log readers read: committed and aborted transactions, in turn."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One page as one program: its blocks run in order, in one namespace and one folder.
-docs/WRITING.md is the manual."""
+"""One page as one program: its blocks in order, in one namespace and folder (docs/WRITING.md)."""
 
 from __future__ import annotations
 

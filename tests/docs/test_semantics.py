@@ -1,5 +1,4 @@
-"""The guide's tables of nulls, tombstones, late records and records out of order are what the test
-driver gives."""
+"""The guide's tables of nulls, tombstones, late and unordered records are the test driver's."""
 
 from __future__ import annotations
 

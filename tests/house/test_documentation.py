@@ -120,9 +120,7 @@ def _everflow_refusal(arguments: list[str]) -> str | None:
     context = None
     try:
         while True:
-            context = command.make_context(
-                command.name or "everflow", list(arguments), parent=context
-            )
+            context = command.make_context(command.name or "x", list(arguments), parent=context)
             if not isinstance(command, typer.core.TyperGroup):
                 return None
             _, command, arguments = command.resolve_command(
@@ -143,11 +141,7 @@ def _run_refusal(arguments: list[str]) -> str | None:
         return _everflow_refusal(arguments)
     if arguments[0] in RUN_PY and len(arguments) > 1:
         program = (ROOT / RUN_PY[arguments[0]]).read_text()
-        unknown = [
-            word
-            for word in arguments[1:]
-            if not word.startswith("/") and f'"{word}"' not in program
-        ]
+        unknown = [word for word in arguments[1:] if word[0] != "/" and f'"{word}"' not in program]
         return (
             f"{RUN_PY[arguments[0]]} does not know {unknown}"
             if arguments[1].startswith("-") and unknown
@@ -174,11 +168,7 @@ def test_every_block_is_run_or_says_why_not(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_shell_lines_are_ones_that_the_commands_take(path: Path) -> None:
-    shell = [
-        block
-        for block in blocks_of(path)
-        if block.language in SHELL and "skip" not in block.options
-    ]
+    shell = [one for one in blocks_of(path) if one.language in SHELL and "skip" not in one.options]
     assert [f"{block.where}: {wrong}" for block in shell for wrong in wrong_commands(block)] == []
 
 

@@ -1,5 +1,4 @@
-"""What the code may not do, because of who could use it: start a shell, unpickle what others say,
-leave files that others can write to."""
+"""What the code may not do: start a shell, unpickle what others say, leave files to others."""
 
 from __future__ import annotations
 

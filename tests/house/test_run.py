@@ -143,9 +143,7 @@ def test_a_silent_installation_is_told_to_go_on_and_keeps_its_exit_code(tmp_path
         f":; done; exit 3' || exit $?\n"
     )
     with told.open("w") as out:
-        done = subprocess.run(
-            ["bash", str(tmp_path / "script")], stderr=out, timeout=60, check=False
-        )
+        done = subprocess.run(["bash", str(tmp_path / "script")], stderr=out, timeout=60)
     assert done.returncode == 3
     lines = told.read_text().splitlines()
     assert len(lines) >= 2

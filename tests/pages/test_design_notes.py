@@ -1,5 +1,4 @@
-"""Codes that code, tests and notes cite (D6, I4, "reference 1.6", "note 005") are defined; every
-note is in the index."""
+"""Codes that are cited (D6, I4, "reference 1.6", "note 005") exist; the index has every note."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Modules, classes and functions that the pages for maintainers name are there, and where the pages
-say."""
+"""What pages name is there: code, tests, examples, error codes."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from changed_tests import FOLDERS
+from chaos.rounds.schedule import FaultKind
 
 ROOT = Path(__file__).parents[2]
 NOTES = ROOT / "docs" / "design"
@@ -81,10 +81,7 @@ def member(path: Path, dotted: str) -> bool:
 
 def _names(node: ast.stmt) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return {
-        getattr(node, "name", ""),
-        *(target.id for target in targets if isinstance(target, ast.Name)),
-    }
+    return {getattr(node, "name", ""), *(one.id for one in targets if isinstance(one, ast.Name))}
 
 
 def wrong(text: str) -> Iterator[str]:
@@ -117,3 +114,130 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 def test_no_exception_is_needless() -> None:
     for name, known in OTHERS.items():
         assert known - set(wrong((NOTES / name).read_text())) == set()
+
+
+SCENARIOS = (ROOT / "docs" / "SCENARIOS.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", SCENARIOS)))
+REQUIRED = set(range(1, 42))
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
+def test_a_named_test_exists(path: str, name: str) -> None:
+    assert (ROOT / path).is_file()
+    defined = {
+        node.name
+        for node in ast.parse((ROOT / path).read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert name in defined
+
+
+def test_every_scenario_of_the_main_job_has_a_row_with_a_test() -> None:
+    rows = {
+        int(number): tests
+        for number, tests in re.findall(
+            r"^\| (\d+) \|(?:[^|]+\|){2}(.*)\|$", SCENARIOS, re.MULTILINE
+        )
+    }
+    assert {number for number in REQUIRED if "::" not in rows.get(number, "")} == set()
+
+
+def test_every_scenario_says_by_which_faults_it_is_met_under_load() -> None:
+    rows = dict(re.findall(r"^\| (\d+) \|[^|]+\|([^|]+)\|.*\|$", SCENARIOS, re.MULTILINE))
+    assert {int(number) for number in rows} == REQUIRED
+    kinds = {kind.value for kind in FaultKind} | {"elastic"}
+    for number, told in rows.items():
+        named = set(re.findall(r"`([^`]+)`", told))
+        nameless = told.startswith((" no: ", " all kinds: ", " each run: "))
+        assert named <= kinds, f"scenario {number}:{told}"
+        assert bool(named) != nameless, f"scenario {number}:{told}"
+
+
+def test_every_published_anomaly_has_a_row_with_a_test() -> None:
+    rows = dict(re.findall(r"^\| (A\d+) \|(?:[^|]+\|){3}(.*)\|$", SCENARIOS, re.MULTILINE))
+    assert list(rows) == [f"A{number}" for number in range(1, 16)]
+    assert [name for name, tests in rows.items() if "::" not in tests] == []
+
+
+DIFFERENCES_PAGE = (ROOT / "docs" / "differences.md").read_text()
+ROWS = [
+    line.strip("| ").split(" | ") for line in DIFFERENCES_PAGE.splitlines() if line.startswith("| ")
+]
+DIFFERENCES = {row[0]: row for row in ROWS if row[0] not in ("what", "---")}
+TESTS = [*(ROOT / "tests").rglob("test_*.py"), *ROOT.glob("*/tests/test_*.py")]
+NAMES = {path.name for path in TESTS} | {
+    name for path in TESTS for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_a_difference_has_a_reason_and_a_test(what: str) -> None:
+    row = DIFFERENCES[what]
+    assert len(row) == 5
+    assert "" not in [cell.strip() for cell in row]
+    named = [Path(name).name for name in re.findall(r"`([\w/.]+)`", row[4])]
+    assert row[4] == "the same" or {*named} & NAMES, "no test that is there"
+    assert [name for name in named if name.startswith("test_") and name not in NAMES] == []
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+TOP = {path.name for path in ROOT.iterdir()}
+EXAMPLES = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}
+
+
+def paths(text: str) -> list[str]:
+    """What looks like a path from the checkout's root, in code spans and links."""
+    spans = [word for span in re.findall(r"`([^`]+)`", text) for word in span.split()]
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    return sorted({one for one in [*spans, *links] if one and one.split("/")[0] in TOP})
+
+
+@pytest.mark.parametrize("path", paths(CONTRIBUTING))
+def test_every_path_that_is_named_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_every_package_has_its_row() -> None:
+    table = CONTRIBUTING.partition("## Where what runs")[2].partition("## Tests")[0]
+    packages = {
+        f"src/everflow/{path.parent.name}/"
+        for path in (ROOT / "src" / "everflow").glob("*/__init__.py")
+    }
+    rows = set(re.findall(r"src/everflow/\w+/", table))
+    assert packages - rows == set()
+
+
+def test_every_folder_of_tests_has_its_row() -> None:
+    folders = {
+        f"tests/{path.name}/"
+        for path in (ROOT / "tests").iterdir()
+        if path.is_dir() and any(path.rglob("test_*.py"))
+    }
+    assert {folder for folder in folders if f"| `{folder}` |" not in CONTRIBUTING} == set()
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "examples/README.md"])
+def test_the_readme_leads_there(name: str) -> None:
+    assert f"]({name})" in (ROOT / "README.md").read_text()
+
+
+def test_every_example_is_listed_and_run_by_a_test() -> None:
+    assert (
+        set(
+            re.findall(
+                r"^\| \[([^\]]+)\]", (ROOT / "examples" / "README.md").read_text(), re.MULTILINE
+            )
+        )
+        == EXAMPLES
+    )
+    tests = "\n".join(
+        path.read_text()
+        for path in [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "examples").glob("test_*.py")]
+        if path != Path(__file__)
+    )
+    unused = {
+        name
+        for name in EXAMPLES
+        if not name.startswith("test_") and not re.search(rf"\b{name.partition('.')[0]}\b", tests)
+    }
+    assert unused == set()

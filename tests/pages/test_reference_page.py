@@ -21,9 +21,7 @@ def test_every_public_name_has_one_entry() -> None:
         for name in (*everflow.__all__, *everflow.client.__all__)
         if isinstance(found(name), type) and issubclass(found(name), Exception)
     }
-    assert public_names() - errors <= in_a_section, (
-        "give the name a section in tests/reference_page.py"
-    )
+    assert public_names() - errors <= in_a_section, "see tests/reference_page.py"
     assert [name for name, times in listed.items() if times > 1] == []
 
 

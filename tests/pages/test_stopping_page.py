@@ -1,5 +1,4 @@
-"""docs/STOPPING.md and its tests have the same rows, with the same signals, lines and exit
-codes."""
+"""docs/STOPPING.md and its tests have the same rows: signals, lines and exit codes."""
 
 from __future__ import annotations
 

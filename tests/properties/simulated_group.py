@@ -1,5 +1,4 @@
-"""A group around the real assignor, without clock and network: disks, restores that take ticks,
-leaders with old figures."""
+"""A group around the real assignor: disks, restores that take ticks, leaders with old figures."""
 
 from __future__ import annotations
 
@@ -78,9 +77,7 @@ class Group:
         self.gone: dict[str, Instance] = {}
         self.generation = 0
         self.history: list[str] = []
-        partitions = [
-            partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)
-        ]
+        partitions = [one for info in tasks.values() for one in (*info.inputs, *info.changelogs)]
         self.racks = {partition: frozenset(rng.sample(RACKS, 2)) for partition in partitions}
         self.last: Assignment | None = None
 
@@ -137,9 +134,7 @@ class Group:
     def cluster(self) -> ClusterState:
         members = []
         for name, one in self.instances.items():
-            stateful = {
-                task for task in (*one.disk, *one.active) if self.tasks[task].stateful
-            } - one.running
+            stateful = {t for t in (*one.disk, *one.active) if self.tasks[t].stateful} - one.running
             sums = {task: one.disk.get(task, 0) for task in stateful}
             tags = {"zone": one.zone}
             members.append(
@@ -180,9 +175,7 @@ class Group:
                 for task in given
                 if not self.tasks[task].stateful or one.disk.get(task, 0) == self.ends[task]
             }
-            one.disk.update(
-                {task: self.ends[task] for task in one.running if self.tasks[task].stateful}
-            )
+            one.disk.update({t: self.ends[t] for t in one.running if self.tasks[t].stateful})
         self.last = assignment
         return assignment
 
@@ -195,17 +188,13 @@ class Group:
         owners = owners_of(cluster.members)
         _, placement = place(cluster)
         for task in assignment.withheld:
-            assert owners[task] != {placement.active[task]}, self.told(
-                f"I4: {task} pauses and does not move"
-            )
+            assert owners[task] != {placement.active[task]}, self.told(f"I4: {task} does not move")
         if self.last is not None and self.last.followup_ms == 0 and self._undisturbed(owners):
             assert not self.last.withheld & assignment.withheld, self.told("I4: withheld twice")
         active = {task: name for name in self.instances for task in assignment.active[f"m-{name}"]}
         count = sum(len(assignment.active[f"m-{name}"]) for name in self.instances)
         assert len(active) == count, self.told("I1: a task is active twice")
-        assert set(active) | assignment.withheld == set(self.tasks), self.told(
-            "I1: a task is nowhere"
-        )
+        assert set(active) | assignment.withheld == set(self.tasks), self.told("I1: a task is gone")
         if self.seen_ends == self.ends:
             for task in set(active) & set(self.ends):
                 hot = {name for name in self.instances if self._hot(name, task)}
@@ -243,9 +232,7 @@ class Group:
             for _ in range(2 if self.rules.rack_strategy == "none" else 10):
                 if assignment.followup_ms == 0:
                     assignment = self.rebalance()
-            assert assignment.followup_ms != 0, self.told(
-                "hand-overs follow one another without an end"
-            )
+            assert assignment.followup_ms != 0, self.told("hand-overs without an end")
             if assignment.followup_ms is None:
                 return rounds
             self.tick()
@@ -272,9 +259,7 @@ class Group:
         followers = [task for tasks in last.standby.values() for task in tasks]
         wanted = min(self.rules.num_standbys, len(takers) - 1)
         for task in self.ends:
-            assert followers.count(task) == wanted, self.told(
-                f"{followers.count(task)} standbys of {task}, not {wanted}"
-            )
+            assert followers.count(task) == wanted, self.told(f"standbys of {task}")
 
     def told(self, problem: str) -> str:
         return "\n".join([problem, str(self.rules), *self.history])

@@ -1,5 +1,4 @@
-"""The assignor over arbitrary cluster states, sane or not: rules that hold in every single
-decision."""
+"""The assignor over arbitrary cluster states: rules that hold in every single decision."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import random
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.assignment.assignor import assign, place, validate
@@ -32,27 +31,19 @@ def random_cluster(rng: random.Random) -> ClusterState:
     for sub in range(rng.randint(1, 4)):
         stateful = rng.random() < 0.6
         for partition in range(rng.randint(1, 8)):
-            changelogs = (
-                (TopicPartition(f"c{sub}", partition),) if stateful and rng.random() < 0.9 else ()
-            )
+            changelogs = (TopicPartition(f"c{sub}", partition),) * (stateful and rng.random() < 0.9)
             tasks[TaskId(sub, partition)] = TaskInfo(
                 TaskId(sub, partition),
                 (TopicPartition(f"t{sub}", partition),),
                 changelogs,
                 stateful,
             )
-    ends = {
-        task: rng.choice([0, 5, 100, 1_000, 30_000])
-        for task, info in tasks.items()
-        if info.stateful
-    }
+    ends = {task: rng.choice([0, 5, 100, 30_000]) for task, one in tasks.items() if one.stateful}
     if rng.random() < 0.05:
         ends.pop(next(iter(ends), TaskId(99, 99)), None)
     everything = sorted(tasks)
     members = [random_member(rng, number, everything, ends) for number in range(rng.randint(1, 9))]
-    partitions = [
-        partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)
-    ]
+    partitions = [one for info in tasks.values() for one in (*info.inputs, *info.changelogs)]
     rules = random_rules(rng)
     racks = {
         partition: frozenset(rng.sample(RACKS, rng.randint(0, 2)))
@@ -133,7 +124,6 @@ def shuffled(cluster: ClusterState, rng: random.Random) -> ClusterState:
     return replace(cluster, members=tuple(members), tasks=tasks, end_sums=ends)
 
 
-@settings(max_examples=500)
 @given(st.integers(0, 2**48))
 def test_every_decision_keeps_the_rules(seed: int) -> None:
     rng = random.Random(seed)
@@ -175,7 +165,6 @@ def test_every_decision_keeps_the_rules(seed: int) -> None:
         assert not draining & {one for _, one in warm}, where
 
 
-@settings(max_examples=150)
 @given(st.integers(0, 2**48))
 def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
     rng = random.Random(seed)
@@ -228,7 +217,6 @@ def owned_as(
     return replace(cluster, members=tuple(members), held_back=frozenset())
 
 
-@settings(max_examples=250)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 def test_the_ideal_of_the_ideal_is_itself(seed: int, strategy: str) -> None:
     cluster = random_cluster(random.Random(seed))
@@ -247,11 +235,7 @@ def test_the_ideal_of_the_ideal_is_itself(seed: int, strategy: str) -> None:
 def running_well(cluster: ClusterState) -> ClusterState:
     """``cluster`` where everything that somebody claims runs, on one member. Who is not ready loses
     its task to who is, and may well get it back."""
-    owners = {
-        task: min(holders)
-        for task, holders in owners_of(cluster.members).items()
-        if task in cluster.tasks
-    }
+    owners = {t: min(them) for t, them in owners_of(cluster.members).items() if t in cluster.tasks}
     members = []
     for member in cluster.members:
         owned = frozenset(task for task, owner in owners.items() if owner == member.member_id)
@@ -260,7 +244,6 @@ def running_well(cluster: ClusterState) -> ClusterState:
     return replace(cluster, members=tuple(members), held_back=frozenset())
 
 
-@settings(max_examples=250)
 @given(st.integers(0, 2**48), st.sampled_from(["none", "min_traffic"]))
 def test_what_has_state_is_not_given_back_once_let_go(seed: int, strategy: str) -> None:
     """What is dealt on top of other tasks may be: their numbers per member can change meanwhile."""

@@ -1,5 +1,4 @@
-"""However the group is disturbed, it comes to rest in bounded rounds, balanced, and every round
-keeps I1, I4, I5 and I8."""
+"""However disturbed, the group comes to rest, balanced, and each round keeps I1, I4, I5 and I8."""
 
 from __future__ import annotations
 
@@ -72,9 +71,7 @@ def test_adding_a_member_to_eleven_stateful_tasks(strategy: str, seed: int) -> N
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", range(5))
-def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(
-    strategy: str, seed: int
-) -> None:
+def test_dropping_one_of_seven_members_with_thirteen_tasks(strategy: str, seed: int) -> None:
     group = new_group(
         seed,
         [5, 5, 3],
@@ -94,18 +91,14 @@ def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(
 @pytest.mark.parametrize(
     "sizes", [(1_000_000, 50), (50, 1_000_000), (1_000_000, 20_000, 50), (50, 50)]
 )
-def test_who_joins_gets_of_every_subtopology_whatever_its_size(
-    strategy: str, standbys: int, sizes: tuple[int, ...]
-) -> None:
+def test_who_joins_gets_of_everything(strategy: str, standbys: int, sizes: tuple[int, ...]) -> None:
     """A large keyed store and small totals behind it: the work of one sub-topology must not stay
     with one member.
 
     Exactly even where nobody has a copy; a standby that is hot first is taken first, so then only
     of more than one each.
     """
-    rules = AssignmentRules(
-        acceptable_lag=10_000, max_warmups=2, num_standbys=standbys, rack_strategy=strategy
-    )
+    rules = AssignmentRules(max_warmups=2, num_standbys=standbys, rack_strategy=strategy)
     group = new_group(1, [6] * len(sizes), [], 1, rules)
     group.ends = {task: sizes[task.subtopology] for task in group.ends}
     group.racks = dict.fromkeys(group.racks, frozenset(RACKS))
@@ -117,12 +110,9 @@ def test_who_joins_gets_of_every_subtopology_whatever_its_size(
         for instance in group.instances.values():
             counts = Counter(task.subtopology for task in instance.active)
             even = counts == dict.fromkeys(range(len(sizes)), each)
-            assert even or (standbys and len(counts) > 1), group.told(
-                f"{instance.process_id} has {dict(counts)}"
-            )
+            assert even or (standbys and len(counts) > 1), group.told(f"{dict(counts)}")
 
 
-@settings(max_examples=150)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 @example(
     48733, "min_traffic"
@@ -143,7 +133,6 @@ def test_any_perturbation_converges_within_kafkas_bound(seed: int, strategy: str
     perturb(seed, strategy)
 
 
-@settings(max_examples=120)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 def test_light_tasks_beside_heavy_ones_converge_as_well(seed: int, strategy: str) -> None:
     perturb(seed, strategy, light=True)
@@ -281,7 +270,9 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = settings(max_examples=80, stateful_step_count=25)
+TestGroupMachine.settings = settings(
+    max_examples=settings().max_examples // 2, stateful_step_count=25
+)
 
 
 def test_two_tasks_do_not_exchange_their_next_owners_for_ever() -> None:

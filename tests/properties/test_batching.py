@@ -1,5 +1,4 @@
-"""Offset ranges of a micro-batch: never beyond the end, never above the budget, fair, and complete
-when there is room."""
+"""Offset ranges of a micro-batch: within end and budget, fair, complete where there is room."""
 
 from __future__ import annotations
 
@@ -20,9 +19,7 @@ backlogs = st.dictionaries(
 
 
 @given(backlogs, st.integers(1, 20_000))
-def test_ranges_respect_ends_and_budget_and_waste_nothing(
-    available: dict[TopicPartition, OffsetRange], records: int
-) -> None:
+def test_no_waste_no_excess(available: dict[TopicPartition, OffsetRange], records: int) -> None:
     ranges = plan_ranges(available, records)
     assert ranges.keys() == available.keys()
     taken = {tp: r.end - r.start for tp, r in ranges.items()}
@@ -31,16 +28,12 @@ def test_ranges_respect_ends_and_budget_and_waste_nothing(
         assert r.start <= r.end <= available[tp].end
     waiting = sum(r.end - r.start for r in available.values())
     hungry = sum(1 for r in available.values() if r.end > r.start)
-    assert sum(taken.values()) == min(max(records, hungry), waiting), (
-        "the budget, or one offset for each that waits"
-    )
+    assert sum(taken.values()) == min(max(records, hungry), waiting), "the budget, or one for each"
     assert all(taken[tp] > 0 for tp, r in available.items() if r.end > r.start)
 
 
 @given(backlogs, st.integers(1, 20_000))
-def test_nobody_gets_more_than_a_partition_that_still_waits(
-    available: dict[TopicPartition, OffsetRange], records: int
-) -> None:
+def test_nobody_gets_too_much(available: dict[TopicPartition, OffsetRange], records: int) -> None:
     ranges = plan_ranges(available, records)
     taken = {tp: r.end - r.start for tp, r in ranges.items()}
     hungry = [tp for tp, r in ranges.items() if r.end < available[tp].end]
@@ -108,9 +101,7 @@ def test_small_batches_say_nothing_about_what_a_large_one_could_take() -> None:
 
 
 @given(st.floats(1, 30_000), st.integers(1, 5))
-def test_a_batch_that_was_made_small_grows_back_however_long_the_machine_takes(
-    elapsed_ms: float, share: int
-) -> None:
+def test_a_small_batch_grows_back_however_long_it_takes(elapsed_ms: float, share: int) -> None:
     """A worker that is killed while a record is looked for leaves a bound of one. What each batch
     takes whatever its size is no reason to stay there: a busy machine would take one record a
     second or two for ever."""
@@ -129,9 +120,7 @@ def test_a_batch_that_was_made_small_grows_back_however_long_the_machine_takes(
 
 
 @given(st.integers(2, 8))
-def test_a_small_batch_of_a_merge_grows_although_it_reads_one_record_of_one_input(
-    inputs: int,
-) -> None:
+def test_a_small_batch_of_a_merge_grows_although_it_reads_one_record(inputs: int) -> None:
     """Orders come three times as often as payments: with a range of one record each, a merge reads
     one order, and no bound was reached. It stayed at four records for ever."""
     limits = BatchLimits(500_000, 1 << 40, 3_000)

@@ -1,6 +1,4 @@
-"""Corrupt bytes from outside, drawn from a seed: each ends in a value or an error for people, never
-in another exception, and both roads (one value, a column) agree. ``./run test --all`` draws 10,000
-of each kind."""
+"""Corrupt bytes from outside end in a value or an error for people, the same on both roads."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.assignment.standbys import EXCHANGE_ROUNDS, exchanged, shared_tags
@@ -19,9 +19,7 @@ RACKS = 3
 def placements(draw: st.DrawFn) -> tuple[dict[TaskId, set[int]], dict[TaskId, int]]:
     tasks = [TaskId(0, number) for number in range(draw(st.integers(1, TASKS)))]
     active = {task: draw(st.integers(0, MEMBERS - 1)) for task in tasks if draw(st.integers(0, 9))}
-    others = {
-        task: [place for place in range(MEMBERS) if place != active.get(task)] for task in tasks
-    }
+    others = {task: [at for at in range(MEMBERS) if at != active.get(task)] for task in tasks}
     return {
         task: set(draw(st.lists(st.sampled_from(others[task]), max_size=3))) for task in tasks
     }, active
@@ -34,7 +32,6 @@ racks_of_members = st.lists(st.integers(0, RACKS - 1), min_size=MEMBERS, max_siz
 far = st.lists(st.tuples(*[st.integers(0, 2)] * RACKS), min_size=TASKS, max_size=TASKS)
 
 
-@settings(max_examples=200)
 @given(
     placements(),
     tags_of_members,

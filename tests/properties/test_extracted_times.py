@@ -1,5 +1,4 @@
-"""Times that extractors say, and the merge by them, against Kafka Streams' RecordQueue and
-PartitionGroup taken literally; however the records are cut into micro-batches (reference 1.6)."""
+"""Extracted times and the merge by them, against Kafka Streams' queues (reference 1.6)."""
 
 from __future__ import annotations
 
@@ -223,7 +222,5 @@ def drawn_inputs(draw: Any) -> list[Input]:
 
 
 @given(drawn_inputs(), st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_equal_to_one_record_after_the_other_however_they_are_cut(
-    inputs: list[Input], sizes: list[int]
-) -> None:
+def test_equal_to_record_after_record_under_any_cut(inputs: list[Input], sizes: list[int]) -> None:
     assert in_batches(inputs, sizes) == one_by_one(inputs)

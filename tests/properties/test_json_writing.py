@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
@@ -82,7 +82,6 @@ def drawn_column(random: Random, finite: bool) -> pa.Array:
     return pa.array([None, *rows, None], type_).slice(1, len(rows))
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_columns_are_written_as_their_values_are(seed: int) -> None:
     column = drawn_column(Random(seed), finite=False)
@@ -93,7 +92,6 @@ def test_columns_are_written_as_their_values_are(seed: int) -> None:
     assert written.type == rows.type == pa.binary()
 
 
-@settings(max_examples=120, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_is_written_is_read_again(seed: int) -> None:
     column = drawn_column(Random(seed), finite=True)

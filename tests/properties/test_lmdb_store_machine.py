@@ -1,5 +1,4 @@
-"""LmdbStore against the reference store, through batches, crashes in the middle of them, reopening
-and restores."""
+"""LmdbStore against the reference store: batches, crashes, reopening, restores."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.state.stored_keys import SHORT_BYTES
+from unit.builders import store_spec
 
 MINUTE_MS = 60_000
 _LONG = b"p" * SHORT_BYTES
@@ -39,9 +39,7 @@ def crash(name: str) -> None:
 
 
 class KeyValueMachine(RuleBasedStateMachine):
-    spec = StoreSpec(
-        name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
-    )
+    spec = store_spec("s", key=serdes.bytes_(), value=serdes.bytes_())
     keys = any_key
 
     def __init__(self) -> None:
@@ -192,9 +190,7 @@ class WindowMachine(KeyValueMachine):
         )
 
 
-_budget = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+_budget = settings(max_examples=30, stateful_step_count=25, suppress_health_check=list(HealthCheck))
 TestKeyValueStore = KeyValueMachine.TestCase
 TestKeyValueStore.settings = _budget
 TestWindowStore = WindowMachine.TestCase

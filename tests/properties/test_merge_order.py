@@ -1,5 +1,4 @@
-"""The vectorised merge against Kafka Streams' rule taken literally: the input whose head is oldest
-is next (reference 1.6)."""
+"""The vectorised merge against Kafka Streams' rule: the oldest head is next (reference 1.6)."""
 
 from __future__ import annotations
 
@@ -121,9 +120,7 @@ def test_equal_to_taking_the_oldest_head(given: list[Input]) -> None:
 
 
 @given(inputs, st.none() | st.frozensets(st.integers(0, 3)))
-def test_equal_with_inputs_that_are_waited_for_or_not_at_all(
-    given: list[Input], waits: frozenset[int] | None
-) -> None:
+def test_equal_whoever_is_waited_for(given: list[Input], waits: frozenset[int] | None) -> None:
     waited = None if waits is None else [at(i) for i in sorted(waits) if i < len(given)]
     batches, consumed = hop_of(given).merged(waits=waited)
     order = np.argsort(batches[1].seq, kind="stable")
@@ -133,9 +130,7 @@ def test_equal_with_inputs_that_are_waited_for_or_not_at_all(
 
 
 @given(st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=4))
-def test_what_several_tasks_write_comes_by_time_and_in_each_tasks_order(
-    tasks: list[list[int]],
-) -> None:
+def test_what_tasks_write_comes_by_time_and_in_each_tasks_order(tasks: list[list[int]]) -> None:
     given = [Input(times, False) for times in tasks]
     partition = np.concatenate(
         [
@@ -146,9 +141,7 @@ def test_what_several_tasks_write_comes_by_time_and_in_each_tasks_order(
     offset = np.concatenate(
         [np.empty(0, np.int64), *(10 + np.arange(len(times), dtype=np.int64) for times in tasks)]
     )
-    names = pa.array(
-        [f"{task}@{at}" for task, at in zip(partition, offset, strict=True)], pa.string()
-    )
+    names = pa.array([f"{n}@{at}" for n, at in zip(partition, offset, strict=True)], pa.string())
     times = np.array([time for one in tasks for time in one], np.int64)
     rows = np.arange(len(times), dtype=np.int64)
     batch = EdgeBatch(

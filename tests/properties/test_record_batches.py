@@ -1,5 +1,4 @@
-"""Record batches read in columns are the records that kafka-python's own reader finds one by one,
-whatever the bytes."""
+"""Record batches in columns are what kafka-python's reader finds, whatever the bytes."""
 
 from __future__ import annotations
 
@@ -95,9 +94,7 @@ def parsed(data: bytes, aborted: list[tuple[int, int]] | None = None) -> list[Re
     columns = record_batches.columns(data, record_batches.committed(data, found, aborted or []))
     assert columns.offsets.dtype == columns.timestamps.dtype == np.int64
     rows = rows_of(columns)
-    assert columns.sizes.tolist() == [
-        len(key or b"") + len(value or b"") for _, _, key, value in rows
-    ]
+    assert columns.sizes.tolist() == [len(k or b"") + len(v or b"") for _, _, k, v in rows]
     return rows
 
 
@@ -137,9 +134,7 @@ def reference(data: bytes) -> list[Record]:
     records = MemoryRecords(data)
     while (batch := records.next_batch()) is not None:
         if not batch.is_control_batch:
-            rows += [
-                (record.offset, record.timestamp, record.key, record.value) for record in batch
-            ]
+            rows += [(one.offset, one.timestamp, one.key, one.value) for one in batch]
     return rows
 
 
@@ -178,9 +173,7 @@ def batch(draw: st.DrawFn) -> dict[str, Any]:
     st.sampled_from(["none", "gzip"]),
     st.integers(0, 2**40),
 )
-def test_the_same_records_as_kafka_python_reads(
-    made: list[dict[str, Any]], codec: str, base: int
-) -> None:
+def test_the_same_as_kafka_python_reads(made: list[dict[str, Any]], codec: str, base: int) -> None:
     data = b""
     for one in made:
         data += batch_bytes(base, codec=codec, **one)
@@ -230,9 +223,7 @@ def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(
 
 
 @given(batch(), st.integers(0, 900), st.integers(0, 900))
-def test_between_keeps_exactly_the_offsets_asked_for(
-    one: dict[str, Any], start: int, end: int
-) -> None:
+def test_between_keeps_the_offsets_asked_for(one: dict[str, Any], start: int, end: int) -> None:
     data = batch_bytes(0, **one)
     columns = record_batches.columns(data, record_batches.batches(data))
     assert rows_of(columns.between(start, end)) == [
@@ -249,9 +240,7 @@ def test_between_keeps_exactly_the_offsets_asked_for(
     st.integers(1, 2000),
     st.randoms(use_true_random=False),
 )
-def test_the_latest_records_fold_to_the_same_store_and_stream_time(
-    keys: list[bytes | None], count: int, random: Any
-) -> None:
+def test_the_latest_records_fold_as_all(keys: list[bytes | None], count: int, random: Any) -> None:
     rows: list[Any] = [
         (i, random.randrange(1000), random.choice(keys), random.choice([None, b"%d" % i]), [])
         for i in range(count)
@@ -271,12 +260,7 @@ def test_the_latest_records_fold_to_the_same_store_and_stream_time(
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        [3] * 40_000,
-        [3] * 500 + [70] * 500 + [9, 3] * 300,
-        list(range(1, 400)) * 2,
-        [200] * 900 + [1],
-    ],
+    [[3] * 40_000, [3] * 500 + [70] * 500 + [9, 3] * 300, [*range(1, 400)] * 2, [200] * 900 + [1]],
 )
 def test_long_runs(sizes: list[int]) -> None:
     rows: list[Any] = [
@@ -332,9 +316,7 @@ def test_a_header_that_promises_more_records_than_fit_is_damaged() -> None:
 
 
 @given(st.lists(batch(), min_size=1, max_size=3), st.data())
-def test_a_flipped_bit_of_what_is_summed_up_is_found(
-    made: list[dict[str, Any]], data: st.DataObject
-) -> None:
+def test_a_flipped_bit_of_the_sum_is_found(made: list[dict[str, Any]], data: st.DataObject) -> None:
     log = bytearray()
     places: list[int] = []
     base = 0
@@ -382,9 +364,7 @@ def test_portions_are_bounded_by_what_the_batches_may_grow_to() -> None:
     assert [len(portion) for portion in record_batches.portions(found, 1)] == [1] * 7
     assert len(next(record_batches.portions(found, 3 * size + grown))) == 4
     assert [len(portion) for portion in record_batches.portions(found, 4 * size + 3 * grown)] == [7]
-    assert [
-        batch for portion in record_batches.portions(found, 2 * size) for batch in portion
-    ] == found
+    assert [one for portion in record_batches.portions(found, 2 * size) for one in portion] == found
 
 
 def test_a_batch_that_compaction_emptied_still_moves_the_position() -> None:
@@ -412,9 +392,7 @@ def test_what_it_does_not_read_is_told() -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
-def test_a_few_bytes_that_stand_for_gigabytes_are_refused_before_they_are_there(
-    codec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_for_gigabytes_are_refused_first(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kilobyte of them stands for a megabyte, and so on; what is held is bounded all the time."""
     small = compress(b"\0" * (4 << 20), codec)
     assert len(small) < 1 << 15

@@ -1,5 +1,4 @@
-"""`max.task.idle.ms` in micro-batches against Kafka Streams' PartitionGroup, record by record: with
-records that come while time goes by, both process the same at the same time (reference 1.6)."""
+"""`max.task.idle.ms` in micro-batches against Kafka Streams' PartitionGroup (reference 1.6)."""
 
 from __future__ import annotations
 
@@ -92,10 +91,7 @@ def in_batches(arrivals: list[Arrival], count: int, idle_ms: int, last: int, mos
 def _done(times: Any, available: Any, ranges: Any, waits: Any) -> Any:
     starts = [available[at(i)].start - 10 for i in range(len(times))]
     ends = [ranges[at(i)].end - 10 for i in range(len(times))]
-    inputs = [
-        Input(one[start:end], end < len(one))
-        for one, start, end in zip(times, starts, ends, strict=True)
-    ]
+    inputs = [Input(one[a:b], b < len(one)) for one, a, b in zip(times, starts, ends, strict=True)]
     merged = hop_of(inputs).merged(waits=waits)
     return merged, starts
 

@@ -1,5 +1,4 @@
-"""The guide's table of which records move an operator's stream time: each cell is tried in the test
-driver."""
+"""Which records move an operator's stream time: each cell of the guide's table, tried."""
 
 from __future__ import annotations
 

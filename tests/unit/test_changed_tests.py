@@ -46,9 +46,7 @@ def checkout(tmp_path: Path) -> Path:
         ("docs/page.md", []),
     ],
 )
-def test_a_change_is_tested_by_what_imports_it(
-    checkout: Path, touched: str, tests: list[str]
-) -> None:
+def test_a_change_is_tested_by_importers(checkout: Path, touched: str, tests: list[str]) -> None:
     assert [Path(path).stem for path in chosen(checkout, {touched})] == tests
 
 
@@ -83,11 +81,7 @@ def test_changed_is_what_main_has_not(checkout: Path) -> None:
     git("commit", "-am", "a part")
     (checkout / "src/everflow/user.py").unlink()
     (checkout / "src/everflow/new.py").write_text("")
-    assert changed(checkout) == {
-        "src/everflow/parts.py",
-        "src/everflow/user.py",
-        "src/everflow/new.py",
-    }
+    assert changed(checkout) == {f"src/everflow/{one}.py" for one in ("parts", "user", "new")}
     git("switch", "--discard-changes", "main")
     assert changed(checkout) == {"src/everflow/new.py"}
 

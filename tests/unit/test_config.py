@@ -274,9 +274,7 @@ def test_every_setting_has_an_effect_or_is_listed() -> None:
     assert {one.name for one in keys} - read - {"group_protocol", "topology_optimization"} == set(
         WITHOUT_EFFECT
     )
-    outside = "\n".join(
-        path.read_text() for path in package.rglob("*.py") if path.name != "config.py"
-    )
+    outside = "\n".join(one.read_text() for one in package.rglob("*.py") if one.name != "config.py")
     records = (BatchLimits, AssignmentRules)
     carved = [one.name for record in records for one in dataclasses.fields(record)]
     assert [name for name in carved if not re.search(rf"\.{name}\b", outside)] == []
@@ -311,9 +309,7 @@ def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -
         (["a:1", "b"], "'b' has no port"),
     ],
 )
-def test_an_address_of_a_broker_that_cannot_be_is_refused_with_what_to_write(
-    given: object, told: str
-) -> None:
+def test_an_address_that_cannot_be_is_refused_with_what_to_write(given: object, told: str) -> None:
     with pytest.raises(
         ConfigError, match=r"bootstrap\.servers = .* must be host:port of each broker.*: .*" + told
     ):

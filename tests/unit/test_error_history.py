@@ -1,5 +1,4 @@
-"""What a user sees when an error of the instance is raised: what it says, not how the runtime came
-to know."""
+"""What a user sees of an instance's error: what it says, not how it came to be known."""
 
 from __future__ import annotations
 

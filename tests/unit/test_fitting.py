@@ -1,5 +1,4 @@
-"""Which Python values fit which declared type: nothing is cut off, converted or left out in
-silence."""
+"""Which Python values fit which type: nothing is cut off, converted or left out."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Whoever writes a name of Kafka Streams' Java API or of PySpark is told what it is called here.
-Reads as its user would."""
+"""Public names, names of other APIs, and files that hide a module of Python's."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,8 @@ from everflow import (
 from everflow.dsl.graph_builder import _first, _or_anew
 from everflow.errors import UnknownImportError, UnknownNameError
 from everflow.foreign_names import KAFKA_STREAMS, PYSPARK, foreign_names, names_of
+from everflow.hidden_modules import NEEDED
+from everflow.snapshots import query_errors
 
 MODULES = {"everflow": everflow, "serdes": serdes, "agg": agg}
 
@@ -222,3 +225,114 @@ def test_a_cell_is_called_as_jupyter_calls_it(monkeypatch: pytest.MonkeyPatch) -
         str(TopologyError("no", where="/programs/ipykernel_7/36.py:2"))
         == "no\n  at /programs/ipykernel_7/36.py:2"
     )
+
+
+HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "kafka", "lmdb")
+
+
+def test_every_name_is_there_and_the_type_checker_sees_the_same_ones() -> None:
+    found = {name: getattr(everflow, name) for name in everflow.__all__}
+    assert [name for name, value in found.items() if value is None] == []
+    tree = ast.parse(Path(everflow.__file__).read_text())
+    checked = {
+        (f"{node.module}.{alias.name}".removeprefix("everflow."), alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    at_run_time = {
+        (f"{path}.{name}".removeprefix("everflow."), name)
+        for name, path in everflow._MODULE_OF.items()
+    }
+    at_run_time |= {
+        (path.removeprefix("everflow."), name) for name, path in everflow._MODULES.items()
+    }
+    assert checked == at_run_time
+    assert sorted(name for _, name in checked) == sorted(everflow.__all__)
+
+
+def test_every_error_that_a_query_raises_can_be_caught_by_its_public_name() -> None:
+    here = query_errors.__name__
+    raised = {
+        name
+        for name, found in vars(query_errors).items()
+        if isinstance(found, type) and found.__module__ == here
+    }
+    assert raised <= set(everflow.__all__)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import everflow, sys; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def run(folder: Path, program: str) -> str:
+    """What ``python program.py`` says last, in an order that pytest's own imports do not change."""
+    (folder / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", ["queue", "socket", "selectors"])
+def test_a_file_that_hides_a_module_of_python_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("mine = 1\n")
+    said = run(tmp_path, "from everflow import StreamsBuilder\n")
+    file = tmp_path.resolve() / f"{name}.py"
+    assert (
+        f"SetupError: {file} hides Python's own module {name}, which a library imports. Rename the "
+        f"file.\n"
+    ) in said
+    assert "cannot import name 'StreamsBuilder'" not in said
+
+
+@pytest.mark.parametrize("name", ["json", "queue", "orjson"])
+def test_a_folder_that_hides_a_library_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("mine = 1\n")
+    said = run(tmp_path, "from everflow import StreamsBuilder, serdes, KafkaStreams\n")
+    assert f"SetupError: {tmp_path.resolve() / name} hides " in said
+    assert "Rename the folder." in said
+
+
+@pytest.mark.parametrize("name", ["orjson", "pyarrow", "lmdb", "anyio"])
+def test_a_file_that_hides_an_installed_package_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("mine = 1\n")
+    program = "from everflow import serdes\nfrom everflow.testing import EmbeddedBroker\n"
+    said = run(tmp_path, program + "import everflow.testing as t\nt.TopologyTestDriver\n")
+    file = tmp_path.resolve() / f"{name}.py"
+    assert f"SetupError: {file} hides the installed package {name} (" in said
+    assert "Rename the file." in said
+
+
+def test_what_everflow_needs_is_what_its_distribution_asks_for() -> None:
+    needs = [one for one in requires("everflow") or () if "extra" not in one]
+    asked = {re.split(r"[^\w.-]", one)[0].replace("-", "_") for one in needs}
+    owners = packages_distributions().items()
+    names = {name for name, all_ in owners if asked & {one.replace("-", "_") for one in all_}}
+    code = {name for name in names if name.isidentifier() and name != "cpython"}
+    assert code | {"py4j"} == set(NEEDED)
+
+
+def test_a_file_of_such_a_name_that_hides_nothing_is_not_blamed(tmp_path: Path) -> None:
+    (tmp_path / "turtle.py").write_text("mine = 1\n")
+    assert "hides" not in run(tmp_path, "from everflow import StreamsBilder\n")
+
+
+def test_another_reason_is_not_lost(tmp_path: Path) -> None:
+    program = (
+        "import importlib\n"
+        "def broken(name, package=None): raise AttributeError('half a library')\n"
+        "import everflow\nimportlib.import_module = broken\nfrom everflow import TimeWindows\n"
+    )
+    assert "everflow.TimeWindows cannot be imported: half a library" in run(tmp_path, program)

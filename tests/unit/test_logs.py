@@ -81,9 +81,7 @@ def test_what_an_earlier_instance_said_is_not_as_old_for_the_next_one(
 
 
 @in_a_plain_program
-def test_a_program_that_configured_nothing_reads_warnings_and_moves_with_the_time(
-    capsys: Capture,
-) -> None:
+def test_a_program_without_configuration_reads_warnings_and_moves(capsys: Capture) -> None:
     OWN.debug("quiet")
     OWN.info("quiet too")
     moves.info("Joining the group")
@@ -94,9 +92,7 @@ def test_a_program_that_configured_nothing_reads_warnings_and_moves_with_the_tim
 
 
 @in_a_plain_program
-def test_a_program_that_configured_logging_gets_the_records_once_and_by_its_own_levels(
-    capsys: Capture,
-) -> None:
+def test_a_program_with_configuration_gets_records_once_by_its_levels(capsys: Capture) -> None:
     logging.basicConfig(format="mine: %(message)s", level=logging.INFO)
     OWN.debug("too fine")
     OWN.info("a word")
@@ -106,9 +102,7 @@ def test_a_program_that_configured_logging_gets_the_records_once_and_by_its_own_
 
 
 @in_a_plain_program
-def test_the_clients_noise_is_in_the_file_only_and_so_is_a_traceback(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_noise_and_tracebacks_are_in_the_file_only(tmp_path: Path, capsys: Capture) -> None:
     with opened(log_path(tmp_path, "app")) as file:
         logging.getLogger("kafka.conn").error("<BrokerConnection node_id=1>: connect failed")
         OWN.debug("a detail")

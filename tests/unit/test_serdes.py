@@ -114,10 +114,7 @@ def test_a_float_is_rounded_to_the_nearest_and_its_columns_keep_the_bits_of_nans
 
 def _of_lengths(*entries: bytes | None) -> bytes:
     """A list as a serializer writes it of which Java does not know that its entries are alike."""
-    parts = [
-        struct.pack(">i", -1) if one is None else struct.pack(">i", len(one)) + one
-        for one in entries
-    ]
+    parts = [struct.pack(">i", -1 if one is None else len(one)) + (one or b"") for one in entries]
     return b"\x01" + struct.pack(">i", len(entries)) + b"".join(parts)
 
 
@@ -468,9 +465,7 @@ def test_a_schema_is_refused_with_the_place_and_the_cure(schema: str, says: str)
         *(pa.string_view(), pa.struct([("a", pa.int32()), ("a", pa.int32())])),
     ],
 )
-def test_an_arrow_type_that_no_serde_writes_is_refused_when_it_is_declared(
-    type_: pa.DataType,
-) -> None:
+def test_an_arrow_type_that_no_serde_writes_is_refused_declared(type_: pa.DataType) -> None:
     for made in (serdes.json, lambda one: serdes.packed(pa.struct([("f", one)]))):
         with pytest.raises(SerdeError, match=r"declare|another name"):
             made(type_)
@@ -521,9 +516,7 @@ def test_a_number_of_a_schema_registry_is_told_as_that(serde: Any) -> None:
         (t.YearMonthIntervalType(), "interval year to month"),
     ],
 )
-def test_a_struct_type_with_what_no_serde_writes_names_the_field(
-    type_: t.DataType, told: str
-) -> None:
+def test_a_struct_with_what_no_serde_writes_names_the_field(type_: t.DataType, told: str) -> None:
     inner = StructType([StructField("ok", LongType()), StructField("odd name", type_)])
     for schema, place in (
         (StructType([StructField("a", type_)]), "a"),

@@ -1,5 +1,4 @@
-"""A serde of the user's own: encode, decode and a type are enough; what is no serde is told how to
-be written."""
+"""A serde of the user's own: encode, decode and a type; what is none is told how."""
 
 from __future__ import annotations
 

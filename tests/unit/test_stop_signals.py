@@ -1,5 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP raise once while nothing has to end in order, and are told by a thread
-while something has."""
+"""SIGINT, SIGTERM and SIGHUP raise once, or are told by a thread while something must end."""
 
 from __future__ import annotations
 
@@ -89,9 +88,7 @@ def test_one_that_a_library_has_swallowed_is_raised_by_the_next_check() -> None:
             raise AssertionError("it must not begin")
 
 
-def test_one_that_came_into_a_finaliser_comes_again_and_prints_nothing(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_one_that_came_into_a_finaliser_comes_again(capfd: pytest.CaptureFixture[str]) -> None:
     class Interrupted:
         def __del__(self) -> None:
             send(signal.SIGINT)

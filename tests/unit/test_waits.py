@@ -1,5 +1,4 @@
-"""A long wait is shown: by a line in a program, by the owner of the screen elsewhere; a
-quick wait is silent."""
+"""A long wait is shown, a quick one is silent; one for a condition tells what happened."""
 
 from __future__ import annotations
 
@@ -91,9 +90,7 @@ def test_waits(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [(), ("-s",)])
-def test_under_pytest_it_is_read_while_the_output_is_captured(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_under_pytest_it_is_read_in_time(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
     command = [
         sys.executable,
@@ -112,9 +109,7 @@ def test_under_pytest_it_is_read_while_the_output_is_captured(
     assert ("captured" in done.stdout) == bool(options)
 
 
-def test_an_instance_introduces_itself_once_before_it_starts(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_an_instance_introduces_itself(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level("INFO", "everflow")
     settings = {
         "application.id": "shop",
@@ -129,17 +124,35 @@ def test_an_instance_introduces_itself_once_before_it_starts(
             assert streams._introduction("shop.py").splitlines()[1] == "program      shop.py"
         with pytest.raises(ConfigError, match="linger"):
             streams.start()
-        lines = [
-            record.getMessage() for record in caplog.records if record.name == "everflow.moves"
-        ]
+        lines = [one.getMessage() for one in caplog.records if one.name == "everflow.moves"]
         assert sum(line.startswith("application  shop ") for line in lines) == times
-        assert (
-            sum(line == f"log          {tmp_path}/shop/logs/everflow.log" for line in lines)
-            == times
-        )
+        assert lines.count(f"log          {tmp_path}/shop/logs/everflow.log") == times
         states = [line for line in lines if line.startswith("state ") and "->" in line]
         assert states == [
             "state CREATED -> REBALANCING",
             "state REBALANCING -> PENDING_ERROR",
             "state PENDING_ERROR -> ERROR",
         ]
+
+
+def test_returns_the_first_true_value() -> None:
+    answers = iter([None, 0, "ready"])
+    assert wait_until(lambda: next(answers), 5, "the third answer") == "ready"
+
+
+def test_looks_at_least_once_even_without_time() -> None:
+    assert wait_until(lambda: 7, 0, "seven") == 7
+
+
+def test_failure_names_the_wait_the_last_value_and_the_history() -> None:
+    events: list[str] = []
+
+    def condition() -> list[str]:
+        events.append(f"look {len(events)}")
+        return []
+
+    with pytest.raises(AssertionError) as failure:
+        wait_until(condition, 0.05, "a member to join", history=lambda: events)
+    text = str(failure.value)
+    assert "0.05 s for a member to join; last value: []" in text
+    assert "look 0" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from everflow.operators import agg
-from everflow.records import EdgeBatch, StoreChanges
+from everflow import serdes
+from everflow.operators import PythonAggregateSpec, PythonAggregator, agg
+from everflow.records import EdgeBatch, StoreChanges, TasksResult
 from everflow.state.store import StoreView
 from everflow.topology.graph import Inputs, TableOperator
 
@@ -53,6 +54,47 @@ def edge_batch(
         source=(seq % 3).astype(np.int32),
         partition=(seq % 5).astype(np.int32),
         offset=seq * 2,
+    )
+
+
+def rows_of(batch: EdgeBatch, columns: str = "seq key value timestamp") -> list[Any]:
+    """Its records, as tuples of these columns."""
+    named: list[Any] = [getattr(batch, column) for column in columns.split()]
+    return list(zip(*(column.tolist() for column in named), strict=True))
+
+
+def apply_all(done: TasksResult, stores: Mapping[int, Any]) -> None:
+    """The changes of each task, in its only store or in its stores by name."""
+    for task, listed in done.changes.items():
+        for changes in listed:
+            mine = stores[task]
+            (mine[changes.store] if isinstance(mine, dict) else mine).apply(changes)
+
+
+def entries(store: StoreView, decode: Callable[[bytes], Any]) -> dict[bytes, tuple[Any, int]]:
+    """What a store holds: values with their times."""
+    return {k: (decode(d[8:]), int.from_bytes(d[:8], "big")) for k, d in store.range(None, None)}
+
+
+def items_step(key: Any, value: Any, before: Any) -> Any:
+    """What `items_layout` makes of a value, without a change in place."""
+    items = [*(before or {"items": []})["items"], f"{key}{value}"]
+    return None if value == 0 else {"items": items}
+
+
+def items_layout(**more: Any) -> PythonAggregateSpec:
+    """An aggregator that deletes at 0, and changes its aggregate in place."""
+
+    def aggregator(key: Any, value: Any, aggregate: Any) -> Any:
+        aggregate["items"].append(f"{key}{value}")
+        return None if value == 0 else aggregate
+
+    return PythonAggregateSpec(
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.json("items array<string>"),
+        aggregator=PythonAggregator(lambda: {"items": []}, aggregator),
+        **more,
     )
 
 

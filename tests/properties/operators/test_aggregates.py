@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators import (
     AggregateSpec,
     PythonAggregateSpec,
-    PythonAggregator,
     PythonReducer,
     TableSpec,
     agg,
@@ -30,6 +29,10 @@ from properties.operators.operator_batches import (
     INPUT,
     done_by_one_task,
     edge_batch,
+    entries,
+    items_layout,
+    items_step,
+    rows_of,
     values,
 )
 from unit.builders import store_spec
@@ -171,14 +174,10 @@ def check(
             whole.apply(changes)
             trimmed.apply(changes)
         stream_time, seq = result.stream_time, seq + len(rows)
-    found = {
-        key: (decode(data[8:]), int.from_bytes(data[:8], "big"))
-        for key, data in whole.range(None, None)
-    }
+    found = entries(whole, decode)
     assert found == model.stored
 
 
-@settings(max_examples=120, deadline=None)
 @given(split=batches, window=windows, every=st.booleans())
 def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = AggregateSpec.of(
@@ -194,7 +193,6 @@ def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool
     check(spec, Model(window, fold), split, INPUT, partial(decode_one, spec.results))
 
 
-@settings(max_examples=100, deadline=None)
 @given(split=batches, window=windows, every=st.booleans())
 def test_a_bare_count_is_javas_long(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = AggregateSpec.of(
@@ -206,10 +204,7 @@ def test_a_bare_count_is_javas_long(split: Any, window: TimeWindows | None, ever
         window=window,
         emit_every_update=every,
     )
-    rows = [
-        [(key, None if value is None else True, time) for key, value, time in part]
-        for part in split
-    ]
+    rows = [[(key, None if value is None else True, t) for key, value, t in part] for part in split]
     model = Model(window, lambda key, value, before: (before or 0) + 1)
     check(spec, model, rows, pa.bool_(), lambda data: int.from_bytes(data, "big"))
 
@@ -223,35 +218,16 @@ number_batches = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(split=number_batches, window=windows, every=st.booleans())
 def test_python_aggregates_with_tombstones_and_changes_in_place(
     split: Any, window: TimeWindows | None, every: bool
 ) -> None:
-    def aggregator(key: Any, value: Any, aggregate: Any) -> Any:
-        aggregate["items"].append(f"{key}{value}")
-        return None if value == 0 else aggregate
-
-    def step(key: Any, value: Any, before: Any) -> Any:
-        items = [*(before or {"items": []})["items"], f"{key}{value}"]
-        return None if value == 0 else {"items": items}
-
-    spec = PythonAggregateSpec(
-        store="s",
-        key_serde=serdes.string(),
-        value_serde=serdes.json("items array<string>"),
-        aggregator=PythonAggregator(lambda: {"items": []}, aggregator),
-        window=window,
-        emit_every_update=every,
-    )
-    check(spec, Model(window, step), split, pa.int64(), spec.value_serde.decode)
+    spec = items_layout(window=window, emit_every_update=every)
+    check(spec, Model(window, items_step), split, pa.int64(), spec.value_serde.decode)
 
 
-@settings(max_examples=100, deadline=None)
 @given(split=number_batches, window=windows, every=st.booleans())
-def test_reduce_takes_the_first_value_as_it_is(
-    split: Any, window: TimeWindows | None, every: bool
-) -> None:
+def test_reduce_takes_the_first_value(split: Any, window: TimeWindows | None, every: bool) -> None:
     def step(key: Any, value: Any, before: Any) -> Any:
         return value if before is None else reducer(before, value)
 
@@ -271,7 +247,6 @@ def test_reduce_takes_the_first_value_as_it_is(
     check(spec, Model(window, step), short, pa.int64(), spec.value_serde.decode)
 
 
-@settings(max_examples=100, deadline=None)
 @given(split=number_batches, every=st.booleans())
 def test_tables_keep_the_last_value(split: Any, every: bool) -> None:
     spec = TableSpec("s", serdes.string(), serdes.long(), emit_every_update=every)
@@ -284,28 +259,16 @@ def test_tables_keep_the_last_value(split: Any, every: bool) -> None:
             last = {u[1]: u[0] for u in updates}
             updates = [u for u in updates if last[u[1]] == u[0]]
         result = done_by_one_task(spec, edge_batch(rows, pa.int64(), seq), store, stream_time)
-        output = result.output
-        shown = zip(
-            output.seq.tolist(),
-            output.key.to_pylist(),
-            output.value.to_pylist(),
-            output.timestamp.tolist(),
-            strict=True,
-        )
-        assert list(shown) == updates
+        assert rows_of(result.output) == updates
         nulls = sum(row[0] is None for row in rows)
         assert result.dropped == ({"null-key": nulls} if nulls else {})
         for changes in result.changes:
             store.apply(changes)
         stream_time, seq = result.stream_time, seq + len(rows)
-    found = {
-        key: (spec.value_serde.decode(data[8:]), int.from_bytes(data[:8], "big"))
-        for key, data in store.range(None, None)
-    }
+    found = entries(store, spec.value_serde.decode)
     assert found == {key: entry for key, entry in content.items() if entry[0] is not None}
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.none() | st.floats(width=64), max_size=20), st.integers(0, 20), st.booleans())
 def test_nan_is_the_largest_number(numbers: list[float | None], cut: int, every: bool) -> None:
     spec = AggregateSpec.of(

@@ -1,8 +1,8 @@
-"""As-of joins of two streams, however batches are cut, against a model that takes one record after
-the other."""
+"""As-of joins of two streams, under any cut, against a model of record after record."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -15,10 +15,10 @@ from everflow.operators.joins.asof import AsOfJoin
 from everflow.operators.joins.stream_table import HeldBack
 from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
+from properties.operators.operator_batches import apply_all
 from properties.operators.test_joins import (
     CUTS,
     KEY,
-    MANY,
     ROWS,
     TASKS,
     VALUE,
@@ -48,15 +48,12 @@ def run(
         held=held if grace else None,
     )
     stores = {task: {"r": InMemoryStore(right), "w": InMemoryStore(waits)} for task in TASKS}
-    times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), dict[str, int]()
+    times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), Counter[str]()
     for batch in batches(rows, cuts):
         done = join.run(Inputs((side(batch, True), side(batch, False)), stores, times))
         times |= done.stream_times
-        for task, listed in done.changes.items():
-            for changes in listed:
-                stores[task][changes.store].apply(changes)
-        for reason, count in done.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
+        apply_all(done, stores)
+        dropped.update(done.dropped)
         found += results(done.output)
     return found, dropped
 
@@ -103,7 +100,6 @@ def model(
     return found, {reason: count for reason, count in dropped.items() if count}
 
 
-@MANY
 @given(KINDS, TOLERANCES, GRACES, ROWS, CUTS)
 def test_each_record_meets_the_latest_that_is_not_later(
     kind: JoinKind, tolerance: int, grace: int, rows: list[Row], cuts: list[int]
@@ -111,7 +107,6 @@ def test_each_record_meets_the_latest_that_is_not_later(
     assert run(kind, tolerance, grace, rows, cuts) == model(kind, tolerance, grace, rows)
 
 
-@MANY
 @given(TOLERANCES, st.lists(ROWS, min_size=1, max_size=1), st.randoms(use_true_random=False))
 def test_within_the_grace_the_order_of_arrival_does_not_matter(
     tolerance: int, drawn: list[list[Row]], dice: object
@@ -122,7 +117,5 @@ def test_within_the_grace_the_order_of_arrival_does_not_matter(
     shuffled = list(rows)
     dice.shuffle(shuffled)  # type: ignore[attr-defined]
     ordered = sorted(rows, key=lambda row: row.time)
-    one, other = (
-        run(JoinKind.LEFT, tolerance, 41, [*some, *last], [3]) for some in (shuffled, ordered)
-    )
-    assert sorted(map(str, one[0])) == sorted(map(str, other[0]))
+    a, b = (run(JoinKind.LEFT, tolerance, 41, [*some, *last], [3]) for some in (shuffled, ordered))
+    assert sorted(map(str, a[0])) == sorted(map(str, b[0]))

@@ -1,5 +1,4 @@
-"""Lists, sets, values by the order of others, the n largest and sketches equal a model that keeps
-every value, wherever the micro-batches are cut: whole, in time windows and in sessions."""
+"""Lists, sets, orders, the n largest and sketches equal a model that keeps every value."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
@@ -107,12 +106,9 @@ def spec_of(window: TimeWindows | None, every: bool) -> AggregateSpec:
     )
 
 
-records = st.tuples(
-    st.none() | st.sampled_from(["", "a", "b"]), st.none() | values, st.integers(0, 60)
-)
+records = st.tuples(st.none() | st.sampled_from(["", "a"]), st.none() | values, st.integers(0, 60))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     split=st.lists(st.lists(records, max_size=12), max_size=5),
     window=groups.windows,
@@ -124,7 +120,6 @@ def test_of_groups_and_windows(split: Any, window: TimeWindows | None, every: bo
     groups.check(spec, groups.Model(window, step), split, INPUT, partial(decode_one, spec.results))
 
 
-@settings(max_examples=80, deadline=None)
 @given(split=sessions.split_of(st.none() | values), windows=sessions.sessions, every=st.booleans())
 def test_of_sessions(split: Any, windows: SessionWindows, every: bool) -> None:
     layout = spec_of(None, False)

@@ -1,6 +1,4 @@
-"""Corrupt entries of changelogs, drawn from a seed: restored and read by an operator, each ends in
-a result or in an error that says where, never in another exception. ``./run test --all`` draws
-10,000 for each kind of store."""
+"""Corrupt changelog entries give a result or an error that says where; `--all` draws more."""
 
 from __future__ import annotations
 
@@ -184,9 +182,7 @@ def read(kind: str, store: LmdbStore) -> Any:
 
 @pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("kind", SPECS)
-def test_a_corrupt_changelog_entry_is_a_value_or_an_error_that_says_where(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_corrupt_entry_is_a_value_or_an_error_that_says_where(kind: str, tmp_path: Path) -> None:
     entries = good_entries(kind)
     at = next(row for row, (key, _) in enumerate(entries) if key.startswith(b"bad"))
     outcomes = {"refused": 0, "named": 0, "read": 0}

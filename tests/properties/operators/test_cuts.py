@@ -142,9 +142,7 @@ def test_results_and_stores_do_not_depend_on_the_cut(programs: Programs, seed: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_results_and_stores_are_those_of_one_record_after_the_other(
-    programs: Programs, seed: int
-) -> None:
+def test_results_and_stores_are_as_of_record_after_record(programs: Programs, seed: int) -> None:
     chance = random.Random(seed)
     script, each = drawn(chance), range(1, LENGTH)
     require_the_same(programs, script, each, sorted(chance.sample(each, chance.randint(0, 5))))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import beside
-from properties.operators.operator_batches import done_by_one_task, edge_batch
+from properties.operators.operator_batches import done_by_one_task, edge_batch, rows_of
 
 Row = tuple[str | None, int, int]
 ROWS = st.lists(
@@ -55,7 +56,6 @@ def one_by_one(
     return results, {reason: count for reason, count in dropped.items() if count}
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     rows=ROWS,
     within=st.integers(1, 12),
@@ -78,7 +78,7 @@ def test_it_is_what_one_record_after_the_other_gives(
         )
     )
     found: list[Row] = []
-    dropped: dict[str, int] = {}
+    dropped = Counter[str]()
     stream_time, begin = -1, 0
     for end in [*sorted(cut for cut in cuts if cut < len(rows)), len(rows)]:
         part, first, begin = rows[begin:end], begin, end
@@ -94,11 +94,8 @@ def test_it_is_what_one_record_after_the_other_gives(
         stream_time = done.stream_time
         for changes in done.changes:
             store.apply(changes)
-        for reason, count in done.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
+        dropped.update(done.dropped)
         output = done.output
         assert output.offset.tolist() == sorted(output.offset.tolist())
-        found += zip(
-            output.key.to_pylist(), output.value.to_pylist(), output.timestamp.tolist(), strict=True
-        )
+        found += rows_of(output, "key value timestamp")
     assert (found, dropped) == one_by_one(rows, within, grace, by_value)

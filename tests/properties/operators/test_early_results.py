@@ -1,5 +1,4 @@
-"""Early results of windows, and windows over record numbers: what a plain loop over the records
-gives, wherever micro-batches are cut."""
+"""Early results of windows, and windows over record numbers, equal a plain loop's."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ class Early:
         self.given.append((*window, *self.counts[window]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     records=RECORDS,
     sizes=CUTS,
@@ -127,7 +126,7 @@ def test_early_and_final_results_are_those_of_a_loop(
     assert found == model.given
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(records=RECORDS, sizes=CUTS, amount=st.sampled_from([2, 3, "3 ms"]))
 def test_sliding_windows_give_the_same_under_every_cut(
     records: list[Record], sizes: list[int], amount: Any
@@ -162,7 +161,7 @@ def counted(records: list[Record], size: int, step: int, early: int) -> list[Res
     return given
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     records=RECORDS,
     sizes=CUTS,
@@ -183,7 +182,7 @@ def test_count_windows_are_those_of_a_loop(
     assert found == counted(records, size, step, early)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(records=RECORDS, sizes=CUTS, size=st.integers(1, 5))
 def test_functions_over_count_windows_give_the_same_under_every_cut(
     records: list[Record], sizes: list[int], size: int

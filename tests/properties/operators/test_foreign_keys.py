@@ -1,5 +1,4 @@
-"""A join by a foreign key comes to the join of both tables, however updates, questions and answers
-are cut and delayed; and no answer for a value that is gone is shown."""
+"""A join by a foreign key comes to the join of both tables, however all is cut and delayed."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everflow import serdes
@@ -29,7 +28,7 @@ from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs
-from properties.operators.operator_batches import edge_batch
+from properties.operators.operator_batches import edge_batch, rows_of
 
 TEXT = serdes.string()
 ORDER = serdes.json("who string, n bigint")
@@ -206,7 +205,6 @@ def selected(batch: EdgeBatch) -> EdgeBatch:
     return batch.with_columns(value=pa.array(chosen, WANTED))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     first=st.sampled_from([[], FIRST]),
     steps=STEPS,
@@ -227,9 +225,7 @@ def selected(batch: EdgeBatch) -> EdgeBatch:
     kind=JoinKind.INNER,
     every=False,
 )
-def test_it_comes_to_the_join_of_both_tables(
-    first: Any, steps: Any, kind: JoinKind, every: bool
-) -> None:
+def test_it_comes_to_the_join_of_both(first: Any, steps: Any, kind: JoinKind, every: bool) -> None:
     join = Join(kind, every)
     join.feed(first)
     come_to_rest(join)
@@ -276,7 +272,6 @@ UPDATES = st.tuples(st.sampled_from(["ann", "an"]), st.none() | st.text(max_size
 TASKS = (0, 1)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.sampled_from(TASKS), ASKS | UPDATES), min_size=1, max_size=20),
     cuts=st.lists(st.integers(1, 8), min_size=1, max_size=5),
@@ -311,14 +306,7 @@ def asked(rows: list[Any], cuts: list[int]) -> tuple[list[Any], list[Any]]:
             for task, listed in changes.items():
                 for one in listed:
                     stores[task][one.store].apply(one)
-        found += zip(
-            done.output.seq.tolist(),
-            done.output.partition.tolist(),
-            done.output.key.to_pylist(),
-            done.output.value.to_pylist(),
-            done.output.timestamp.tolist(),
-            strict=True,
-        )
+        found += rows_of(done.output, "seq partition key value timestamp")
     return found, [list(stores[task]["asks"].range(None, None)) for task in TASKS]
 
 

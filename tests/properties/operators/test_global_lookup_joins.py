@@ -1,5 +1,4 @@
-"""Records that wait for an entry of a global table, and by the wall clock, against a model that
-takes batch after batch: changes of the table and the clock lie between batches."""
+"""Records that wait for an entry of a global table, or by the clock, against a model."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from everflow.records import StoreChanges
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs
 from everflow.worker.stores import WholeTable
+from properties.operators.operator_batches import apply_all
 from properties.operators.test_joins import (
     CUTS,
     KEY,
-    MANY,
     ROWS,
     TASKS,
     VALUE,
@@ -109,9 +108,7 @@ def joined(
         times = done.stream_times
         for task, marks in done.clocks.items():
             clocks[task] = marks
-        for task, listed in done.changes.items():
-            for changes in listed:
-                stores[task].apply(changes)
+        apply_all(done, stores)
         for reason, count in done.dropped.items():
             told.drop(reason, count)
         told.found += results(done.output)
@@ -187,7 +184,6 @@ def model(
     return told
 
 
-@MANY
 @given(KINDS, LIMIT, PATIENCE, MOST, ROWS, CUTS, STEPS)
 def test_a_record_waits_for_an_entry_of_a_global_table(
     kind: JoinKind,
@@ -203,7 +199,6 @@ def test_a_record_waits_for_an_entry_of_a_global_table(
     assert told.all() == expected.all()
 
 
-@MANY
 @given(KINDS, PATIENCE, ROWS, CUTS)
 def test_the_clock_ends_the_wait_for_a_table_of_the_same_tasks(
     kind: JoinKind, timeout_ms: int | None, rows: list[Row], cuts: list[int]
@@ -222,9 +217,7 @@ def test_the_clock_ends_the_wait_for_a_table_of_the_same_tasks(
         views = {task: {"t": table.stores[task], "w": stores[task]} for task in TASKS}
         done = join.run(Inputs([side(batch, left=True), updates], views, times, {}, now_ms))
         apply()
-        for task, listed in done.changes.items():
-            for changes in listed:
-                stores[task].apply(changes)
+        apply_all(done, stores)
         times = done.stream_times
         told += [(now_ms, one) for one in results(done.output)]
     assert len({one.value for _, one in told}) == len(told)

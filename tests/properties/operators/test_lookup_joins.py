@@ -1,8 +1,8 @@
-"""A join whose records wait for their entry, however it is cut, against a model that takes record
-after record."""
+"""A join whose records wait for their entry, under any cut, against a model."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.operators.joins import JoinKind
 from everflow.operators.joins.lookup_join import LookupJoin, WaitingRoom
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
+from properties.operators.operator_batches import apply_all
 from properties.operators.test_joins import (
     CUTS,
     KEY,
-    MANY,
     ROWS,
     TASKS,
     VALUE,
@@ -28,10 +28,9 @@ from properties.operators.test_joins import (
     results,
     side,
 )
+from unit.builders import store_spec
 
-WAITING = StoreSpec(
-    name="w", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
-)
+WAITING = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
 
 
 def room(grace_ms: int, most: int | None) -> WaitingRoom:
@@ -47,18 +46,15 @@ def looked_up(
     table = Table("t")
     stores = {task: InMemoryStore(WAITING) for task in TASKS}
     join = LookupJoin(table=table.joined, kind=kind, room=own)
-    times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), dict[str, int]()
+    times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), Counter[str]()
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))
         views = {task: {"t": table.stores[task], "w": stores[task]} for task in TASKS}
         done = join.run(Inputs([side(batch, left=True), updates], views, times, {}, 0))
         apply()
         times = done.stream_times
-        for task, listed in done.changes.items():
-            for changes in listed:
-                stores[task].apply(changes)
-        for reason, count in done.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
+        apply_all(done, stores)
+        dropped.update(done.dropped)
         found += results(done.output)
     left = sum(1 for store in stores.values() for key, _ in store.range(None, None) if key != b"n")
     return found, dropped, left
@@ -69,7 +65,7 @@ def model(
 ) -> tuple[list[Result], dict[str, int], int]:
     held = dict[tuple[int, str], int]()
     waiting: dict[int, list[Row]] = {task: [] for task in TASKS}
-    latest, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), dict[str, int]()
+    latest, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), Counter[str]()
     grace_ms = own.grace_ms or 0
     keeps = kind is JoinKind.LEFT
 
@@ -129,7 +125,6 @@ def unique(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-@MANY
 @given(
     st.sampled_from([JoinKind.INNER, JoinKind.LEFT]),
     st.sampled_from([0, 3, 10, 100]),

@@ -1,5 +1,4 @@
-"""A processor's versioned store beside the reference that has everything applied: the same,
-whatever was committed before the batch; and LMDB's writes of versions beside the reference's."""
+"""A processor's versioned store, and LMDB's versions, beside the reference."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
@@ -59,7 +58,6 @@ def everything(view: Any) -> list[Any]:
     ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(committed=PUTS, batch=PUTS)
 def test_a_processor_sees_what_applying_its_puts_gives(committed: Any, batch: Any) -> None:
     below, applied = InMemoryVersions(SPEC), InMemoryVersions(SPEC)
@@ -79,7 +77,6 @@ def test_a_processor_sees_what_applying_its_puts_gives(committed: Any, batch: An
                 assert entries.latest_many([key]) == [was]
 
 
-@settings(max_examples=40, deadline=None)
 @given(batches=st.lists(PUTS, max_size=5))
 def test_versions_are_written_to_disk_as_to_the_reference(batches: Any) -> None:
     reference = InMemoryVersions(SPEC)

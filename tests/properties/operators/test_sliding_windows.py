@@ -1,5 +1,4 @@
-"""Sliding windows equal Kafka Streams' algorithm, taken record by record, wherever the
-micro-batches are cut."""
+"""Sliding windows equal Kafka Streams' algorithm, record by record, under any cut."""
 
 from __future__ import annotations
 
@@ -10,14 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators import (
     AggregateSpec,
     PythonAggregateSpec,
-    PythonAggregator,
     PythonReducer,
     SlidingAggregateSpec,
     agg,
@@ -27,7 +25,15 @@ from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SlidingWindows
-from properties.operators.operator_batches import INPUT, done_by_one_task, edge_batch, values
+from properties.operators.operator_batches import (
+    INPUT,
+    done_by_one_task,
+    edge_batch,
+    entries,
+    items_layout,
+    items_step,
+    values,
+)
 
 Window = tuple[str, int]
 Update = tuple[Window, Any, int]
@@ -234,10 +240,7 @@ def check(
             store.apply(changes)
         assert store.newest_ms == model.observed
         stream_time, seq = result.stream_time, seq + len(rows)
-    found = {
-        key: (decode(data[8:]), int.from_bytes(data[:8], "big"))
-        for key, data in store.range(None, None)
-    }
+    found = entries(store, decode)
     assert found == {
         window_store_key(key.encode(), start): entry
         for (key, start), entry in model.shown().items()
@@ -285,7 +288,6 @@ def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
 CROWDED = [("a", {"i": at, "x": at / 10, "t": None}, 20 + at % 7) for at in range(12)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     split=split_of(st.none() | values),
     windows=sliding,
@@ -309,7 +311,6 @@ def test_built_in_aggregates(
         )
 
 
-@settings(max_examples=60, deadline=None)
 @given(split=split_of(st.none() | st.just(True)), windows=sliding, every=st.booleans())
 def test_a_bare_count_is_javas_long(split: list[Any], windows: SlidingWindows, every: bool) -> None:
     layout = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
@@ -324,40 +325,22 @@ def test_a_bare_count_is_javas_long(split: list[Any], windows: SlidingWindows, e
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     split=split_of(st.none() | st.integers(0, 6)), windows=sliding, every=st.booleans(), entries=few
 )
 def test_functions_that_delete_and_change_in_place(
     split: list[Any], windows: SlidingWindows, every: bool, entries: int
 ) -> None:
-    def aggregator(key: str, value: Any, aggregate: Any) -> Any:
-        aggregate["items"].append(f"{key}{value}")
-        return None if value == 0 else aggregate
-
-    def step(key: str, value: Any, before: Any) -> Any:
-        items = [*(before or {"items": []})["items"], f"{key}{value}"]
-        return None if value == 0 else {"items": items}
-
-    layout = PythonAggregateSpec(
-        store="s",
-        key_serde=serdes.string(),
-        value_serde=serdes.json("items array<string>"),
-        aggregator=PythonAggregator(lambda: {"items": []}, aggregator),
-    )
     retention_ms = windows.retention_ms
-    spec = SlidingAggregateSpec(layout, windows, retention_ms, emit_every_update=every)
+    spec = SlidingAggregateSpec(items_layout(), windows, retention_ms, emit_every_update=every)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliding_aggregate, "_LOG_ENTRIES", entries)
-        model = Model(windows, retention_ms, step)
+        model = Model(windows, retention_ms, items_step)
         check(spec, model, split, pa.int64(), spec.value_serde.decode)
 
 
-@settings(max_examples=100, deadline=None)
 @given(split=split_of(st.none() | st.text("xyz", max_size=1)), windows=sliding, every=st.booleans())
-def test_a_reducer_takes_the_first_value_as_it_is(
-    split: list[Any], windows: SlidingWindows, every: bool
-) -> None:
+def test_a_reducer_takes_the_first(split: list[Any], windows: SlidingWindows, every: bool) -> None:
     def reducer(aggregate: str, value: str) -> str | None:
         return None if value == "x" else f"({aggregate}{value})"
 

@@ -1,5 +1,4 @@
-"""Grouped tables: groups are always the fold of the entries that the table has, wherever batches
-are cut; with functions, in the order in which changes are taken back and added."""
+"""Groups are always the fold of the table's entries, under any cut, changes in order."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import TopologyError, agg, serdes
@@ -118,7 +117,6 @@ def inputs(changes: EdgeBatch, side: str) -> EdgeBatch:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(split=SPLITS, every=st.booleans())
 def test_groups_are_those_of_the_entries(split: Any, every: bool) -> None:
     table, content = Table(every), dict[str, Any]()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import agg, serdes
@@ -26,7 +26,7 @@ from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs, Operator
 from everflow.windows import SessionWindows, TimeWindows
-from properties.operators.operator_batches import edge_batch
+from properties.operators.operator_batches import apply_all, edge_batch, rows_of
 
 SESSIONS = SessionWindows.of_inactivity_gap("5 seconds").grace("5 seconds")
 WINDOW = TimeWindows.of_size("10 seconds").grace("5 seconds")
@@ -66,9 +66,7 @@ def _reduced(every: bool) -> Any:
 
 
 def _table(every: bool) -> Any:
-    return TableSpec(
-        store="s", key_serde=serdes.string(), value_serde=serdes.long(), emit_every_update=every
-    )
+    return TableSpec("s", serdes.string(), serdes.long(), emit_every_update=every)
 
 
 def _sessions(every: bool) -> Any:
@@ -145,9 +143,7 @@ class Stores:
             {partition: self.times[partition] for partition in there},
         )
         done = spec.run(inputs)
-        for partition, listed in done.changes.items():
-            for changes in listed:
-                self.stores[partition].apply(changes)
+        apply_all(done, self.stores)
         self.times.update(done.stream_times)
         return done
 
@@ -156,28 +152,14 @@ class Stores:
 
 
 def told(batch: EdgeBatch) -> list[Any]:
-    return list(
-        zip(
-            batch.key.to_pylist(),
-            batch.value.to_pylist(),
-            batch.timestamp.tolist(),
-            batch.seq.tolist(),
-            batch.partition.tolist(),
-            batch.offset.tolist(),
-            strict=True,
-        )
-    )
+    return rows_of(batch, "key value timestamp seq partition offset")
 
 
 def by_partition(batch: EdgeBatch) -> list[EdgeBatch]:
-    return [
-        batch.take(np.flatnonzero(batch.partition == partition))
-        for partition in np.unique(batch.partition)
-    ]
+    return [batch.take(np.flatnonzero(batch.partition == p)) for p in np.unique(batch.partition)]
 
 
 @pytest.mark.parametrize("make", VALUES, ids=lambda make: make.__name__.strip("_"))
-@settings(max_examples=60, deadline=None)
 @given(batches=st.lists(ROWS, min_size=1, max_size=3), every=st.booleans())
 def test_together_is_as_one_after_the_other(batches: Any, every: bool, make: Make) -> None:
     spec = make(every)

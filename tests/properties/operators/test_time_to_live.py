@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
@@ -17,7 +17,7 @@ from everflow.operators.time_to_live import TimeToLiveSpec
 from everflow.serdes.base import decode_one
 from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
-from properties.operators.operator_batches import ONE_TASK, edge_batch
+from properties.operators.operator_batches import ONE_TASK, edge_batch, rows_of
 
 Update = tuple[int, str, Any, int]
 """Position, key, what the table shows, time."""
@@ -90,14 +90,7 @@ def check(spec: TimeToLiveSpec, model: Model, split: Any, type_: pa.DataType) ->
         batch.partition[:] = ONE_TASK
         stores = {ONE_TASK: {"s": store, "s-ttl": index}}
         done = spec.run(Inputs((batch,), stores, {ONE_TASK: stream_time}))
-        columns = (
-            done.output.seq.tolist(),
-            done.output.key.to_pylist(),
-            done.output.value.to_pylist(),
-            done.output.timestamp.tolist(),
-        )
-        given_, expected = list(zip(*columns, strict=True)), updates
-        assert given_ == expected
+        assert rows_of(done.output) == updates
         assert done.dropped == model.dropped
         for changes in done.changes.get(ONE_TASK, []):
             (store if changes.store == "s" else index).apply(changes)
@@ -119,20 +112,15 @@ def check(spec: TimeToLiveSpec, model: Model, split: Any, type_: pa.DataType) ->
 ttls = st.integers(1, 40)
 
 
-@settings(max_examples=120, deadline=None)
 @given(split=batches, ttl=ttls, every=st.booleans())
 def test_a_count(split: Any, ttl: int, every: bool) -> None:
     inner = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
-    rows = [
-        [(key, None if value is None else True, time) for key, value, time in part]
-        for part in split
-    ]
+    rows = [[(key, None if value is None else True, t) for key, value, t in part] for part in split]
     spec = TimeToLiveSpec(layout=inner, ttl_ms=ttl, emit_every_update=every)
 
     check(spec, Model(ttl, lambda n, _: (n or 0) + 1, latest=False), rows, pa.bool_())
 
 
-@settings(max_examples=120, deadline=None)
 @given(split=batches, ttl=ttls, every=st.booleans())
 def test_a_reducer_that_deletes(split: Any, ttl: int, every: bool) -> None:
     def reduced(before: int | None, value: int) -> int | None:
@@ -151,7 +139,6 @@ def test_a_reducer_that_deletes(split: Any, ttl: int, every: bool) -> None:
     check(spec, Model(ttl, reduced, latest=False), split, pa.int64())
 
 
-@settings(max_examples=120, deadline=None)
 @given(split=batches, ttl=ttls, every=st.booleans())
 def test_a_table(split: Any, ttl: int, every: bool) -> None:
     spec = TimeToLiveSpec(

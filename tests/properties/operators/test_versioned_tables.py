@@ -1,5 +1,4 @@
-"""Versioned tables and what reads them, however batches are cut, against models that take one
-record after the other (KIP-889, KIP-914, KIP-923)."""
+"""Versioned tables and their readers, under any cut, against models (KIP-889, KIP-914, KIP-923)."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from everflow.operators.table import LatestUpdates, VersionedTableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec, memory_store
 from everflow.topology.graph import Inputs
+from properties.operators.operator_batches import apply_all, rows_of
 from properties.operators.test_joins import (
     CUTS,
     KEY,
-    MANY,
     ROWS,
     TASKS,
     VALUE,
@@ -75,9 +74,7 @@ class Table:
 
         def apply() -> None:
             self.stream_times |= done.stream_times
-            for task, listed in done.changes.items():
-                for changes in listed:
-                    self.stores[task].apply(changes)
+            apply_all(done, self.stores)
 
         return done.output, apply
 
@@ -126,9 +123,7 @@ def run(
         views = {task: {"t": table.stores[task], **buffers[task]} for task in TASKS}
         done: TasksResult = operator.run(Inputs((side(batch, left=True), updates), views, times))
         times |= done.stream_times
-        for task, listed in done.changes.items():
-            for changes in listed:
-                buffers[task][changes.store].apply(changes)
+        apply_all(done, buffers)
         apply()
         found += results(done.output)
     return found, table.late
@@ -172,18 +167,13 @@ def model(
             continue
         observed[row.partition] = max(observed[row.partition], row.time)
         waiting.append((row.partition, row.time, row.key, place, row.value))
-        due = [
-            one
-            for one in waiting
-            if one[0] == row.partition and one[1] <= observed[row.partition] - grace_ms
-        ]
+        due = [w for w in waiting if w[0] == row.partition and w[1] <= observed[w[0]] - grace_ms]
         for one in sorted(due, key=lambda one: one[1:4]):
             waiting.remove(one)
             joined(one[0], one[2], one[4], one[1])
     return found, store.late
 
 
-@MANY
 @given(st.sampled_from([JoinKind.INNER, JoinKind.LEFT]), HISTORIES, ROWS, CUTS)
 def test_a_stream_sees_a_versioned_table_as_of_its_own_time(
     kind: JoinKind, history_ms: int, rows: list[Row], cuts: list[int]
@@ -191,7 +181,6 @@ def test_a_stream_sees_a_versioned_table_as_of_its_own_time(
     assert run(history_ms, rows, cuts, stream_table(kind)) == model(kind, history_ms, None, rows)
 
 
-@MANY
 @given(
     st.sampled_from([JoinKind.INNER, JoinKind.LEFT]),
     HISTORIES,
@@ -207,7 +196,6 @@ def test_a_record_that_waits_sees_what_the_table_heard_late(
     assert run(history_ms, rows, cuts, grace_join(kind, grace_ms)) == expected
 
 
-@MANY
 @given(HISTORIES, ROWS, CUTS)
 def test_only_the_latest_updates_reach_what_works_on_latest_values(
     history_ms: int, rows: list[Row], cuts: list[int]
@@ -221,20 +209,12 @@ def test_only_the_latest_updates_reach_what_works_on_latest_values(
         done = latest.run(Inputs((updates,), views, dict.fromkeys(TASKS, -1)))
         apply()
         dropped += done.dropped.get("out-of-order", 0)
-        out = done.output
-        found += zip(
-            out.partition.tolist(),
-            out.key.to_pylist(),
-            out.value.to_pylist(),
-            out.timestamp.tolist(),
-            strict=True,
-        )
+        found += rows_of(done.output, "partition key value timestamp")
     put = [(row, store.put(row)) for row in rows if not row.left and row.key is not None]
     assert found == [(row.partition, row.key, row.value, row.time) for row, is_ in put if is_]
     assert dropped == sum(1 for _, is_ in put if is_ is False)
 
 
-@MANY
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(-1, 40)), max_size=60),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 40)), max_size=30),

@@ -1,5 +1,4 @@
-"""Kafka Streams' own test vectors for assignors, by the names that the reference gives them (facts
-of its tests, restated)."""
+"""Kafka Streams' own test vectors for assignors, by the reference's names, restated."""
 
 from __future__ import annotations
 
@@ -38,10 +37,7 @@ ALL = 2**63 - 1
 def stateful(count: int) -> dict[TaskId, TaskInfo]:
     """``count`` tasks over sub-topologies of three."""
     ids = [TaskId(number // 3, number % 3) for number in range(count)]
-    return {
-        task: TaskInfo(task, (), (TopicPartition("c", number),), True)
-        for number, task in enumerate(ids)
-    }
+    return {t: TaskInfo(t, (), (TopicPartition("c", n),), True) for n, t in enumerate(ids)}
 
 
 def member(
@@ -136,9 +132,7 @@ def test_v3_nobody_is_hot() -> None:
         pytest.param(9, {"c1": 6, "c2": 3}, {"c1": 6, "c2": 3}, id="V5"),
     ],
 )
-def test_v4_v5_actives_follow_the_threads(
-    number: int, threads: dict[str, int], expected: dict[str, int]
-) -> None:
+def test_v4_v5_actives(number: int, threads: dict[str, int], expected: dict[str, int]) -> None:
     state = cluster(
         stateful(number), *(member(name, threads=count) for name, count in threads.items())
     )
@@ -401,9 +395,7 @@ def test_g2_too_few_tags_still_give_all_standbys() -> None:
     active = {task: one.member_id for one in members for task in one.owned}
     standby = place_standbys(state, members, sorted(active), active, Lags(state))
     assert all(len(followers) == 2 for followers in standby.values())
-    load = Counter(
-        [*active.values(), *(one for followers in standby.values() for one in followers)]
-    )
+    load = Counter([*active.values(), *(one for some in standby.values() for one in some)])
     assert max(load.values()) - min(load.values()) <= 1
 
 

@@ -191,9 +191,7 @@ def test_nobody_stops_because_an_assignor_fails(
         assert decide(TWO).active == {"m1": {A, FREE}, "m2": {B, C}}
     said = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2, "each time"
-    assert all(
-        type(assignor).__name__ in record.getMessage() and record.exc_info for record in said
-    )
+    assert all(type(assignor).__name__ in one.getMessage() and one.exc_info for one in said)
 
 
 def test_whoever_presses_control_c_is_heard() -> None:
@@ -201,17 +199,13 @@ def test_whoever_presses_control_c_is_heard() -> None:
         decide_with(Raises(KeyboardInterrupt()))(TWO)
 
 
-def test_an_answer_counts_though_its_assignor_hangs_when_it_is_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_answer_counts_though_its_assignor_hangs(caplog: pytest.LogCaptureFixture) -> None:
     def never_comes_back(name: str, call: Callable[[], object]) -> None:
         call()
         raise TimeoutError(f"{name} has not answered")
 
-    decided = decide_with(Fixed(on(p1=({A, B}, set()), p2=({C, FREE}, set()))), never_comes_back)(
-        TWO
-    )
-    assert decided.active == {"m1": {A}, "m2": {C}}
+    found = decide_with(Fixed(on(p1=({A, B}, set()), p2=({C, FREE}, set()))), never_comes_back)(TWO)
+    assert found.active == {"m1": {A}, "m2": {C}}
     assert "Fixed has not answered; its answer counts all the same" in caplog.text
 
 
@@ -270,10 +264,7 @@ def test_standbys_are_exchanged_between_racks() -> None:
         for task, info in TASKS.items()
         if info.stateful
     }
-    members = [
-        Member(member_id=f"m{n}", process_id=f"p{n}", rack=rack)
-        for n, rack in enumerate(("r1", "r2", "r3"))
-    ]
+    members = [Member(member_id=f"m{n}", process_id=f"p{n}", rack=f"r{n + 1}") for n in range(3)]
     state = application_state(
         replace(cluster(*members, standbys=1, rack_strategy="min_traffic"), racks=racks)
     )

@@ -1,5 +1,4 @@
-"""The bytes of a rebalance: every value comes back, other versions and damage are told apart, and
-1,000 members fit."""
+"""The bytes of a rebalance come back, other versions and damage are told, 1,000 members fit."""
 
 from __future__ import annotations
 

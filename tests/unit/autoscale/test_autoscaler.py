@@ -1,4 +1,4 @@
-"""The loop over processes that are none."""
+"""What an autoscaler does next, and its loop over processes that are none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everflow.autoscale import MOST_FAILURES, Autoscaler, InstanceSeen, start_instance
+from everflow.autoscale import MOST_FAILURES, Autoscaler, InstanceSeen, change, start_instance
 from everflow.errors import FatalError
 
 
@@ -63,9 +63,7 @@ def scaler(desired: dict[str, int]) -> Autoscaler:
     return made
 
 
-def test_it_follows_the_number_and_takes_the_newest_away(
-    scaler: Autoscaler, desired: dict[str, int]
-) -> None:
+def test_it_follows_and_takes_the_newest_away(scaler: Autoscaler, desired: dict[str, int]) -> None:
     counts = []
     for now in (1, 3, 3, 2, 2, 1, 1, 1):
         desired["now"] = now
@@ -114,9 +112,7 @@ def test_at_its_end_all_end(scaler: Autoscaler, desired: dict[str, int]) -> None
     assert not any(one.for_good for one in scaler.instances)  # type: ignore[attr-defined]
 
 
-def test_one_that_ends_again_and_again_rests_while_others_work(
-    scaler: Autoscaler, desired: dict[str, int]
-) -> None:
+def test_one_that_ends_over_and_over_rests(scaler: Autoscaler, desired: dict[str, int]) -> None:
     now = [1000.0]
     scaler.clock = lambda: now[0]
     desired["now"] = 2
@@ -135,12 +131,40 @@ def test_one_that_ends_again_and_again_rests_while_others_work(
     assert "the next one starts in 5 s" in "\n".join(scaler.said)  # type: ignore[attr-defined]
 
 
-def test_a_resize_is_followed_from_the_next_look_on(
-    scaler: Autoscaler, desired: dict[str, int]
-) -> None:
+def test_a_resize_is_followed_at_the_next_look(scaler: Autoscaler, desired: dict[str, int]) -> None:
     scaler.resize(2, 2)
     scaler.step()
     assert [one.number for one in scaler.instances] == [1, 2]
     scaler.resize(1, 1)
     scaler.step()
     assert scaler.instances[-1].for_good, "others take its tasks"  # type: ignore[attr-defined]
+
+
+def up(desired: int | None = 1, *, settled: bool = True, ending: bool = False) -> InstanceSeen:
+    return InstanceSeen(settled, desired, ending)
+
+
+@pytest.mark.parametrize(
+    ("seen", "number"),
+    [
+        ([], 1),
+        ([up(1)], 0),
+        ([up(3)], 2),
+        ([up(9)], 3),  # at most 4
+        ([up(2), up(3)], 1),  # the largest counts
+        ([up(None)], 0),
+        ([up(3), up(settled=False)], 0),  # one still starts
+        ([up(1), up(1), up(1)], -1),  # down by one
+        ([up(1), up(1), up(1, ending=True)], 0),  # one still ends
+        ([up(1), up(1, settled=False)], 0),
+        ([up()] * 5, -1),
+        ([up(ending=True)], 1),  # the last one ends: one is needed
+    ],
+)
+def test_a_change(seen: list[InstanceSeen], number: int) -> None:
+    assert change(seen, 1, 4) == number
+
+
+def test_there_are_never_fewer_than_the_least() -> None:
+    assert change([up(1)], 2, 4) == 1
+    assert change([up(1), up(1)], 2, 4) == 0

@@ -87,9 +87,7 @@ def test_the_next_steps_can_be_typed_where_a_folder_has_a_blank(current_folder: 
         ("PySpark!", "a letter and then letters, digits", "my-pyspark"),
     ],
 )
-def test_a_name_that_will_not_do_is_told_why_with_one_that_will(
-    name: str, says: str, proposes: str, current_folder: Path
-) -> None:
+def test_a_name_that_will_not_do(name: str, says: str, proposes: str, current_folder: Path) -> None:
     done = CliRunner().invoke(app, ["new", name])
     assert done.exit_code == 2
     assert says in done.output

@@ -87,9 +87,7 @@ def test_a_module_is_run_whatever_its_name(folder: Path, name: str) -> None:
         ("app.v2.py:topology", "Rename the file, e.g. app_v2.py"),
     ],
 )
-def test_a_file_that_is_no_program_is_told_with_what_to_do(
-    folder: Path, target: str, words: str
-) -> None:
+def test_a_file_that_is_none_is_told_with_what_to_do(folder: Path, target: str, words: str) -> None:
     (folder / "jobs").mkdir()
     for name in ("app.txt", "bare", "book.ipynb", "app.v2.py", "jobs/first.py", "jobs/second.py"):
         (folder / name).write_text(PROGRAM)
@@ -107,9 +105,7 @@ LIBRARIES = sorted(
 
 
 @pytest.mark.parametrize("target", ["{}:builder", "{}.py:builder"])
-def test_a_file_with_the_name_of_any_library_is_told_with_both_places(
-    folder: Path, target: str
-) -> None:
+def test_a_file_with_the_name_of_a_library_is_told_with_places(folder: Path, target: str) -> None:
     path = [*sys.path]
     assert len(LIBRARIES) > 40
     for name in LIBRARIES:
@@ -127,9 +123,7 @@ def test_a_file_with_the_name_of_any_library_is_told_with_both_places(
 
 @pytest.mark.parametrize("name", ["json", "queue", "numpy", "rich"])
 @pytest.mark.parametrize("inside", ["", ".jobs"])
-def test_a_folder_with_the_name_of_a_library_is_told_as_that(
-    folder: Path, name: str, inside: str
-) -> None:
+def test_a_folder_with_the_name_of_a_library_is_told(folder: Path, name: str, inside: str) -> None:
     (folder / name).mkdir()
     (folder / name / f"{inside.strip('.') or '__init__'}.py").write_text("builder = None\n")
     with pytest.raises(TopologyError) as caught:
@@ -140,9 +134,7 @@ def test_a_folder_with_the_name_of_a_library_is_told_as_that(
     assert f"write my_{name}{inside}:builder" in said
 
 
-def test_a_folder_in_whose_place_a_library_is_loaded_is_told_where_its_import_fails(
-    folder: Path,
-) -> None:
+def test_a_folder_that_a_library_replaces_is_told_where_its_import_fails(folder: Path) -> None:
     (folder / "json").mkdir()
     (folder / "json" / "__init__.py").write_text("mine = 1\n")
     (folder / "uses.py").write_text("from json import mine\nbuilder = 1\n")
@@ -165,9 +157,7 @@ def test_a_name_that_a_library_does_not_have_is_told_with_the_place_of_the_libra
     assert f"module orjson ({orjson.__file__}) has no 'builder'" in str(caught.value)
 
 
-def test_a_helper_that_hides_an_installed_package_is_told_where_its_import_fails(
-    folder: Path,
-) -> None:
+def test_a_helper_that_hides_a_package_is_told_where_its_import_fails(folder: Path) -> None:
     name = next(one for one in LIBRARIES if one not in sys.modules and library(one, [folder]))
     (folder / f"{name}.py").write_text("mine = 1\n")
     (folder / "uses.py").write_text(f"from {name} import what_the_package_has\nbuilder = 1\n")
@@ -176,9 +166,7 @@ def test_a_helper_that_hides_an_installed_package_is_told_where_its_import_fails
     assert f"{folder / name}.py hides the installed package {name}" in str(caught.value)
 
 
-def test_a_second_file_of_a_name_that_is_loaded_already_is_not_taken_for_the_first(
-    folder: Path,
-) -> None:
+def test_a_second_file_of_a_name_that_is_loaded_is_not_taken_for_the_first(folder: Path) -> None:
     (folder / "jobs").mkdir()
     (folder / "jobs" / "program.py").write_text(PROGRAM)
     load("program:builder")
@@ -239,9 +227,7 @@ def test_a_failing_function_is_named_with_its_line(folder: Path) -> None:
     "line",
     ["import sys; sys.exit('no data')", "raise type('Stop', (BaseException,), {})('no data')"],
 )
-def test_a_program_that_ends_while_it_is_loaded_is_named_with_its_line(
-    folder: Path, line: str
-) -> None:
+def test_a_program_that_ends_while_loaded_is_named_with_its_line(folder: Path, line: str) -> None:
     (folder / "ending.py").write_text(f"topology = 1\n{line}\n")
     (folder / "ended.py").write_text(f"def topology():\n    {line}\n")
     for module in ("ending", "ended"):
@@ -267,9 +253,7 @@ def test_a_syntax_error_is_named_with_its_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     "broken", ["y = = 2", "return 5", "x = (1,", "\0", "# -*- coding: klingon -*-"]
 )
-def test_what_is_wrong_in_the_source_is_told_before_anything_of_it_runs(
-    folder: Path, broken: str
-) -> None:
+def test_what_is_wrong_in_the_source_is_told_before_it_runs(folder: Path, broken: str) -> None:
     (folder / "early.py").write_text(f"{broken}\nopen('it ran', 'w')\ntopology = None\n")
     with pytest.raises(TopologyError) as caught:
         load("early:topology")

@@ -202,9 +202,7 @@ def test_wrong_arguments_are_named(
     assert says in done.output
 
 
-def test_where_no_broker_answers_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_broker_answers_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("everflow.cli.cluster.REACH_S", 0.5)
     (tmp_path / "reset_program.py").write_text(

@@ -44,9 +44,7 @@ OPEN = [
 
 
 @pytest.mark.parametrize("option", ["--set", "--conf"])
-def test_a_secret_on_the_command_line_is_warned_of_and_not_repeated(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_secret_there_is_warned_of(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = [f"{key}=hunter2" for key in SECRET + OPEN]
     assert set(assignments(option, given).values()) == {"hunter2"}
     said = capsys.readouterr()
@@ -59,9 +57,7 @@ def test_a_secret_on_the_command_line_is_warned_of_and_not_repeated(
     assert not any(map(is_secret, OPEN))
 
 
-def test_a_folder_s_secret_is_used_and_not_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_s_secret_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "PLAIN",

@@ -60,9 +60,7 @@ def test_a_wait_is_shown_at_once_and_then_with_its_seconds() -> None:
     with status.waiting("starting Spark"):
         wait_until(lambda: "starting Spark\n" in out.getvalue(), 10, "the first line")
         now[0] = 5.0
-        wait_until(
-            lambda: "starting Spark, 5 s\n" in out.getvalue(), 10, "the line with the seconds"
-        )
+        wait_until(lambda: "starting Spark, 5 s\n" in out.getvalue(), 10, "the seconds")
     assert out.getvalue() == "starting Spark\nstarting Spark, 5 s\n"
 
 

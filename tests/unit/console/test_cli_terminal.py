@@ -63,22 +63,6 @@ def test_topology_lines_say_what_is_read_kept_and_written() -> None:
     )
 
 
-def test_topology_lines_of_a_stateless_program_without_output() -> None:
-    assert topology_lines(Topology((source("a", "flights"),))) == (
-        "reads  flights",
-        "keeps  nothing (stateless)",
-        "writes nothing",
-    )
-
-
-def test_long_lists_are_cut_and_counted() -> None:
-    names = [f"a-topic-with-quite-a-long-name-{n}" for n in range(9)]
-    assert (
-        topology_lines(Topology((source("a", *names),)))[0]
-        == f"reads  {names[0]}, {names[1]} and 7 more"
-    )
-
-
 def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
     config = StreamsConfig(
         application_id="delays", bootstrap_servers="host:9092", state_dir="/var/x"

@@ -89,12 +89,6 @@ def test_what_is_purged_between_two_questions_makes_no_negative_lag() -> None:
     assert (sample.consumed, sample.log_end) == (100 + 5, 120)
 
 
-def test_committed_offsets_are_asked_before_ends() -> None:
-    admin = FakeAdmin()
-    reader(admin, "flights").sample(0.0)
-    assert admin.asked.index("committed") < admin.asked.index("latest read_uncommitted")
-
-
 def test_nothing_is_known_until_all_topics_exist() -> None:
     admin = FakeAdmin()
     lag = reader(admin, "flights", "routes")

@@ -71,11 +71,7 @@ def test_tasks_in_trouble_come_first(servers: list[str]) -> None:
 def test_the_rate_of_a_slow_task_is_no_zero() -> None:
     row = {**status_of(WHOLE)["tasks"][0], "address": "a:1"}
     shown = [tasks_table([{**row, "rate": rate}])[1] for rate in (0.4, 1_234.5, 0.0)]
-    assert ["  0.4/s  " in shown[0], "  1,234/s  " in shown[1], "/s" in shown[2]] == [
-        True,
-        True,
-        False,
-    ]
+    assert [" 0.4/s " in shown[0], " 1,234/s " in shown[1], "/s" in shown[2]] == [True, True, False]
 
 
 def test_nobody_there_is_told_with_the_cure(servers: list[str]) -> None:
@@ -87,9 +83,7 @@ def test_nobody_there_is_told_with_the_cure(servers: list[str]) -> None:
     assert "(Connection refused)" in said
 
 
-def test_one_that_stands_still_is_told_from_one_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_stands_still_is_told_from_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everflow.console.observed.ASK_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         port = stopped.getsockname()[1]
@@ -98,9 +92,7 @@ def test_one_that_stands_still_is_told_from_one_that_is_not_there(
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_those_that_answer_are_shown_beside_one_that_does_not(
-    servers: list[str], order: int
-) -> None:
+def test_who_answers_is_shown_beside_one_that_does_not(servers: list[str], order: int) -> None:
     asked = [servers[0], "127.0.0.1:1"][::order]
     code, said = command("status", *asked)
     assert code == 1
@@ -116,9 +108,7 @@ def test_those_that_answer_are_shown_beside_one_that_does_not(
     assert "http.listen" in silent["error"]
 
 
-def test_tasks_of_those_that_answer_are_listed_beside_one_that_does_not(
-    servers: list[str],
-) -> None:
+def test_tasks_of_who_answers_are_listed_beside_one_that_does_not(servers: list[str]) -> None:
     code, said = command("tasks", "127.0.0.1:1", servers[0])
     assert code == 1
     lines = said.splitlines()

@@ -1,5 +1,4 @@
-"""Streams and tables meet where equal keys are equal bytes, also where their serdes are not equal;
-and are refused where bytes differ."""
+"""Streams and tables meet where equal keys are equal bytes, and are refused elsewhere."""
 
 from __future__ import annotations
 

@@ -59,9 +59,7 @@ def spread(topology: Topology) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("by", ["crc32", "fnv1a", "murmur2", own, None])
-def test_a_repartition_topic_is_spread_as_the_topic_that_it_meets(
-    by: str | Callable[..., int] | None,
-) -> None:
+def test_it_is_spread_as_the_topic_that_it_meets(by: str | Callable[..., int] | None) -> None:
     builder = StreamsBuilder()
     table = builder.table("t", key=TEXT, value=TEXT, store="t", partitioner=by)
     orders = stream(builder, "orders", "fnv1a")

@@ -1,22 +1,49 @@
-"""Lowering of the stateless operators: which node, with which types, serdes and names."""
+"""Lowering of stateless operators and sources: which node, with which types, serdes and names."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import KStream, StreamsBuilder, serdes
+from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
+from bench.programs import topologies
+from bench.programs.catalogue import PROGRAMS
+from everflow import (
+    CogroupedKStream,
+    JoinWindows,
+    KStream,
+    KTable,
+    StreamsBuilder,
+    TopologyError,
+    serdes,
+)
+from everflow.dsl.expressions import TableFilter, key_value_function
+from everflow.dsl.streams import (
+    KGroupedStream,
+    KGroupedTable,
+    SessionWindowedCogroupedKStream,
+    SessionWindowedKStream,
+    TimeWindowedCogroupedKStream,
+    TimeWindowedKStream,
+)
 from everflow.errors import UnknownBranchError
+from everflow.testing import TopologyTestDriver
 from everflow.topology.graph import (
     MergeNode,
     SinkNode,
     SourceNode,
 )
+from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark
+
 ORDER = serdes.json("item string, amount double, tags array<string>")
 
 
@@ -106,11 +133,7 @@ def test_keys_of_branches_have_no_prefix_and_whoever_writes_it_is_told(orders: K
         .default_branch()
     )
     assert list(branches) == ["b", "2", "0"]
-    assert [branch.node for branch in branches.values()] == [
-        "by-amount-b",
-        "by-amount-2",
-        "by-amount-0",
-    ]
+    assert [one.node for one in branches.values()] == ["by-amount-b", "by-amount-2", "by-amount-0"]
     for key, meant in (("by-amount-b", "b"), ("by-amount-2", "2"), ("by-amount-0", "0")):
         with pytest.raises(UnknownBranchError, match=rf"did you mean '{meant}'\?"):
             branches[key]
@@ -129,3 +152,166 @@ def test_repartition(orders: KStream, builder: StreamsBuilder) -> None:
     assert source.topics == ("by-item-repartition",)
     assert not stream.key_changed
     assert builder.build().repartition_topics[0].partitions == 7
+
+
+SUB_TOPOLOGIES = {"chain": 3, "trades": 2, "flights": 2, "words": 2, "cities": 2}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_write_the_compared_topics(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INPUT_TOPIC_VARIABLE, "in")
+    monkeypatch.setenv(OUTPUT_TOPIC_VARIABLE, "out")
+    text = getattr(topologies, name)().build().describe()
+    assert text.count("Sub-topology:") == SUB_TOPOLOGIES.get(name, 1)
+    assert all(f"(topic: out{branch})" in text for branch in PROGRAMS[name].branches)
+
+
+TEXT = serdes.string()
+
+
+def _sources(builder: StreamsBuilder) -> list[tuple[str, tuple[str, ...]]]:
+    nodes = builder.build().nodes
+    return [(node.name, node.topics) for node in nodes if isinstance(node, SourceNode)]
+
+
+def _read(builder: StreamsBuilder, topics: str | list[str] | re.Pattern[str]) -> KStream:
+    return builder.stream(topics, key=TEXT, value=TEXT)
+
+
+def test_streams_of_one_topic_are_one_source_with_the_name_of_the_first() -> None:
+    builder = StreamsBuilder()
+    _read(builder, "a").to("out")
+    _read(builder, ["a"]).to("other")
+    builder.stream("a", key=TEXT, value=TEXT, name="mine").to("third")
+    assert _sources(builder) == [("KSTREAM-SOURCE-0000000000", ("a",))]
+    # The second one's number is used up, as in Kafka Streams.
+    assert "KSTREAM-SINK-0000000003" in str(builder.build().describe())
+    assert len(cut(builder.build()).subtopologies) == 1
+
+
+def test_streams_of_the_same_list_or_pattern_are_one_source() -> None:
+    builder = StreamsBuilder()
+    for topics in (["a", "b"], ["b", "a"], re.compile("c.*"), re.compile("c.*")):
+        _read(builder, topics).for_each(print)
+    assert [topics for _, topics in _sources(builder)] == [("a", "b"), ("c.*",)]
+    _read(builder, re.compile("c.*", re.IGNORECASE)).for_each(print)
+    assert len(_sources(builder)) == 3
+
+
+def test_each_stream_gets_all_records_and_may_be_joined_with_the_other() -> None:
+    builder = StreamsBuilder()
+    first, second = _read(builder, "in"), _read(builder, "in")
+    first.map_values(lambda value: f"1 {value}", returns="string").to("one")
+    second.map_values(lambda value: f"2 {value}", returns="string").to("two")
+    windows = JoinWindows.of_time_difference(5)
+    pairs = first.join(second, lambda a, b: a + b, windows=windows, store="s", returns="string")
+    pairs.to("pairs")
+    with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
+        given = driver.create_input_topic("in", TEXT, TEXT)
+        driver.pipe_batch({given: [("k", "a", 1), ("k", "b", 2)]})
+        told = {
+            name: [
+                value for _, value in driver.create_output_topic(name, TEXT, TEXT).read_key_values()
+            ]
+            for name in ("one", "two", "pairs")
+        }
+    assert told == {"one": ["1 a", "1 b"], "two": ["2 a", "2 b"], "pairs": ["aa", "ba", "ab", "bb"]}
+
+
+def test_a_column_of_the_same_text_is_the_same_time() -> None:
+    builder = StreamsBuilder()
+    for _ in range(2):
+        time = F.col("value").cast("bigint")
+        builder.stream("in", key=TEXT, value=TEXT, timestamp=time).for_each(print)
+    assert len(_sources(builder)) == 1
+
+
+Call = Callable[[StreamsBuilder], object]
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (lambda b: b.stream("in", key=TEXT), r"source.*serde"),
+        (lambda b: b.stream("in", value=TEXT), r"source.*serde"),
+        (lambda b: b.stream("in", key=TEXT, value=TEXT, offset_reset="earliest"), r"offset_re"),
+        (
+            lambda b: b.stream("in", key=TEXT, value=TEXT, timestamp=F.col("value").cast("bigint")),
+            r"source.*timestamp",
+        ),
+        (
+            lambda b: b.stream("in", key=TEXT, value=TEXT, idle_advance=timedelta(minutes=1)),
+            r"source.*idle_advance",
+        ),
+        (lambda b: _read(b, ["in", "more"]), r"streams.*exactly"),
+        (lambda b: b.table("in", store="t"), r"streams.*exactly"),
+        (lambda b: b.global_table("in", store="t"), r"streams.*exactly"),
+        (lambda b: _read(b, "kept"), r"stream.*variable"),
+        (lambda b: b.table("kept", store="k2"), r"stream.*variable"),
+    ],
+)
+def test_what_is_read_in_two_ways_is_refused(second: Call, why: str) -> None:
+    builder = StreamsBuilder()
+    _read(builder, "in").to("out")
+    builder.table("kept", key=TEXT, value=TEXT, store="k")
+    before = builder.build()
+    with pytest.raises(TopologyError, match=why) as caught:
+        second(builder)
+    assert re.search(r"first at .*test_dsl_streams\.py:\d+", str(caught.value))
+    assert builder.build() == before, "a refused call leaves nothing behind"
+
+
+OPERATORS = {
+    KStream: "filter filter_not map map_values flat_map flat_map_values select_key peek merge "
+    "split branch repartition group_by group_by_key to_table to join left_join outer_join "
+    "join_asof join_interval lookup_join deduplicate process process_values",
+    KTable: "filter filter_not map_values transform_values suppress to_stream group_by join "
+    "left_join outer_join",
+    KGroupedStream: "count reduce aggregate",
+    TimeWindowedKStream: "count reduce aggregate emit_strategy",
+    SessionWindowedKStream: "count reduce aggregate",
+    KGroupedTable: "count reduce aggregate",
+    CogroupedKStream: "aggregate",
+    TimeWindowedCogroupedKStream: "aggregate",
+    SessionWindowedCogroupedKStream: "aggregate",
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(owner, name) for owner, names in OPERATORS.items() for name in names.split()],
+)
+def test_the_rule_of_headers_is_told(owner: type, name: str) -> None:
+    assert "eaders" in (getattr(owner, name).__doc__ or ""), "what becomes of headers?"
+
+
+class Method:
+    def of_value(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda v: v, "value"),
+        (lambda k, v: (k, v), ("key", "value")),
+        (lambda v, sep="-": v + sep, "value-"),
+        (lambda *args: args, ("key", "value")),
+        (Method().of_value, "value"),
+        (partial(lambda a, v: (a, v), 1), (1, "value")),
+        (str.upper, "VALUE"),
+        (len, 5),
+    ],
+)
+def test_arguments_follow_the_signature(fn: Any, expected: object) -> None:
+    assert key_value_function(fn, "map_values")("key", "value") == expected
+
+
+def test_other_counts_are_refused() -> None:
+    with pytest.raises(TopologyError, match="takes 3 arguments"):
+        key_value_function(lambda a, b, c: None, "filter")
+
+
+def test_a_tables_filter_is_not_asked_about_deletions() -> None:
+    positive = TableFilter(lambda k, v: v > 0, negate=False)
+    assert [positive("k", v) for v in (1, -1, None)] == [1, None, None]

@@ -1,5 +1,4 @@
-"""Versioned tables and joins in time: what is refused while the topology is built, and how it is
-told."""
+"""Versioned tables and joins in time: what is refused, and how it is told."""
 
 from __future__ import annotations
 

@@ -189,9 +189,7 @@ def test_it_waits_for_the_earlier_process_of_the_slot(rig: Rig) -> None:
     assert phases[:8] == ["comes", *["waits"] * 6, "runs"]
 
 
-def test_an_earlier_process_that_does_not_end_is_killed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_process_that_stays_is_killed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     rig.folder.mkdir(parents=True)
     with (rig.folder / "lock").open("a+") as earlier:

@@ -1,5 +1,4 @@
-"""What driver and workers tell each other comes back as it was: names are read once, whatever the
-topic is called."""
+"""What driver and workers tell each other comes back as it was, whatever the topic is called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Topics that come while an instance runs (note 037): what is done in which order, and what becomes
-of those that cannot be taken up."""
+"""Topics that come while an instance runs (note 037): in which order, and those refused."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ class World:
 
     def __init__(self) -> None:
         self.done: list[object] = []
-        self.found = TopicGrowth(
-            Graph(()), {"new": 2}, {}, {"new": "program.py:3", "odd": "p.py:4"}
-        )
+        self.found = TopicGrowth(Graph(()), {"new": 2}, {}, {"new": "program.py:3", "odd": "p.py"})
         self.state = ClientState.RUNNING
         self.replaces = self.commits = self.alive = True
         self.error: EverflowError | None = None
@@ -123,9 +120,7 @@ def test_where_a_topic_begins_is_committed_before_tasks_go_over(world: World) ->
     }
 
 
-def test_a_task_that_was_lost_meanwhile_and_all_where_nothing_is_committed_are_recovered(
-    world: World,
-) -> None:
+def test_a_task_lost_meanwhile_and_all_without_commits_are_recovered(world: World) -> None:
     recover = world.recover
 
     def lost(*given: Any) -> Any:
@@ -149,9 +144,7 @@ def test_an_instance_that_does_not_run_waits(world: World) -> None:
     assert world.done == []
 
 
-def test_what_brokers_do_not_answer_is_tried_again(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_has_no_answer_is_tried_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.error = RetriableError("no leader yet")
     with caplog.at_level(logging.WARNING, "everflow"):
         world.extension.check()

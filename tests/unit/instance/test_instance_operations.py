@@ -1,19 +1,34 @@
-"""Pause, clean up and shut down the application: what an operator may ask of an instance, and
-when."""
+"""What operators and settings may ask of an instance: pause, clean up, shut down, bounds."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from everflow import IllegalStateError, KafkaStreams, StreamsBuilder, serdes
-from everflow.errors import StateFormatError, StateLockedError
+from everflow import (
+    ErrorHandlerContext,
+    IllegalStateError,
+    KafkaStreams,
+    Response,
+    RetryOutages,
+    StreamsBuilder,
+    StreamsConfig,
+    Topology,
+    TopologyError,
+    serdes,
+)
+from everflow.errors import ConfigError, StateFormatError, StateLockedError
+from everflow.handlers import Handlers, dead_letter_and_continue, is_outage
+from everflow.instance.assembly import Dependencies
+from everflow.instance.bounded_run import bounded_run
 from everflow.instance.client_state import ClientState, Pause
 from everflow.records import TaskId
 from everflow.state.lmdb_store import LmdbStore
@@ -43,9 +58,7 @@ def filled(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_clean_up_deletes_the_stores_before_the_start_and_after_the_end(
-    tmp_path: Path, ended: bool
-) -> None:
+def test_clean_up_deletes_before_the_start_and_after_the_end(tmp_path: Path, ended: bool) -> None:
     path, streams = filled(tmp_path), instance(tmp_path)
     before = StateDirectory.open(tmp_path, "app")
     before.close()
@@ -70,9 +83,7 @@ def test_clean_up_of_no_folder_makes_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "state", [ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN]
 )
-def test_clean_up_while_it_runs_is_refused_and_deletes_nothing(
-    tmp_path: Path, state: ClientState
-) -> None:
+def test_clean_up_while_it_runs_is_refused(tmp_path: Path, state: ClientState) -> None:
     path, streams = filled(tmp_path), instance(tmp_path)
     steps = [ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN]
     for step in steps[: steps.index(state) + 1]:
@@ -160,3 +171,181 @@ def test_a_signal_closes_it_as_run_was_told(
     streams.run(leave_group)
     assert closed == [leave_group]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def topology(output: str | None = "out") -> Topology:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=serdes.string(), value=serdes.string())
+    if output is None:
+        stream.for_each(lambda value: None)
+    else:
+        stream.to(output)
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("output", "asked", "told"),
+    [
+        ("out", {"count": 0}, "count is a number of records, 1 at least, found 0"),
+        ("out", {"count": True}, "1 at least, found True"),
+        ("out", {"count": "5"}, "1 at least, found '5'"),
+        ("out", {"timeout": 0}, "timeout is above 0, '30 seconds'"),
+        ("out", {"timeout": float("nan")}, "timeout is above 0"),
+        ("out", {"timeout": "soon"}, "cannot read the duration 'soon'"),
+        ("out", {"collect": "in"}, "collect='in' is no topic that the program writes; it writes o"),
+        ("out", {"collect": []}, "the name of an output topic or a list of names, found []"),
+        ("out", {"collect": 7}, "the name of an output topic or a list of names, found 7"),
+        (None, {"count": 1}, "write .to('topic'), or end the run with timeout='30 seconds'"),
+    ],
+)
+def test_a_bound_that_cannot_be_is_refused_with_the_cure(
+    tmp_path: Path, output: str | None, asked: dict[str, Any], told: str
+) -> None:
+    streams = KafkaStreams(
+        topology(output), application_id="a", bootstrap_servers="x:1", state_dir=str(tmp_path)
+    )
+    with pytest.raises(TopologyError, match=re.escape(told)) as refused:
+        streams.run(**asked)
+    assert "test_instance_operations.py:" in str(refused.value)
+    assert streams.state is ClientState.CREATED, "it can be run again, corrected"
+
+
+@pytest.mark.parametrize("timeout", [1.5, "1500 ms", timedelta(milliseconds=1500)])
+def test_a_time_is_seconds_text_or_a_timedelta(timeout: object) -> None:
+    config = StreamsConfig(application_id="a", bootstrap_servers="x:1")
+    bound = bounded_run(topology(), config, None, timeout, None)
+    assert bound is not None
+    assert bound.timeout_s == 1.5
+    assert bound.sinks == {}, "nothing is read that nobody asked for"
+
+
+CONTEXT = ErrorHandlerContext(
+    stage="processing",
+    topic="in",
+    partition=0,
+    offset=7,
+    timestamp=1,
+    headers=(),
+    source_raw_key=None,
+    source_raw_value=b"v",
+    processor_node_id="parse",
+    task_id="0_0",
+    attempt=0,
+)
+
+
+class Answer(Exception):
+    """As clients of registries raise it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status_code = status
+
+
+def outage_behind() -> Exception:
+    error = ValueError("cannot read the value")
+    error.__cause__ = ConnectionRefusedError("nobody there")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionResetError("gone"), True),
+        (TimeoutError("no answer"), True),
+        (Answer(401), True),
+        (Answer(429), True),
+        (Answer(503), True),
+        (Answer(404), False),
+        (Answer(422), False),
+        (outage_behind(), True),
+        (ValueError("no number"), False),
+        (FileNotFoundError("no such file"), False),
+    ],
+)
+def test_an_outage_is_told_from_a_bad_record(error: Exception, expected: bool) -> None:
+    assert is_outage(error) is expected
+    answer = RetryOutages(dead_letter_and_continue)(CONTEXT, error)
+    assert answer is (Response.RETRY if expected else Response.DEAD_LETTER)
+
+
+def test_what_they_answer_with_and_without_a_topic() -> None:
+    found = {
+        (setting, topic): Handlers.of(topic, {"processing": setting}).answer(CONTEXT, ValueError())
+        for setting in ("dead-letter", "continue", "fail")
+        for topic in ("dead", None)
+    }
+    assert found == {
+        ("dead-letter", "dead"): Response.DEAD_LETTER,
+        ("dead-letter", None): Response.FAIL,
+        ("continue", "dead"): Response.DEAD_LETTER,
+        ("continue", None): Response.CONTINUE,
+        ("fail", "dead"): Response.FAIL,
+        ("fail", None): Response.FAIL,
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "org.apache.kafka.streams.errors.LogAndContinueExceptionHandler",
+        "LogAndContinueProcessingExceptionHandler",
+    ],
+)
+def test_javas_names_mean_the_same(name: str) -> None:
+    handlers = Handlers.of(None, {"processing": name})
+    assert handlers.answer(CONTEXT, ValueError()) is Response.CONTINUE
+
+
+@pytest.mark.parametrize("given", ["skip", 3, {"parse": "skip"}])
+def test_what_is_no_handler_is_told_with_what_there_is(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"processing\.exception\.handler.*(dead-letter|text)"):
+        StreamsConfig(
+            application_id="app", bootstrap_servers="h:1", processing_exception_handler=given
+        )
+
+
+def test_a_handler_that_cannot_be_loaded_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no_such_module_here:name.*cannot be loaded"):
+        Handlers.of(None, {"processing": "no_such_module_here:name"})
+
+
+def test_a_handler_by_its_name() -> None:
+    name = "everflow.handlers:log_and_continue"
+    assert (
+        Handlers.of(None, {"processing": name}).answer(CONTEXT, ValueError()) is Response.CONTINUE
+    )
+
+
+def dependencies(**settings: Any) -> Dependencies:
+    """The readers' settings stand on the configuration only."""
+    config = StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b:9092", **settings})
+    nothing = cast(Any, None)
+    return Dependencies(
+        config=config,
+        clock=nothing,
+        admin=nothing,
+        blueprint=nothing,
+        directory=nothing,
+        changelogs=nothing,
+    )
+
+
+def test_the_rack_reaches_the_readers_of_inputs_and_changelogs() -> None:
+    found = dependencies(**{"client.rack": "zone-a"})
+    assert found.reader["client.rack"] == "zone-a"
+    assert found.main_reader["client.rack"] == "zone-a"
+
+
+def test_without_a_rack_there_is_no_such_setting() -> None:
+    found = dependencies()
+    assert "client.rack" not in found.reader
+    assert "client.rack" not in found.main_reader
+
+
+def test_each_reader_has_its_prefix() -> None:
+    found = dependencies(
+        **{"consumer.fetch.min.bytes": 1, "main.consumer.fetch.min.bytes": 2, "client.rack": "a"}
+    )
+    assert (found.reader["fetch.min.bytes"], found.main_reader["fetch.min.bytes"]) == (1, 2)
+    assert found.main_reader["bootstrap.servers"] == "b:9092"

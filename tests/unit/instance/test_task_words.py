@@ -65,10 +65,8 @@ def test_what_is_not_known_is_not_said() -> None:
 def test_tasks_whose_batches_fail_say_so_with_how_often_since_when_and_why() -> None:
     trouble = Trouble(1_000, 3, "no leader for out-0")
     failing = replace(RUNNING, trouble=trouble)
-    recovering = TaskStatus(
-        role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None, trouble=trouble
-    )
-    found = tasks(RUNNING, failing, recovering)
+    begun = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None, trouble=trouble)
+    found = tasks(RUNNING, failing, begun)
     assert summary(found, 13_000) == "1 active, 2 failing · no leader for out-0 (3 times in 12 s)"
     assert [line[:16] for line in task_lines(found)] == [
         "   0_1  failing ",

@@ -1,5 +1,4 @@
-"""Stream threads come and go: tasks only to threads that are warm, none left on one that ends, and
-the group knows the number."""
+"""Stream threads come and go: tasks to warm threads only, and the group knows the number."""
 
 from __future__ import annotations
 
@@ -118,14 +117,10 @@ def in_background(work: Callable[[], object]) -> list[object]:
 def test_a_thread_gets_tasks_only_when_it_is_warm(world: World) -> None:
     world.warm_at_once = False
     result = in_background(world.count.add)
-    wait_until(
-        lambda: world.done == ["start 2"], 10, "the thread to be started", lambda: world.done
-    )
+    wait_until(lambda: world.done == ["start 2"], 10, "the thread", lambda: world.done)
     assert (len(world.threads), result) == (2, [])
     world.opened[0].warm.set()
-    wait_until(
-        lambda: result == ["t2"], 10, "the thread to be added", lambda: [*world.done, result]
-    )
+    wait_until(lambda: result == ["t2"], 10, "the thread", lambda: [*world.done, result])
     assert world.done == ["start 2", "tell 3", "deal to [0, 1, 2]"]
 
 
@@ -169,9 +164,7 @@ def test_each_thread_needs_a_slot_and_one_is_left(world: World) -> None:
 def test_an_instance_that_ends_meanwhile_keeps_its_threads(world: World) -> None:
     world.warm_at_once = False
     adding = in_background(world.count.add)
-    wait_until(
-        lambda: world.done == ["start 2"], 10, "the thread to be started", lambda: world.done
-    )
+    wait_until(lambda: world.done == ["start 2"], 10, "the thread", lambda: world.done)
     world.running = False
     wait_until(lambda: adding == [None], 10, "the addition to return", lambda: adding)
     assert world.opened[0].ended

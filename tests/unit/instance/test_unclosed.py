@@ -1,5 +1,4 @@
-"""A program that ends without close(): its instance ends in order first, while all that it needs
-still works."""
+"""A program that ends without close(): its instance ends in order first."""
 
 from __future__ import annotations
 
@@ -89,9 +88,7 @@ close_at_exit(instance)
 """  # noqa: E501
 
 
-def test_a_kernel_that_is_shut_down_closes_what_runs_before_it_ends_its_child_processes(
-    tmp_path: Path,
-) -> None:
+def test_a_kernel_that_is_shut_down_closes_what_runs_first(tmp_path: Path) -> None:
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(cwd=str(tmp_path))
     client = manager.client()

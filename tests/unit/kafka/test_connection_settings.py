@@ -1,19 +1,24 @@
-"""TLS and tokens as kafka-python's connections are told them."""
+"""Settings of clients: TLS, tokens, Java's names, and refusals under the name that was given."""
 
 from __future__ import annotations
 
 import json
+import logging
 import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 from kafka.errors import SaslAuthenticationFailedError
 
+from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
+from everflow.foreign_names.java_security import in_librdkafkas_names
+from everflow.kafka.client_settings import check_clients
 from everflow.kafka.connection_settings import TokenProvider, connection_settings, security_keywords
 
 TLS = {"bootstrap.servers": "b:1", "security.protocol": "SSL"}
@@ -149,3 +154,209 @@ def test_a_secret_does_not_follow_a_redirection(endpoint: ThreadingHTTPServer, c
 def test_an_endpoint_has_an_address() -> None:
     with pytest.raises(ConfigError, match="is no http"):
         TokenProvider({"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"})
+
+
+JAVA_TLS = {"security.protocol": "SSL"}
+SASL = {"security.protocol": "sasl_ssl"}
+LOGIN = "org.apache.kafka.common.security"
+
+
+@pytest.mark.parametrize(
+    ("java", "ours"),
+    [
+        (
+            {
+                **JAVA_TLS,
+                "ssl.truststore.location": "/t.pem",
+                "ssl.keystore.location": "/k.pem",
+                "ssl.keystore.password": "p",
+            },
+            {
+                **JAVA_TLS,
+                "ssl.ca.location": "/t.pem",
+                "ssl.certificate.location": "/k.pem",
+                "ssl.key.location": "/k.pem",
+                "ssl.key.password": "p",
+            },
+        ),
+        (
+            {
+                **JAVA_TLS,
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.certificates": "a",
+                "ssl.keystore.certificate.chain": "b",
+                "ssl.keystore.key": "c",
+                "ssl.endpoint.identification.algorithm": "",
+            },
+            {
+                **JAVA_TLS,
+                "ssl.ca.pem": "a",
+                "ssl.certificate.pem": "b",
+                "ssl.key.pem": "c",
+                "ssl.endpoint.identification.algorithm": "none",
+            },
+        ),
+        (
+            {
+                **SASL,
+                "sasl.mechanism": "PLAIN",
+                "sasl.jaas.config": f"{LOGIN}.plain.PlainLoginModule required\n"
+                ' username="it\'s" password="a\\"b\\\\c; d=e" ;',
+            },
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "it's",
+                "sasl.password": 'a"b\\c; d=e',
+            },
+        ),
+        (
+            {
+                **SASL,
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.token.endpoint.url": "https://a/token",
+                "sasl.login.callback.handler.class": (
+                    f"{LOGIN}.oauthbearer.OAuthBearerLoginCallbackHandler"
+                ),
+                "sasl.jaas.config": f"{LOGIN}.oauthbearer.OAuthBearerLoginModule required "
+                'clientId=\'me\' clientSecret="s" scope=all extension_pool="one";',
+            },
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.token.endpoint.url": "https://a/token",
+                "sasl.oauthbearer.client.id": "me",
+                "sasl.oauthbearer.client.secret": "s",
+                "sasl.oauthbearer.scope": "all",
+                "sasl.oauthbearer.extensions": "pool=one",
+            },
+        ),
+        ({"fetch.min.bytes": 3}, {"fetch.min.bytes": 3}),
+    ],
+)
+def test_java_s_names(java: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert in_librdkafkas_names(java) == ours
+    assert in_librdkafkas_names(ours) == ours  # they are taken as well
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({**JAVA_TLS, "ssl.truststore.location": "/t.jks"}, r"Java.*JKS.*keytool"),
+        (
+            {**JAVA_TLS, "ssl.keystore.location": "/k.p12", "ssl.keystore.type": "PKCS12"},
+            r"Java.*PKCS12.*openssl pkcs12",
+        ),
+        ({"security.protocol": "TLS"}, "security.protocol = 'TLS' is none of PLAINTEXT, SSL"),
+        ({**SASL, "sasl.mechanism": "GSSAPI"}, "GSSAPI: everflow's clients speak PLAIN"),
+        (SASL, "SASL_SSL needs sasl.mechanism"),
+        ({**SASL, "sasl.mechanism": "PLAIN", "sasl.password": "hunter2"}, "needs sasl.username"),
+        ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "needs sasl.oauthbearer.token.endpoint.url"),
+        ({"sasl.username": "u"}, r"sasl.username.*effect.*security.protocol.*PLAIN"),
+        ({"security.protocol": "SASL_PLAINTEXT", "ssl.ca.location": "/c"}, "ssl.ca.location"),
+        (
+            {**SASL, "sasl.jaas.config": "com.sun.security.auth.module.Krb5LoginModule required;"},
+            r"module com.sun.security.auth.module.Krb5LoginModule.*PlainLogin",
+        ),
+        ({**SASL, "sasl.jaas.config": "hunter2"}, r"sasl.jaas.config.*text"),
+        ({**SASL, "sasl.login.callback.handler.class": "com.example.Mine"}, "com.example.Mine"),
+    ],
+)
+def test_what_cannot_be_is_told(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as refused:
+        in_librdkafkas_names(given)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_client_s_own_settings_come_first() -> None:
+    config = StreamsConfig(
+        {
+            "application.id": "a",
+            "bootstrap.servers": "b:1",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "all",
+            "sasl.password": "p",
+            "producer.sasl.username": "writer",
+        }
+    )
+    assert config.producer()["sasl.username"] == "writer"
+    assert config.consumer()["sasl.username"] == "all"
+
+
+BASE = {"application_id": "a", "bootstrap_servers": "nowhere.invalid:1"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("producer.linger.mss", 4, "linger.ms is one"),
+        ("producer.linger.ms", "x", "whole number"),
+        ("producer.request.timeout.ms", "x", "whole number"),
+        ("consumer.fetch.min.bytes", "x", "whole number"),
+        ("restore.consumer.metadata.max.age.ms", "soon", "whole number"),
+        ("admin.socket.timeout.ms", "soon", "whole number"),
+    ],
+)
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
+def test_refusals_name_the_users_key(key: str, value: object, reason: str, guarantee: str) -> None:
+    config = StreamsConfig(**BASE, processing_guarantee=guarantee, **{key: value})
+    with pytest.raises(ConfigError) as refused:
+        check_clients(config)
+    assert f"{key} = {value!r}" in str(refused.value)
+    assert reason in str(refused.value)
+
+
+def test_the_layer_that_wins_is_named() -> None:
+    keys = {"consumer.fetch.min.bytes": "x", "restore.consumer.fetch.min.bytes": "y"}
+    with pytest.raises(
+        ConfigError, match=r"^restore\.consumer\.fetch\.min\.bytes = 'y' is refused"
+    ):
+        check_clients(StreamsConfig(**BASE, **keys))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("producer.acks", "1"),
+        ("ssl.ca.location", "/no/such/file"),
+        ("ssl.ca.locaton", "/no/such/file"),
+        ("producer.compression.type", "brotli"),
+    ],
+)
+def test_what_would_lose_a_guarantee_or_cannot_be_read_is_refused(key: str, value: str) -> None:
+    config = StreamsConfig(**BASE, **{"security.protocol": "SSL", key: value})
+    with pytest.raises(ConfigError, match=rf"{key.removeprefix('producer.')}\b.*{value}|{key}"):
+        check_clients(config)
+
+
+def test_no_secret_is_shown() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_clients(StreamsConfig(**BASE, **{"producer.my.password": "hunter2"}))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_what_has_no_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "everflow")
+    check_clients(StreamsConfig(**BASE, **{"consumer.fetch.min.bytes": 7, "producer.linger.ms": 5}))
+    assert "consumer.fetch.min.bytes" in caplog.text
+    assert "producer.linger.ms" in caplog.text
+
+
+def test_right_settings_pass_without_a_broker(capfd: pytest.CaptureFixture[str]) -> None:
+    keys = {
+        "producer.linger.ms": 5,
+        "consumer.fetch.min.bytes": "7",
+        "main.consumer.max.poll.records": 5,
+        "admin.log_level": 3,
+    }
+    for guarantee in ("at_least_once", "exactly_once_v2"):
+        check_clients(StreamsConfig(**BASE, processing_guarantee=guarantee, **keys))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("partitioner", ["consistent_random", "fnv1a"])
+def test_a_partitioner_that_is_not_java_s_is_refused(partitioner: str) -> None:
+    with pytest.raises(ConfigError, match=f"partitioner = {partitioner}: .*murmur2_random"):
+        check_clients(StreamsConfig(**BASE, **{"producer.partitioner": partitioner}))

@@ -62,9 +62,7 @@ NAMED_LIKE_OURS: list[Header] = [
 
 @pytest.mark.parametrize("renamed", [True, False], ids=["letter", "letter of an earlier version"])
 @pytest.mark.parametrize("header", [[one] for one in NAMED_LIKE_OURS] + [NAMED_LIKE_OURS * 2])
-def test_no_header_of_a_record_is_taken_for_one_of_ours(
-    renamed: bool, header: list[Header]
-) -> None:
+def test_no_header_of_a_record_is_taken_for_ours(renamed: bool, header: list[Header]) -> None:
     if not renamed:
         header = [one for one in header if not one[0].startswith("__everflow.own.")]
     told = raw(1)
@@ -97,9 +95,7 @@ def test_no_header_of_a_record_is_taken_for_one_of_ours(
         note(5, 0)._replace(headers=[(REPLAYED, b"0@0"), (REPLAYED, b"0@1")]),
     ],
 )
-def test_what_is_no_note_is_passed_over_with_a_warning(
-    made: RawLetter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_note_is_passed_over(made: RawLetter, caplog: pytest.LogCaptureFixture) -> None:
     found = letters([raw(0), raw(1), made])
     assert [letter.replayed for letter in found] == [False, False]
     assert [record.levelname for record in caplog.records] == ["WARNING"]

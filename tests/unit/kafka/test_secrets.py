@@ -1,5 +1,4 @@
-"""Secrets are in no error, no line of any log at any level, and no representation of the settings:
-neither where they are right and nobody answers, nor where something else is wrong."""
+"""Secrets are in no error, no line of any log, and no representation of the settings."""
 
 from __future__ import annotations
 

@@ -1,25 +1,47 @@
-"""How closely a member watches its group after a rebalance, and that the client's heartbeats keep
-to it."""
+"""How closely a member watches its group, and what errors of clients and brokers mean."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
 
+import kafka.errors as client_errors
+import kafka.errors as codes
 import pytest
 from kafka.structs import MemberState
 
-from everflow.kafka.group_channel import GroupChannel, GroupSettings, _Heartbeat, watch_every
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    GenerationChanged,
+    RetriableError,
+    TaskMigratedError,
+)
+from everflow.kafka.errors import (
+    LinkLostError,
+    OffsetsUnstableError,
+    RefusedError,
+    classify,
+    classify_member,
+)
+from everflow.kafka.group_channel import (
+    Given,
+    GroupChannel,
+    GroupSettings,
+    _Assignor,
+    _client_config,
+    _Heartbeat,
+    watch_every,
+)
 
 
 @pytest.mark.parametrize(
     ("since_ms", "every_ms"),
     [(0, 50), (400, 50), (800, 100), (2_000, 250), (4_000, 500), (1e9, 500)],
 )
-def test_a_second_rebalance_is_noticed_after_an_eighth_of_the_time_it_took_to_come(
-    since_ms: float, every_ms: float
-) -> None:
+def test_a_second_rebalance_is_noticed_sooner(since_ms: float, every_ms: float) -> None:
     assert watch_every(since_ms, 500) == every_ms
 
 
@@ -121,12 +143,101 @@ class Coordinator:
         (Coordinator(crashed=ValueError("the IO thread has ended")), "poll"),
     ],
 )
-def test_a_look_at_a_group_at_rest_wakes_no_other_thread(
-    coordinator: Coordinator, does: str
-) -> None:
+def test_a_look_at_a_group_at_rest_wakes_no_thread(coordinator: Coordinator, does: str) -> None:
     """The client's own poll asks its IO thread for the coordinator, 20 times a second."""
     channel = object.__new__(GroupChannel)
     channel._coordinator = coordinator
     channel._settings = GroupSettings(bootstrap_servers="b:1", group_id="app")
     channel.poll(1.0)
     assert coordinator.done == [does]
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected", "says"),
+    [
+        (client_errors.FencedInstanceIdError("node-1"), FatalError, "group.instance.id"),
+        (client_errors.InconsistentGroupProtocolError(), FatalError, "application.id"),
+        (client_errors.GroupAuthorizationFailedError("g"), FatalError, "joining"),
+        (client_errors.UnknownMemberIdError(), TaskMigratedError, "evicted"),
+        (client_errors.IllegalGenerationError(), TaskMigratedError, "evicted"),
+        (client_errors.KafkaTimeoutError(), RetriableError, "joining"),
+        (client_errors.NodeNotReadyError("1"), RetriableError, "joining"),
+    ],
+)
+def test_errors_get_reactions(failure: Exception, expected: type[EverflowError], says: str) -> None:
+    error = classify_member(failure, "joining")
+    assert type(error) is expected
+    assert says in str(error)
+
+
+def test_the_client_s_settings_that_guarantees_stand_on() -> None:
+    """Scenario 12: only a read_committed client is made to wait for pending offsets; scenario 21:
+    half a second."""
+    config = _client_config(
+        GroupSettings(bootstrap_servers="b:1", group_id="app", client={"enable_auto_commit": True}),
+        _Assignor(Nothing()),
+        1.0,
+    )
+    wanted = {
+        "isolation_level": "read_committed",
+        "heartbeat_interval_ms": 500,
+        "enable_auto_commit": False,
+        "allow_auto_create_topics": False,
+        "auto_offset_reset": "none",
+    }
+    assert {key: config[key] for key in wanted} == wanted
+
+
+class Nothing:
+    """An assignor that is never asked."""
+
+    name = "everflow"
+
+    def user_data(self) -> bytes:
+        raise NotImplementedError
+
+    def assign(
+        self,
+        members: Mapping[str, bytes],
+        partition_counts: Mapping[str, int],
+        read: Mapping[str, Collection[str]],
+    ) -> Mapping[str, Given]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        # A broker that was killed and came back answers so for a moment; stopping for it would turn
+        # a restart into an outage.
+        (codes.FencedLeaderEpochError, RetriableError),
+        (codes.UnknownLeaderEpochError, RetriableError),
+        (codes.OffsetNotAvailableError, RetriableError),
+        (codes.NotControllerError, RetriableError),
+        (codes.UnknownTopicOrPartitionError, RetriableError),
+        (codes.IllegalGenerationError, GenerationChanged),
+        (codes.UnknownMemberIdError, TaskMigratedError),
+        (codes.ProducerFencedError, TaskMigratedError),
+        (codes.UnstableOffsetCommitError, OffsetsUnstableError),
+        (codes.TopicAuthorizationFailedError, FatalError),
+        (codes.MessageSizeTooLargeError, FatalError),
+        (codes.UnknownProducerIdError, RetriableError),
+    ],
+)
+def test_classes(code: type[codes.BrokerResponseError], kind: type[Exception]) -> None:
+    for failure in (RefusedError(code.errno), code()):
+        error = classify(failure, "doing something")
+        assert type(error) is kind
+        assert "doing something" in str(error)
+    assert code.message in str(classify(RefusedError(code.errno), "doing"))
+
+
+def test_no_answer_passes() -> None:
+    for failure in (LinkLostError("gone", sent=True), codes.KafkaTimeoutError("late")):
+        assert type(classify(failure, "asking")) is RetriableError
+
+
+def test_a_fenced_static_member_is_not_said_to_rejoin() -> None:
+    text = str(classify(RefusedError(codes.FencedInstanceIdError.errno), "sending offsets"))
+    assert "joined with this group.instance.id and has the tasks; this one stops" in text
+    assert "rejoined" not in text

@@ -1,5 +1,4 @@
-"""When a member asks for a rebalance: gathered, never in the middle of one, and not again what the
-last join said."""
+"""When a member asks for a rebalance: gathered, never within one, not what the join said."""
 
 from __future__ import annotations
 
@@ -44,9 +43,7 @@ def test_during_a_rebalance_nothing_is_asked_and_what_it_settled_is_forgotten(
     assert follow_ups.due(5_000.0, False) == "1 warm-up caught up (0_1)"
 
 
-def test_what_the_join_said_is_not_asked_again_unless_the_leader_left_it(
-    follow_ups: FollowUps,
-) -> None:
+def test_what_the_join_said_is_asked_again_if_the_leader_left_it(follow_ups: FollowUps) -> None:
     follow_ups.became_hot(A, 0.0)
     follow_ups.became_hot(B, 0.0)
     follow_ups.joining()
@@ -77,9 +74,7 @@ def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: Fol
     follow_ups.joining()
     follow_ups.completed({A}, (), None, 5_000.0)
     follow_ups.became_hot(A, 5_000.0)
-    assert follow_ups.due(5_000.0 + GATHER_MS, False), (
-        "after a real rebalance the leader may wait for a standby"
-    )
+    assert follow_ups.due(5_000.0 + GATHER_MS, False), "the leader may wait"
 
 
 def test_standbys_are_not_called_warm_ups(follow_ups: FollowUps) -> None:
@@ -107,9 +102,7 @@ def test_what_is_asked_at_once_waits_for_the_end_of_a_rebalance_only(follow_ups:
     assert not follow_ups.pending
 
 
-def test_a_told_follow_up_comes_at_its_time_unless_a_rebalance_was_before(
-    follow_ups: FollowUps,
-) -> None:
+def test_a_told_follow_up_comes_unless_a_rebalance_was_before(follow_ups: FollowUps) -> None:
     follow_ups.completed((), (), 600_000, 50.0)
     assert follow_ups.due(600_049.0, False) is None
     assert follow_ups.due(600_050.0, False) == "the leader wanted a follow-up"
@@ -135,9 +128,7 @@ def test_a_lost_membership_forgets_its_copies(follow_ups: FollowUps) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("hjca"), st.floats(0, 3_000)), max_size=60))
-def test_asked_at_most_once_per_join_and_every_hot_warm_up_is_told(
-    steps: list[tuple[str, float]],
-) -> None:
+def test_asked_once_per_join_and_every_hot_warm_up_is_told(steps: list[tuple[str, float]]) -> None:
     """Whatever the order: between two joins one question; a hot task is told by a join within the
     gathering time of calm."""
     follow_ups, now, asked, hot = FollowUps(), 0.0, 0, False

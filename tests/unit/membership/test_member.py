@@ -290,16 +290,6 @@ def test_hot_warm_ups_are_gathered_and_asked_for_once(driven: Driven) -> None:
     assert driven.channel.wanted
 
 
-def test_the_leader_s_follow_up_is_asked_for_at_its_time(driven: Driven) -> None:
-    driven.given(T0, followup_ms=600_000)
-    driven.clock.advance(599_999)
-    driven.step()
-    assert not driven.channel.wanted
-    driven.clock.advance(1)
-    driven.step()
-    assert driven.channel.wanted
-
-
 def test_a_drain_is_said_at_once_and_over_when_nothing_is_left(driven: Driven) -> None:
     driven.given(T0, T1)
     driven.member.drain()

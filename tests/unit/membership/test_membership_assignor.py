@@ -1,8 +1,8 @@
-"""The glue between the group protocol and the pure assignor: what members say, what the leader
-answers, who is refused."""
+"""The leader's glue between the group protocol and the assignor, and its decision in words."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from everflow.assignment.cluster_state import (
     AssignmentRules,
     ClusterState,
     Member,
+    TaskInfo,
 )
 from everflow.assignment.user_data import (
     UNREAD,
@@ -29,6 +30,7 @@ from everflow.assignment.user_data import (
 from everflow.clock import ManualClock
 from everflow.kafka.group_channel import Given
 from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, MemberAssignor
+from everflow.membership.decision_text import decision_text, known_of
 from everflow.records import TaskId, TopicPartition
 
 LINES = ("sub-topology 0 has key_value store s", "sub-topology 0 reads topic a")
@@ -161,9 +163,7 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
         "m1": member("x", TASK_0, generation=3, **facts),
         "m2": member("w", offset_sums={TASK_0: 60}, draining=True),
     }
-    given = one.assign(
-        {member_id: encode(data) for member_id, data in said.items()}, {"a": 2, "b": 1}
-    )
+    given = one.assign({name: encode(data) for name, data in said.items()}, {"a": 2, "b": 1})
     (cluster,) = seen
     assert cluster.members == (
         Member(member_id="m1", process_id="x", owned=frozenset({TASK_0}), generation=3, **facts),
@@ -184,9 +184,7 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
         "m2": (None, said["m2"].nonce),
     }
     assert told["m2"].hosts == told["m1"].hosts
-    assert {end: tasks.active for end, tasks in (told["m1"].hosts or {}).items()} == {
-        "h:1": frozenset({TASK_0})
-    }
+    assert {end: one.active for end, one in (told["m1"].hosts or {}).items()} == {"h:1": {TASK_0}}
 
 
 def test_a_topic_counts_from_when_every_member_reads_it() -> None:
@@ -313,9 +311,7 @@ def test_a_member_of_a_future_version_is_answered_and_keeps_what_it_may_run() ->
 
 def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
     told = answers(
-        assignor().assign(
-            {"m1": encode(member("x")), "m2": b"ef\x02\x00damaged", "m3": b""}, {"a": 2}
-        )
+        assignor().assign({"m1": encode(member("x")), "m2": b"ef\x02\x00bad", "m3": b""}, {"a": 2})
     )
     assert {m: data.error.name for m, data in told.items()} == {
         "m1": "NONE",
@@ -336,10 +332,7 @@ def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
     )
     assert {data.error for data in told.values()} == {AnswerError.INCOMPLETE_SOURCE_METADATA}
     assert all("topic gone" in data.message for data in told.values())
-    assert sorted(str(data.followup_ms) for data in told.values()) == [
-        str(METADATA_RETRY_MS),
-        "None",
-    ]
+    assert sorted(str(one.followup_ms) for one in told.values()) == [str(METADATA_RETRY_MS), "None"]
 
 
 def test_one_member_can_end_the_whole_application() -> None:
@@ -397,8 +390,94 @@ def test_a_decision_that_ends_with_system_exit_is_told_to_the_group() -> None:
     def exits(cluster: ClusterState) -> Assignment:
         raise SystemExit(1)
 
-    (answer,) = answers(
-        assignor(decide=exits).assign({"m": encode(member("p"))}, {"a": 1})
-    ).values()
-    assert answer.error is AnswerError.ASSIGNMENT_FAILED
-    assert "SystemExit" in answer.message
+    (told,) = answers(assignor(decide=exits).assign({"m": encode(member("p"))}, {"a": 1})).values()
+    assert told.error is AnswerError.ASSIGNMENT_FAILED
+    assert "SystemExit" in told.message
+
+
+TASKS = [TaskId(0, partition) for partition in range(8)]
+FIRST, REST = frozenset(TASKS[:4]), frozenset(TASKS[4:])
+ONE = Member(
+    member_id="one-3ad7a161-4510-4366-9fcf-9ea9b616b279", process_id="p1", owned=FIRST, generation=3
+)
+TWO = Member(
+    member_id="two-a309ccc1-197c-4c9b-b8a4-0ddd6950e3f6",
+    process_id="p2",
+    owned=REST,
+    generation=3,
+    endpoint="host-2:80",
+)
+
+
+def cluster(*members: Member) -> ClusterState:
+    return ClusterState(
+        members=members,
+        tasks={task: TaskInfo(task, (TopicPartition("in", task.partition),)) for task in TASKS},
+        end_sums={},
+        racks={},
+        rules=AssignmentRules(),
+    )
+
+
+BOTH = Assignment(active={ONE.member_id: FIRST, TWO.member_id: REST})
+
+
+def test_who_vanished_and_who_has_its_tasks_now() -> None:
+    before = known_of(cluster(ONE, TWO), BOTH)
+    assert decision_text(
+        before, cluster(ONE), Assignment(active={ONE.member_id: FIRST | REST})
+    ) == (
+        "8 tasks on 1 instance; gone: two-a309ccc1 (host-2:80) (had 0_4, 0_5, 0_6, 0_7); "
+        "moves now: 0_4, 0_5, 0_6, 0_7 from two-a309ccc1 (host-2:80) to one-3ad7a161; nothing left "
+        "to move"
+    )
+
+
+def test_a_new_leader_knows_only_that_they_had_no_owner() -> None:
+    assert decision_text({}, cluster(ONE), Assignment(active={ONE.member_id: FIRST | REST})) == (
+        "8 tasks on 1 instance; moves now: 0_4, 0_5, 0_6, 0_7 from nobody (new, or the owner is "
+        "gone) to one-3ad7a161; "
+        "nothing left to move"
+    )
+
+
+def test_what_waits_for_its_owner_is_not_called_finished() -> None:
+    before = known_of(cluster(ONE, TWO), BOTH)
+    handing = Assignment(
+        active={ONE.member_id: FIRST, TWO.member_id: frozenset()},
+        withheld=REST,
+        movements=0,
+        followup_ms=0,
+    )
+    text = decision_text(before, cluster(ONE, TWO), handing)
+    assert text.startswith("8 tasks on 2 instances; being handed over: 0_4, 0_5, 0_6, 0_7 (")
+    assert "nothing left" not in text
+
+
+def test_a_lost_instance_s_tasks_count_while_they_are_held_back() -> None:
+    held = dataclasses.replace(cluster(ONE), held_back=REST)
+    text = decision_text({}, held, Assignment(active={ONE.member_id: FIRST}))
+    assert text == "8 tasks on 1 instance; held back for a lost instance: 0_4, 0_5, 0_6, 0_7"
+
+
+def test_a_task_that_was_handed_over_comes_from_who_had_it() -> None:
+    handing = Assignment(active={ONE.member_id: FIRST, TWO.member_id: frozenset()}, withheld=REST)
+    done = Member(member_id=TWO.member_id, process_id="p2", generation=4, endpoint="host-2:80")
+    handed = Assignment(active={ONE.member_id: FIRST | REST, TWO.member_id: frozenset()})
+    text = decision_text(known_of(cluster(ONE, TWO), handing), cluster(ONE, done), handed)
+    assert "moves now: 0_4, 0_5, 0_6, 0_7 from two-a309ccc1 (host-2:80) to one-3ad7a161;" in text
+
+
+def test_a_newcomer_s_warm_ups_and_what_comes_later() -> None:
+    alone = Member(member_id=ONE.member_id, process_id="p1", owned=FIRST | REST, generation=3)
+    new = Member(member_id=TWO.member_id, process_id="p2")
+    before = known_of(cluster(alone), Assignment(active={ONE.member_id: FIRST | REST}))
+    warming = Assignment(
+        active={ONE.member_id: FIRST | REST, TWO.member_id: frozenset()},
+        warmup={TWO.member_id: frozenset(TASKS[4:6])},
+        movements=4,
+    )
+    assert decision_text(before, cluster(alone, new), warming) == (
+        "8 tasks on 2 instances; new: two-a309ccc1; warm-ups: 0_4 on two-a309ccc1, 0_5 on "
+        "two-a309ccc1; still to move: 4"
+    )

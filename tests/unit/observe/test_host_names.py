@@ -188,9 +188,7 @@ async def who(scope: Any, _: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def test_who_asks_is_who_is_connected_whatever_the_environment_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_asks_is_who_is_connected_not_who_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of web applications set these for their servers, and ours is in the same process."""
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     monkeypatch.setenv("WEB_CONCURRENCY", "auto")

@@ -66,9 +66,7 @@ def test_routes(server: HttpServer, shown: Shown) -> None:
     )
 
 
-def test_the_status_is_json_with_null_for_what_is_not_known(
-    server: HttpServer, shown: Shown
-) -> None:
+def test_the_status_is_json_with_null_for_the_unknown(server: HttpServer, shown: Shown) -> None:
     shown.seen = changed(FULL, counters={}, members=None)
     status = json.loads(get(server, "/status")[1])
     assert status["lag"] is None

@@ -199,9 +199,7 @@ def received(one: socket.socket) -> int:
     return total
 
 
-def test_requests_that_are_none_are_told_of_once_in_a_while(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_requests_that_are_none_are_told_of_at_times(caplog: pytest.LogCaptureFixture) -> None:
     server = HttpServer("127.0.0.1:0", application(lambda: WHOLE, ""))
     host, _, port = server.address.rpartition(":")
     with closing(server), caplog.at_level(logging.DEBUG):

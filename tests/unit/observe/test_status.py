@@ -1,16 +1,24 @@
-"""What `/status` says, and how another instance reads what came over the network."""
+"""What `/status`, the probes and the pages say of tasks, transactions and instances."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everflow import metrics as names
-from everflow.observe.status import observation_in, status_of
-from unit.observe.observations import FULL, changed
+from everflow.metrics import Labels, Metrics, RecentlySeen, Seen
+from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules, wanted
+from everflow.observe.observation import ObservedThread, StableLag
+from everflow.observe.page.verdict import with_rates
+from everflow.observe.status import live, observation_in, ready, status_of, transactions
+from unit.observe.observations import ACTIVE, FULL, RESTORING, STANDBY, changed
+from unit.observe.page.page_facts import counted, facts
 
 
 def told(**values: Any) -> dict[str, Any]:
@@ -64,3 +72,248 @@ def test_an_older_version_tells_less() -> None:
 def test_what_is_no_status_is_refused(status: Any) -> None:
     with pytest.raises(ValueError, match=r"no status|could not convert"):
         observation_in(status)
+
+
+DEAD_THREAD = [ObservedThread(number=1, alive=False, tasks=0)]
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "is_ready"),
+    [
+        ("CREATED", True, False),
+        ("REBALANCING", True, True),
+        ("RUNNING", True, True),
+        ("PENDING_SHUTDOWN", True, False),
+        ("NOT_RUNNING", False, False),
+        ("PENDING_ERROR", False, False),
+        ("ERROR", False, False),
+    ],
+)
+def test_a_state_decides(state: str, alive: bool, is_ready: bool) -> None:
+    seen = changed(state=state)
+    assert live(seen).ok is alive
+    assert ready(seen).ok is is_ready
+
+
+def test_one_that_restores_is_alive_and_not_ready() -> None:
+    verdict = ready(FULL)
+    assert live(FULL).ok
+    assert verdict == (False, "active tasks that do not run yet: 1_1")
+    many = changed(tasks=[RESTORING] * 7)
+    assert ready(many).why.endswith("1_1, 1_1, 1_1, 1_1, 1_1 and 2 more")
+
+
+def test_a_stream_thread_that_ended_is_told() -> None:
+    assert live(changed(threads=DEAD_THREAD)) == (False, "stream threads that ended: 1")
+    assert live(changed(threads=DEAD_THREAD, state="REBALANCING")).ok, "it starts"
+
+
+def test_what_stopped_it_is_told() -> None:
+    assert live(changed(state="ERROR", error="[EF-X] broken")).why == "state ERROR: [EF-X] broken"
+
+
+def test_one_with_standbys_only_is_ready_once_it_has_joined() -> None:
+    assert ready(changed(tasks=[STANDBY])).ok
+    assert not ready(changed(tasks=[], state="REBALANCING", members=None)).ok
+    assert not ready(changed(threads=[], state="REBALANCING")).ok
+
+
+RUNNING = replace(ACTIVE, lag=4_000, remaining_s=0.0)
+COPY = replace(STANDBY, rate=7.0, remaining_s=1.5)
+
+
+def rates(lag: int | None, before: int | None) -> tuple[float, float | None]:
+    """Of the active task, which has processed 2,000 records in ten seconds."""
+    old = changed(tasks=[replace(RUNNING, lag=before)])
+    new = changed(tasks=[replace(RUNNING, lag=lag)])
+    counts: dict[Labels, float] = {
+        ("0", "1_0", "in"): 1_500.0,
+        ("1", "1_0", "other"): 600.0,
+        ("0", "1_1", "in"): 9.0,
+    }
+    looks = facts(
+        counted(new, {names.PROCESSED: counts}),
+        counted(old, {names.PROCESSED: {("0", "1_0", "in"): 100.0}}),
+    )
+    (task,) = with_rates(looks)
+    return task.rate, task.remaining_s
+
+
+@pytest.mark.parametrize(
+    ("lag", "before", "remaining_s"),
+    [
+        (4_000, 5_000, 40.0),
+        (4_000, 4_000, None),
+        (4_000, 3_000, None),
+        (4_000, None, None),
+        (None, 4_000, None),
+        (400, 300, 0.0),
+        (0, 0, 0.0),
+    ],
+)
+def test_an_active_task_tells_what_it_processes_and_until_when(
+    lag: int | None, before: int | None, remaining_s: float | None
+) -> None:
+    assert rates(lag, before) == (200.0, remaining_s)
+
+
+def test_what_is_copied_keeps_its_copys_rate() -> None:
+    tasks = [COPY, RESTORING]
+    assert with_rates(facts(changed(tasks=tasks), changed(tasks=tasks))) == tasks
+
+
+def test_one_look_tells_no_rate() -> None:
+    assert with_rates(facts(changed(tasks=[RUNNING]))) == [RUNNING]
+
+
+def test_one_that_was_restored_before_has_no_time_yet() -> None:
+    """Its lag was of its changelogs."""
+    old = changed(tasks=[replace(RUNNING, state="RESTORING", lag=90_000)])
+    (task,) = with_rates(facts(changed(tasks=[RUNNING]), counted(old, {})))
+    assert task.rate == 1.2
+    assert task.remaining_s is None
+
+
+def test_a_thread_has_its_writer_its_last_commit_and_its_aborts_by_cause() -> None:
+    found = transactions(FULL)
+    assert found["threads"] == [
+        {
+            "thread": 0,
+            "transactional_id": "orders-p-0",
+            "state": "Ongoing",
+            "open_s": 1.5,
+            "committed_ms": 1_789_999_995_000,
+            "aborted": {"generation": 1, "worker": 3},
+            "fenced": 2,
+            "renewed": 4,
+        }
+    ]
+    assert (found["told_s"], found["ended_of_others"]) == (1.0, 0.0)
+
+
+def test_one_that_has_committed_nothing_and_of_which_nothing_is_told_has_no_numbers() -> None:
+    seen = changed(threads=[ObservedThread(number=3, alive=True, tasks=0)], told_s=None)
+    (row,) = transactions(seen)["threads"]
+    assert (row["open_s"], row["state"], row["committed_ms"]) == (None, None, None)
+    assert (row["aborted"], row["fenced"], row["renewed"]) == ({}, 0.0, 0.0)
+
+
+def test_what_is_held_back_for_the_longest_time_is_first_and_what_is_not_is_left_out() -> None:
+    held = {
+        ("b", 0): StableLag(5, 10, 3.0),
+        ("a", 0): StableLag(9, 20, 3.0),
+        ("c", 1): StableLag(1, 30, 60.0),
+        ("d", 0): StableLag(0, 40, 0.0),
+    }
+    rows = transactions(changed(held_back=held))["held_back"]
+    assert [(row["topic"], row["records"], row["stable"]) for row in rows] == [
+        ("c", 1, 30),
+        ("a", 9, 20),
+        ("b", 5, 10),
+    ]
+
+
+RULES = ScalingRules(target=0.7, drain_s=100, up_after_s=10, down_after_s=60)
+
+
+def load(
+    busy: float = 0.35,
+    lag: float | None = 0,
+    rate: float = 1_000,
+    restoring: bool = False,
+    members: int = 2,
+    tasks: int = 8,
+) -> Load:
+    return Load(busy, lag, rate, restoring, members, tasks)
+
+
+@pytest.mark.parametrize(
+    ("seen", "number"),
+    [
+        (load(busy=0.35), 1),
+        (load(busy=0.7), 2),
+        (load(busy=0.72), 2),
+        (load(busy=1.0), 3),
+        # 100,000 records at 1,000/s: as much again is needed for 100 s
+        (load(busy=1.0, lag=100_000), 5),
+        # the same rate while half busy: it can do 2,000/s
+        (load(busy=0.5, lag=100_000), 3),
+        (load(busy=1.0, lag=10_000_000), 8),
+        (load(busy=0.0, rate=0), 1),
+        (load(busy=0.0, rate=0, lag=5), None),
+        (load(lag=None), None),
+        (load(lag=math.nan), None),
+        (load(restoring=True), None),
+    ],
+)
+def test_what_a_moment_asks_for(seen: Load, number: int | None) -> None:
+    assert wanted(seen, RULES) == number
+
+
+def asked_for(*steps: tuple[float, Load]) -> list[int]:
+    desired = DesiredInstances(rules=RULES)
+    return [desired.look(seen, at * 1000) for at, seen in steps]
+
+
+def test_it_begins_with_what_there_is_and_goes_up_after_a_while() -> None:
+    busy = load(busy=1.0)
+    assert asked_for((0, busy), (9, busy), (10, busy), (20, busy)) == [2, 2, 3, 3]
+
+
+def test_down_it_goes_later_and_to_the_largest_of_the_time() -> None:
+    idle, half = load(busy=0.1, members=4), load(busy=0.5, members=4)
+    assert asked_for((0, idle), (30, half), (59, idle), (60, idle)) == [4, 4, 4, 3]
+
+
+def test_a_peak_is_no_trend() -> None:
+    busy, calm = load(busy=1.0), load(busy=0.7)
+    assert asked_for((0, busy), (5, calm), (10, busy), (19, busy), (20, busy)) == [
+        2,
+        2,
+        2,
+        2,
+        3,
+    ]
+
+
+def test_while_tasks_are_restored_nothing_changes() -> None:
+    busy, restoring = load(busy=1.0), load(restoring=True)
+    assert asked_for((0, busy), (9, restoring), (11, busy), (20, busy), (21, busy)) == [
+        2,
+        2,
+        2,
+        2,
+        3,
+    ]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1e7), st.integers(1, 9)), min_size=1))
+def test_it_stays_between_one_and_the_tasks(drawn: list[tuple[float, float, int]]) -> None:
+    desired = DesiredInstances(rules=RULES)
+    for number, (busy, lag, members) in enumerate(drawn):
+        seen = load(busy=busy, lag=lag, members=members)
+        assert 1 <= desired.look(seen, number * 7_000) <= max(8, members)
+
+
+def test_values_go_after_a_minute_at_the_latest() -> None:
+    recent = RecentlySeen()
+    assert recent.at(0) is None
+    recent.add(Seen(2, 6.0, 1.0, 5.0), 1_000)
+    recent.add(Seen(1, 9.0, 9.0, 9.0), 31_000)
+    assert recent.at(59_999) == Seen(3, 15.0, 1.0, 9.0)
+    assert recent.at(60_000) == Seen(1, 9.0, 9.0, 9.0)
+    assert recent.at(90_000) is None
+
+
+def test_a_register_keeps_labels_apart() -> None:
+    metrics = Metrics()
+    metrics.saw("late", {("a",): Seen(1, 2.0, 2.0, 2.0), ("b",): Seen(1, 3.0, 3.0, 3.0)}, 0)
+    metrics.saw("late", {("a",): Seen(1, 4.0, 4.0, 4.0)}, 10)
+    assert metrics.recent("late", 20) == {
+        ("a",): Seen(2, 6.0, 2.0, 4.0),
+        ("b",): Seen(1, 3.0, 3.0, 3.0),
+    }
+    assert metrics.recent("late", 100_000) == {}
+    metrics.add_series("n", {("a",): 1, ("b",): 2})
+    metrics.add_series("n", {("a",): 1})
+    assert metrics.series() == {"n": {("a",): 2, ("b",): 2}}

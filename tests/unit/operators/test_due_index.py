@@ -28,9 +28,7 @@ def store_of(index: DueIndex, entries: list[tuple[int, bytes]]) -> InMemoryStore
 def test_a_range_has_the_entries_between_its_times(
     entries: list[tuple[int, bytes]], last: int, after: int | None
 ) -> None:
-    wanted = sorted(
-        (time, rest) for time, rest in entries if time <= last and (after is None or time > after)
-    )
+    wanted = sorted(one for one in entries if one[0] <= last and (after is None or one[0] > after))
     found = [key for key, _ in SIGNED.stored(store_of(SIGNED, entries), last, after)]
     assert [(SIGNED.time_of(key), SIGNED.rest_of(key)) for key in found] == wanted
     assert found == [SIGNED.key(*one) for one in wanted]

@@ -65,9 +65,7 @@ def test_the_topic_of_a_table_whose_keys_are_written_as_they_were_read() -> None
         ({"timestamp": lambda value: value["at"]}, False),
     ],
 )
-def test_a_topic_whose_records_are_not_all_taken_as_they_are_is_no_changelog(
-    options: dict[str, Any], reused: bool
-) -> None:
+def test_a_topic_that_is_not_taken_as_it_is_is_none(options: dict[str, Any], reused: bool) -> None:
     builder = StreamsBuilder()
     builder.table("t", key=TEXT, value=serdes.json("at bigint"), store="t", **options)
     found = sources(optimized(builder.build(), REUSE_SOURCE_TOPICS))

@@ -20,9 +20,7 @@ from everflow.sockets import (
 )
 
 
-def test_a_long_temporary_folder_does_not_make_sockets_impossible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_folder_holds_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))

@@ -1,5 +1,4 @@
-"""A Column that was analysed at an earlier start is what it was, and Spark SQL is not started for
-it."""
+"""A Column analysed at an earlier start is what it was, without a start of Spark SQL."""
 
 from __future__ import annotations
 
@@ -61,9 +60,7 @@ def test_a_kept_column_is_what_the_analyser_says(name: str, next_start: Callable
     assert _without_column(analyse(column, EDGE, None)) == _without_column(first)
 
 
-def test_what_reads_the_same_and_is_not_the_same_is_asked_for(
-    next_start: Callable[[], None],
-) -> None:
+def test_what_reads_the_same_and_is_not_is_asked_for(next_start: Callable[[], None]) -> None:
     """Spark shows all of these as ``1``, or ``1.0``."""
     alike: list[Column] = [F.lit("1"), F.lit(1), F.lit(True), F.lit(1.0), F.lit(Decimal("1.0"))]
     keys = {key_of(column, "schema") for column in alike}
@@ -80,9 +77,7 @@ def test_what_reads_the_same_and_is_not_the_same_is_asked_for(
 @pytest.mark.parametrize(
     "column", [lambda: F.rand(), lambda: F.col("value.a") > 0], ids=["refused", "of another type"]
 )
-def test_a_column_that_is_refused_is_refused_again(
-    column: Callable[[], Column], folder: Path
-) -> None:
+def test_a_refused_column_is_refused_again(column: Callable[[], Column], folder: Path) -> None:
     for _ in range(2):
         with pytest.raises(TopologyError):
             analyse(column(), EDGE, None, expected=pa.string())
@@ -90,9 +85,7 @@ def test_a_column_that_is_refused_is_refused_again(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"plan": "[]"}', '{"plan": 1}', "\x00" * 80])
-def test_a_file_that_is_not_whole_is_as_none(
-    text: str, folder: Path, next_start: Callable[[], None]
-) -> None:
+def test_a_broken_file_is_as_none(text: str, folder: Path, next_start: Callable[[], None]) -> None:
     next_start()
     keep("key", SAID)
     assert kept("key") == SAID
@@ -102,9 +95,7 @@ def test_a_file_that_is_not_whole_is_as_none(
     assert kept("key") is None
 
 
-def test_a_spark_of_the_users_is_always_asked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spark_of_a_user_is_always_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expressions, "plain_context", lambda: None)
     analyse(F.col("value.a"), EDGE, None)
     assert not folder.exists()
@@ -138,9 +129,7 @@ def test_old_files_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "key-39" in names
 
 
-def test_a_folder_that_cannot_be_written_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_folder_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(expressions, "cache_root", lambda: tmp_path / "file")
     keep("key", SAID)

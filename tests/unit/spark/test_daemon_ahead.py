@@ -1,5 +1,4 @@
-"""A daemon that has imported ahead takes the place of the one that Spark launches, if it would be
-the same one."""
+"""A daemon that has imported ahead takes the place of Spark's, if it would be the same."""
 
 from __future__ import annotations
 

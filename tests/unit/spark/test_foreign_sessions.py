@@ -1,5 +1,4 @@
-"""What a Spark that everflow did not start must be, and what `everflow.session` refuses: read as
-the user reads it."""
+"""What a Spark of the user's must be, and what `everflow.session` refuses."""
 
 from __future__ import annotations
 
@@ -27,9 +26,7 @@ def test_every_local_master_serves(master: str) -> None:
 def test_a_cluster_is_refused_with_what_to_start_instead(master: str) -> None:
     with pytest.raises(SetupError) as told:
         require_local(master)
-    assert str(told.value).startswith(
-        f"spark.master is {master!r}, but everflow runs its tasks on the driver's host"
-    )
+    assert str(told.value).startswith(f"spark.master is {master!r}, but everflow")
     assert "everflow.session(slots=8)" in str(told.value)
 
 
@@ -39,9 +36,7 @@ def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         refuse_connect()
 
 
-def test_an_address_of_spark_connect_is_refused_before_a_session_is_made_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_spark_connect_is_refused_before_a_session_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002")
     with pytest.raises(SetupError, match="without SPARK_REMOTE"):
@@ -73,9 +68,7 @@ def test_contradictions_are_refused(slots: int | None, conf: dict[str, str], sai
         wanted_settings(None, slots, conf)
 
 
-def test_what_the_jvm_reads_at_its_start_is_refused_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_jvm_reads_first_is_refused_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(SparkContext, "_gateway", object())
     with pytest.raises(

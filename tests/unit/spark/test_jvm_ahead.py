@@ -1,5 +1,4 @@
-"""The JVM that was launched ahead is taken by the very launch that PySpark would make, and by no
-other."""
+"""The JVM that was launched ahead is taken by the very launch that PySpark would make."""
 
 from __future__ import annotations
 
@@ -166,9 +165,7 @@ def test_it_ends_with_a_process_that_is_killed() -> None:
     ahead.wait(DEADLINE_S)
 
 
-def test_a_spark_that_cannot_be_launched_is_found_by_who_starts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_launched_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "nowhere"))
     jvm_launch.launch_ahead(settings())
     assert not jvm_launch._ahead

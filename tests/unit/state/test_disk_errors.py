@@ -47,9 +47,7 @@ print("went on at", store.position, "of", (done + 1) * batch)
 
 def test_a_store_whose_disk_refuses_stays_as_it_was_and_goes_on_with_room(tmp_path: Path) -> None:
     path = tmp_path / "0_3" / "counts-0"
-    done = subprocess.run(
-        [sys.executable, "-c", _FILLS, str(path)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", _FILLS, str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     refused, went_on = done.stdout.splitlines()
     assert refused.startswith(f"The state in {path} could not be written: "), done.stdout
@@ -95,9 +93,7 @@ def test_the_lock_files_room_is_taken_at_creation(tmp_path: Path) -> None:
     assert (tmp_path / "s-0" / "lock.mdb").stat().st_blocks * 512 >= LOCK_FILE_BYTES
 
 
-def test_no_room_for_the_lock_file_is_an_error_and_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_for_the_lock_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -150,9 +146,7 @@ def test_an_unusable_folder_is_a_matter_of_configuration(make, tmp_path: Path) -
         assert "Errno" not in str(refused.value)
 
 
-def test_a_folder_without_the_right_to_write_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 

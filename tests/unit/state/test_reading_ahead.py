@@ -73,9 +73,7 @@ def test_a_failed_read_is_the_callers_failure(monkeypatch: pytest.MonkeyPatch) -
         ReadingAhead(once).fetch(KEYS, "db")
 
 
-def test_a_store_that_another_process_made_larger_is_read_as_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_store_that_another_made_larger_is_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def resized() -> Iterator[Reads]:
         raise lmdb.MapResizedError("mdb_txn_begin")

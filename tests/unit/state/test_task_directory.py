@@ -1,5 +1,4 @@
-"""The state folder: one holder, one application, trust after a crash of the operating system,
-rebuilt paths."""
+"""The state folder: one holder, one application, trust after a crash, rebuilt paths."""
 
 from __future__ import annotations
 
@@ -97,9 +96,7 @@ def test_a_restart_finds_process_id_and_transactional_ids(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "wrong", [{"application_id": "other"}, {"format": 99}, {"transactional_ids": 7}]
 )
-def test_a_foreign_or_newer_folder_is_refused_and_left_as_it_is(
-    tmp_path: Path, wrong: dict[str, object]
-) -> None:
+def test_a_foreign_or_newer_folder_is_left_alone(tmp_path: Path, wrong: dict[str, object]) -> None:
     opened(tmp_path).close()
     metadata = tmp_path / "app" / "process-metadata"
     metadata.write_text(json.dumps({**json.loads(metadata.read_text()), **wrong}))
@@ -174,9 +171,7 @@ def test_an_interrupted_rebuild_leaves_the_newer_folder_in_charge(tmp_path: Path
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\x00broken", b"\xc3\x28", b"", b"[]", b"{}", b'{"format": 1']
 )
-def test_metadata_that_was_damaged_is_said_and_left_as_it_is(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_metadata_that_was_damaged_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     opened(tmp_path).close()
     metadata = tmp_path / "app" / "process-metadata"
     metadata.write_bytes(content)
@@ -185,9 +180,7 @@ def test_metadata_that_was_damaged_is_said_and_left_as_it_is(
     assert metadata.read_bytes() == content
 
 
-def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_left_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_deleted_under_it_is_noticed_and_anothers_is_left_alone(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     directory.require_held()
     shutil.rmtree(directory.path)

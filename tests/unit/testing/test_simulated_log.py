@@ -1,4 +1,4 @@
-"""Virtual time, fibers and the simulated log: transactions, markers, fencing, folds."""
+"""Virtual time, fibers and the simulated log, and a coordinator that forgets (note 064)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from random import Random
 
 import pytest
 
+from everflow.assignment.cluster_state import AssignmentRules
 from everflow.errors import RetriableError
+from everflow.instance.tasks.recovery import CommittedLowerBounds
 from everflow.records import CommittedOffset, TopicPartition
+from everflow.worker.crash_points import OFFSETS_SENT
+from everflow_simulation.checks import InvariantError
 from everflow_simulation.group_coordinator import GroupCoordinator
 from everflow_simulation.history import History
 from everflow_simulation.log import FencedError, Fold, SimulatedLog, fold_of
@@ -18,6 +22,8 @@ from everflow_simulation.scheduler import (
     SimulatedClock,
     SimulationError,
 )
+from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
+from everflow_simulation.simulation import Simulation
 
 INPUT, CHANGELOG = TopicPartition("input", 0), TopicPartition("changelog", 0)
 NOBODY = (-1, "", None)
@@ -155,3 +161,43 @@ def test_an_error_on_a_fiber_reaches_whoever_runs_the_simulation() -> None:
     scheduler.spawn(process, "code", code)
     with pytest.raises(ValueError, match="invalid literal"):
         scheduler.run_until(1.0)
+
+
+SETTINGS = SimulationSettings(
+    subtopologies=(SimulatedSubTopology(8), SimulatedSubTopology(4, stateful=False)),
+    rules=AssignmentRules(num_standbys=0),
+)
+FORGETS_MS = 40_000
+
+
+def brokers_that_come_back_forgetful(seed: int) -> None:
+    """All whose batch failed recover, and an instance that was killed comes back."""
+    with Simulation(SETTINGS, seed=seed) as group:
+        group.add(3)
+        group.settle(60_000)
+        group.backlog(200_000)
+        group.run_for(10_000)
+        group.settle(120_000)
+        group.lose_brokers(3_000)
+        group.forget_offsets(FORGETS_MS)
+        group.crash_worker("i1", 0, OFFSETS_SENT)
+        group.kill("i2")
+        group.run_for(4_000)
+        group.restart("i2")
+        group.crash_worker("i3", 0, OFFSETS_SENT)
+        group.run_for(FORGETS_MS)
+        group.settle(200_000)
+        group.require_progress(20_000)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_offsets_that_a_coordinator_has_forgotten_are_not_believed(seed: int) -> None:
+    brokers_that_come_back_forgetful(seed)
+
+
+def test_who_believes_the_coordinator_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CommittedLowerBounds, "went_back", lambda *_: {})
+    monkeypatch.setattr(CommittedLowerBounds, "others_went_back", lambda *_: {})
+    with pytest.raises(InvariantError) as error:
+        brokers_that_come_back_forgetful(0)
+    assert error.value.name == "I3"

@@ -40,9 +40,7 @@ def found(topology: Topology, **existing: int) -> TopicGrowth:
 
 
 def topics_of(growing: TopicGrowth) -> list[str]:
-    return [
-        t for node in growing.topology.nodes if isinstance(node, SourceNode) for t in node.topics
-    ]
+    return [t for one in growing.topology.nodes if isinstance(one, SourceNode) for t in one.topics]
 
 
 def test_a_topic_that_matches_comes_behind_those_that_there_are() -> None:
@@ -96,9 +94,7 @@ def test_a_topic_of_two_sources_is_left_out() -> None:
     stateful=st.booleans(),
     joined=st.booleans(),
 )
-def test_what_runs_stays_whatever_comes(
-    counts: dict[str, int], stateful: bool, joined: bool
-) -> None:
+def test_what_runs_stays_for_all(counts: dict[str, int], stateful: bool, joined: bool) -> None:
     """Sub-topologies, stores, internal topics and tasks; and the next start takes the same."""
     topology = program(stateful=stateful, joined=joined)
     growing = found(topology, **{f"in_{name}": number for name, number in counts.items()})
@@ -156,8 +152,6 @@ def resized(make: str, **existing: int) -> dict[str, int]:
         ("a join with a table that has no changelog", {}),
     ],
 )
-def test_more_partitions_are_read_where_nothing_is_stored_behind_them(
-    make: str, taken: dict[str, int]
-) -> None:
+def test_more_partitions_where_nothing_is_stored(make: str, taken: dict[str, int]) -> None:
     assert resized(make, a=4, b=3) == taken
     assert resized(make, a=2, b=1) == {}

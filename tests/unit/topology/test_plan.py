@@ -1,5 +1,4 @@
-"""Where the planner puts each node: Columns that are computed together, dissolved merges, shared
-stores, times (design D2, D5)."""
+"""Where the planner puts each node: Columns together, merges, shared stores (design D2, D5)."""
 
 from __future__ import annotations
 

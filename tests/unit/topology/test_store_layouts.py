@@ -292,9 +292,7 @@ def test_a_built_in_aggregate_says_what_makes_its_fields() -> None:
     grouped = builder.stream("t", key=TEXT, value=TEXT).group_by_key()
     grouped.count(store="counts")
     grouped.windowed_by(TimeWindows.of_size("1 second")).aggregate(store="windows", n=agg.count())
-    grouped.aggregate(
-        store="own", initializer=int, aggregator=lambda value, n: n + 1, returns="bigint"
-    )
+    grouped.aggregate(store="own", initializer=int, aggregator=lambda _, n: n + 1, returns="bigint")
     stores = {
         one.name: layout_of(one)
         for node in builder.build().nodes

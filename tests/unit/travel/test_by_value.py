@@ -1,5 +1,4 @@
-"""Functions of a program in a process that never imported it: they find what they find in the
-driver, once."""
+"""Functions in a process that never imported their program find what the driver has, once."""
 
 from __future__ import annotations
 
@@ -17,9 +16,7 @@ def break_file(program: Program, name: str) -> None:
     program.write(name, "raise RuntimeError('imported again')")
 
 
-def test_a_function_with_constants_helpers_and_classes_of_its_module(
-    program: Program, worker: Worker
-) -> None:
+def test_a_function_with_all_of_its_module(program: Program, worker: Worker) -> None:
     module = program.module(
         "alone",
         """
@@ -70,9 +67,7 @@ def test_a_function_with_constants_helpers_and_classes_of_its_module(
     assert worker.call(parcel, 0, 4) == "wrong"
 
 
-def test_a_helper_module_keeps_its_identity_however_it_is_named(
-    program: Program, worker: Worker
-) -> None:
+def test_a_helper_module_keeps_its_identity(program: Program, worker: Worker) -> None:
     program.write(
         "shapes",
         """
@@ -141,9 +136,7 @@ def test_a_package_with_relative_imports(program: Program, worker: Worker) -> No
     assert worker.call(parcel, 0, 5) == (True, (10, "shop"), 2, "late")
 
 
-def test_two_functions_share_the_variables_of_their_module_and_of_their_closure(
-    program: Program, worker: Worker
-) -> None:
+def test_two_functions_share_variables_and_closures(program: Program, worker: Worker) -> None:
     module = program.module(
         "sharing",
         """
@@ -277,9 +270,7 @@ def test_a_model_of_pydantic(program: Program, worker: Worker) -> None:
     assert worker.call(parcel, 0, -2) == "not valid"
 
 
-def test_what_a_worker_cannot_know_beforehand_is_imported_from_the_file(
-    program: Program, worker: Worker
-) -> None:
+def test_what_a_worker_cannot_know_is_imported(program: Program, worker: Worker) -> None:
     module = program.module(
         "dynamic",
         """
@@ -319,9 +310,7 @@ def test_what_a_worker_cannot_know_beforehand_is_imported_from_the_file(
     assert worker.call(parcel, 0, "HIDDEN") == 42
 
 
-def test_a_module_that_starts_its_application_when_imported_is_refused_in_words(
-    program: Program, worker: Worker
-) -> None:
+def test_a_module_that_starts_when_imported_is_refused(program: Program, worker: Worker) -> None:
     module = program.module(
         "unguarded", "HIDDEN = 1\ndef f(name): return getattr(__import__('unguarded'), name)\n"
     )
@@ -341,9 +330,7 @@ def test_a_module_that_starts_its_application_when_imported_is_refused_in_words(
         worker.call(parcel, 0, "HIDDEN")
 
 
-def test_a_worker_that_serves_two_programs_keeps_them_apart(
-    program: Program, worker: Worker
-) -> None:
+def test_a_worker_keeps_two_programs_apart(program: Program, worker: Worker) -> None:
     module = program.module(
         "twice",
         """
@@ -361,14 +348,10 @@ def test_a_worker_that_serves_two_programs_keeps_them_apart(
     assert worker.call(second, 0, "b") == (2, ["b"])
     assert worker.call(first, 0, "c") == (1, ["a", "c"])
     again = Parcel.of([module.f])
-    assert worker.call(again, 0, "d") == (2, ["d"]), (
-        "what starts again begins with its variables as they are"
-    )
+    assert worker.call(again, 0, "d") == (2, ["d"]), "begins with its variables"
 
 
-def test_a_module_with_the_name_of_a_library_is_imported_from_its_own_file(
-    program: Program, worker: Worker
-) -> None:
+def test_a_module_named_as_a_library_is_its_own_file(program: Program, worker: Worker) -> None:
     program.write("later.tabnanny", "HIDDEN = 1\n")
     sys.path.insert(0, str(program.folder / "later"))
     try:
@@ -381,9 +364,7 @@ def test_a_module_with_the_name_of_a_library_is_imported_from_its_own_file(
     assert worker.call(Parcel.of([module.f]), 0, "HIDDEN") == (1, "tabnanny")
 
 
-def test_folders_without_init_that_a_function_imports_from(
-    program: Program, worker: Worker
-) -> None:
+def test_folders_without_init_to_import_from(program: Program, worker: Worker) -> None:
     program.write("rules.eu.vat", "RATE = 2\n")
     module = program.module(
         "taxing",

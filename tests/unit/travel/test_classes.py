@@ -1,5 +1,4 @@
-"""Classes of a program in a process that never imported it: each is there once, as it is, and
-nothing creates it again."""
+"""Classes in a process that never imported their program: each is there once, as it is."""
 
 from __future__ import annotations
 
@@ -123,9 +122,7 @@ def test_enums(program: Program, worker: Worker, case: str) -> None:
     assert worker.call(parcel, 1) == len(module.made)
 
 
-def test_a_registry_of_subclasses_has_the_classes_that_others_have(
-    program: Program, worker: Worker
-) -> None:
+def test_a_registry_has_the_classes_that_others_have(program: Program, worker: Worker) -> None:
     module = program.module(
         "events",
         """
@@ -178,9 +175,7 @@ def test_a_registry_of_subclasses_has_the_classes_that_others_have(
         assert worker.call(parcel, len(content)) == (True, 111)
 
 
-def test_an_instance_that_its_class_needs_to_hash_is_found_again(
-    program: Program, worker: Worker
-) -> None:
+def test_an_instance_that_is_hashed_is_found_again(program: Program, worker: Worker) -> None:
     module = program.module(
         "hashing",
         """

@@ -1,18 +1,25 @@
-"""What belongs to the user's program, as one rule over a module's name and files."""
+"""What belongs to the user's program, and functions that PySpark has pickled for a UDF."""
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
 import sys
 import sysconfig
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import serializers
+from pyspark.sql.types import DoubleType
 
+from everflow.spark.columns import function_of
 from everflow.travel.own_code import INSTALLED_FOLDERS, ModuleFacts, belongs, is_own
+from everflow.travel.parcel import Parcel
 from unit.travel.travelling import Program
 
 LIBRARY = frozenset({"/usr/lib/python3.11"})
@@ -99,3 +106,49 @@ def test_a_distribution_installed_into_any_folder_is_installed(program: Program)
         assert is_own(importlib.import_module("beside_it"))
     finally:
         sys.path.remove(str(folder))
+
+
+SEEN: list[object] = []
+noted: Callable[[object], None] = lambda value: SEEN.append(value)  # noqa: E731  # is pickled by value, as what a decorator has wrapped is
+
+
+def read_back(function: Callable[..., Any]) -> Callable[..., Any]:
+    pickling: Any = serializers  # its classes are typed in Spark 4.2, and no longer in 4.3
+    serializer = pickling.CloudPickleSerializer()
+    found, kind = function_of(serializer.dumps((function, DoubleType())))
+    assert kind == DoubleType()
+    return found
+
+
+def test_it_has_its_module_s_variables_and_the_module_stays_as_it_was() -> None:
+    before = dict(globals())
+    found = read_back(noted)
+    found(1)
+    assert found is not noted
+    assert SEEN == [1]
+    assert globals() == before
+    assert before["__builtins__"] in (builtins, vars(builtins))
+
+
+def test_functions_inside_it_have_them_too() -> None:
+    def outer(value: object) -> None:
+        (lambda: noted(value))()
+
+    SEEN.clear()
+    read_back(outer)(2)
+    assert SEEN == [2]
+
+
+def test_a_closure_has_what_it_held() -> None:
+    held = [3]
+    found = read_back(lambda: held)
+    held.append(4)
+    assert found() == [3]
+
+
+def test_it_shares_variables_with_other_functions_of_the_program_in_a_worker() -> None:
+    SEEN.clear()
+    udf, others = Parcel.of([read_back(noted), lambda: SEEN]).copy()
+    udf(5)
+    assert others() == [5]
+    assert SEEN == []

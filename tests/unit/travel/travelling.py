@@ -1,5 +1,4 @@
-"""A worker process for tests: opens parcels and calls what is in them. And modules of a user's
-program, written to a folder."""
+"""A worker process for tests that calls what is in parcels; modules written to a folder."""
 
 from __future__ import annotations
 

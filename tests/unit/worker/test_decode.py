@@ -281,9 +281,7 @@ def test_windowed_keys_lie_by_their_key_alone_as_kafka_streams_puts_them() -> No
         assert found.fits == by
 
 
-def test_a_topic_is_told_once_with_the_share_the_cause_and_the_cure(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_topic_is_told_once_with_share_and_cure(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     counts = BatchCounts(metrics, ManualClock(), 0)
     keys = [

@@ -1,5 +1,4 @@
-"""The order of a micro-batch's end: no store changes unless its transaction has committed (D5,
-D6)."""
+"""The end of a micro-batch: no store changes unless its transaction has committed (D5, D6)."""
 
 from __future__ import annotations
 
@@ -106,9 +105,7 @@ def entries(store: LmdbStore) -> int:
         return len(list(view.range(None, None)))
 
 
-def test_records_then_gate_then_offsets_then_commit_then_the_store(
-    writer: Writer, store: LmdbStore
-) -> None:
+def test_records_gate_offsets_commit_store(writer: Writer, store: LmdbStore) -> None:
     done = run(writer, store)
     assert writer.calls == ["begin", "write", "send", "send_offsets", "flush", "commit"]
     assert done.committed
@@ -148,9 +145,7 @@ def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore) -> None:
     assert (entries(store), store.meta().position) == (0, None)
 
 
-def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(
-    writer: Writer, store: LmdbStore
-) -> None:
+def test_a_generation_that_moved_on_costs_an_abort(writer: Writer, store: LmdbStore) -> None:
     """Scenario 6 and I4: tasks that stay run the batch again at once."""
     writer.failing["send_offsets"] = GenerationChanged("illegal generation")
     done = run(writer, store)
@@ -159,9 +154,7 @@ def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(
     assert (entries(store), store.meta().position) == (0, None)
 
 
-def test_a_store_that_another_incarnation_has_claimed_is_not_touched(
-    writer: Writer, store: LmdbStore
-) -> None:
+def test_a_store_that_another_claimed_is_not_touched(writer: Writer, store: LmdbStore) -> None:
     """Scenario 3: an orphan that wakes up after its commit finds its successor's claim."""
     store.claim("i2")
     with pytest.raises(EverflowError, match="i2"):

@@ -448,12 +448,6 @@ def test_all_that_is_left_out_is_grouped_dead_letter_or_not(response: Response) 
     assert result.letters == GROUPS
 
 
-def test_a_batch_without_letters_has_no_groups() -> None:
-    result = StepResult()
-    take_letters(result, [LETTER_SOURCE])
-    assert result.letters == []
-
-
 def test_they_are_counted_when_the_batch_is_committed_and_the_last_sample_stays() -> None:
     metrics = Metrics()
     counts = BatchCounts(metrics, ManualClock(), 0)

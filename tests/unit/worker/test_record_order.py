@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
@@ -105,7 +105,6 @@ def planned(graph: Graph) -> PhysicalPlan:
     return plan(graph, {node.name: 0 for node in graph.nodes}, "app")
 
 
-@settings(max_examples=150, deadline=None)
 @given(graph=graphs())
 def test_results_come_as_nodes_forward_them(graph: Graph) -> None:
     assert ran(planned(graph)) == forwarded(graph)

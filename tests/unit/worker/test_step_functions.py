@@ -1,5 +1,4 @@
-"""Record-by-record operators: shapes of results, and the record that a failure names (design
-D10)."""
+"""Record-by-record operators: results, and the record that a failure names (design D10)."""
 
 from __future__ import annotations
 

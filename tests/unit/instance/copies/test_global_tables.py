@@ -48,9 +48,7 @@ def world(tmp_path: Path) -> Iterator[GlobalWorld]:
     found.directory.close()
 
 
-def test_a_table_is_told_of_once_each_partition_was_read_to_its_first_end(
-    world: GlobalWorld,
-) -> None:
+def test_a_table_is_told_of_once_all_was_read_to_its_first_end(world: GlobalWorld) -> None:
     world.stable = {log_of(A): 4, log_of(B): 6}
     world.rounds(2)
     assert not world.tables.filled
@@ -64,9 +62,7 @@ def test_a_table_is_told_of_once_each_partition_was_read_to_its_first_end(
     assert world.content(A) == world.expected(A, 9)
 
 
-def test_while_a_partition_is_read_anew_batches_are_told_of_the_store_before(
-    world: GlobalWorld,
-) -> None:
+def test_while_one_is_read_anew_batches_are_told_of_the_store_before(world: GlobalWorld) -> None:
     world.stable = {log_of(A): 2, log_of(B): 2}
     world.rounds(2)
     before = world.places()
@@ -80,9 +76,7 @@ def test_while_a_partition_is_read_anew_batches_are_told_of_the_store_before(
     assert world.places() != before
 
 
-def test_what_is_refused_at_the_start_is_raised_and_later_ends_the_instance(
-    world: GlobalWorld,
-) -> None:
+def test_what_is_refused_at_the_start_is_raised_later_it_ends_all(world: GlobalWorld) -> None:
     refused = EverflowError("no JSON")
     world.tables.refused(refused)
     with pytest.raises(EverflowError, match="no JSON"):

@@ -1,5 +1,4 @@
-"""Tables that are loaded: whole at the start, swapped as a whole, the last one kept over failures,
-and removed when no batch can read it."""
+"""Tables that are loaded: swapped as a whole, kept over failures, removed when unread."""
 
 from __future__ import annotations
 

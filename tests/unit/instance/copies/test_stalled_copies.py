@@ -1,5 +1,4 @@
-"""A copy whose log's leader does not do its part waits by itself: it is counted and named, and the
-others go on (note 051)."""
+"""A copy whose log's leader is silent waits by itself, counted and named (note 051)."""
 
 from __future__ import annotations
 
@@ -77,9 +76,7 @@ def test_a_log_that_has_records_of_which_none_come_is_named_after_a_while(world:
     assert world.updater.stalled() == {}
 
 
-def test_who_waits_for_its_turn_or_has_nothing_to_read_or_is_paused_is_not_stalled(
-    world: World,
-) -> None:
+def test_who_waits_its_turn_or_has_nothing_or_is_paused_is_not_stalled(world: World) -> None:
     followed(world)
     world.mute = {log_of(B)}
     world.rounds(100)
@@ -124,9 +121,7 @@ def test_a_copy_that_cannot_be_opened_is_tried_by_itself_and_shown(world: World)
     assert world.updater.stalled() == {}
 
 
-def test_a_log_that_cannot_be_read_is_its_own_copys_and_holds_up_no_other_role(
-    world: World,
-) -> None:
+def test_a_log_that_cannot_be_read_is_its_own_copys_and_holds_no_other_up(world: World) -> None:
     world.updater.add([world.task(A, TaskRole.STANDBY), world.task(B, TaskRole.WARMUP)])
     world.rounds(2)
     world.damaged = {log_of(B)}
@@ -145,10 +140,7 @@ def test_brokers_that_are_all_away_make_every_copy_stalled_and_none_rests(world:
     for _ in range(20):
         with pytest.raises(RetriableError):
             world.rounds()
-    assert {task: one.stalled.count for task, one in world.updater.stalled().items()} == {
-        A: 20,
-        B: 20,
-    }
+    assert {t: one.stalled.count for t, one in world.updater.stalled().items()} == {A: 20, B: 20}
     world.fault = None
     grow(world)
     world.rounds(2)
@@ -156,9 +148,7 @@ def test_brokers_that_are_all_away_make_every_copy_stalled_and_none_rests(world:
     assert world.content(B) == world.expected(B, 2)
 
 
-def test_a_copy_whose_time_is_over_ends_nothing_and_is_told_once(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_whose_time_is_over_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
     followed(world)
     world.silent, world.slow_ms = {log_of(B)}, 1_000
     for _ in range(int(3 * TASK_TIMEOUT_MS / 300)):

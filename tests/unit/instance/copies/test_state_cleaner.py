@@ -34,18 +34,14 @@ def test_only_what_was_idle_for_the_whole_delay_is_due() -> None:
     assert idle.after({A, B}, {B}, 7, DELAY_MS) == [A]
     assert idle.after({A, B}, set(), 7, DELAY_MS + 1) == [A], "B begins to wait now"
     assert idle.after({A, B}, {A}, 7, DELAY_MS + 2) == []
-    assert idle.after({A, B}, {B}, 7, 2 * DELAY_MS) == [], (
-        "a role in between starts the delay afresh"
-    )
+    assert idle.after({A, B}, {B}, 7, 2 * DELAY_MS) == [], "the delay begins afresh"
 
 
 def test_nothing_is_due_while_the_group_settles() -> None:
     idle = IdleTasks(DELAY_MS)
     idle.after({A}, set(), 7, 0.0)
     assert idle.after({A}, set(), None, DELAY_MS) == [], "a rebalance, or the instance does not run"
-    assert idle.after({A}, set(), 7, DELAY_MS + 1) == [], (
-        "it runs again, but its roles may not have arrived"
-    )
+    assert idle.after({A}, set(), 7, DELAY_MS + 1) == [], "its roles may come"
     assert idle.after({A}, set(), 7, DELAY_MS + 1 + SETTLE_MS) == [A]
     assert idle.after({A}, set(), 8, DELAY_MS + 2 + SETTLE_MS) == []
 

@@ -1,17 +1,35 @@
-"""What the brokers are asked about transactions: rarely, while somebody looks, and with an age."""
+"""What the brokers and other instances are asked, and what an instance tells of itself."""
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import trustme
 
+from everflow import StreamsBuilder
+from everflow.assignment.user_data import digest
 from everflow.clock import ManualClock
-from everflow.errors import RetriableError
-from everflow.instance.observer import WATCHED_MS, BrokerFacts, Standing, standing
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError, RetriableError
+from everflow.instance.observer import (
+    WATCHED_MS,
+    BrokerFacts,
+    BusyShares,
+    Standing,
+    peers_of,
+    standing,
+    subject_of,
+)
 from everflow.kafka.admin import TransactionState
+from everflow.observe.page.peers import StatusClient
 from everflow.records import TopicPartition
+from everflow.topology.store_layouts import fingerprint
+from everflow.topology.subtopologies import cut
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
@@ -150,11 +168,83 @@ class Turns(threading.Event):
         return self.left < 0
 
 
-def test_nobody_is_asked_while_nobody_looks(
-    known: BrokerFacts, brokers: Brokers, clock: ManualClock
-) -> None:
+def test_nobody_looks_nobody_asks(known: BrokerFacts, brokers: Brokers, clock: ManualClock) -> None:
     known.run(Turns(clock, 20, 5_000))
     assert brokers.asked == []
     known.watched()
     known.run(Turns(clock, 20, 5_000))
     assert brokers.asked.count("written") == WATCHED_MS / 5_000
+
+
+def test_a_thread_in_a_batch_that_has_not_ended_is_busy() -> None:
+    shares = BusyShares()
+    for at in range(0, 45_000, 5_000):
+        shares.note(at, {0: 0.0, 1: 0.0}, {0: 0.0, 1: None})
+    assert (shares.of(0), shares.of(1)) == (1.0, 0.0)
+
+
+def test_a_first_batch_of_which_no_figure_tells_is_one_too() -> None:
+    shares = BusyShares()
+    for at in (0, 5_000, 10_000):
+        shares.note(at, {}, {0: 5_000.0})
+    assert shares.of(0) == pytest.approx(0.5)
+
+
+def test_its_end_is_counted_once() -> None:
+    shares = BusyShares()
+    shares.note(0, {0: 0.0}, {0: 0.0})
+    shares.note(20_000, {0: 20.0}, {0: 0.0})  # it ends while one looks: it is in both
+    shares.note(25_000, {0: 20.0}, {0: None})
+    shares.note(40_000, {0: 20.0}, {0: None})
+    assert shares.of(0) == pytest.approx(0.5)
+
+
+def test_what_is_older_than_half_a_minute_is_forgotten() -> None:
+    shares = BusyShares()
+    for at in range(0, 100_000, 5_000):
+        shares.note(at, {0: min(at, 20_000) / 1000}, {0: None})
+    assert shares.of(0) == 0.0
+
+
+def asks(**settings: Any) -> StatusClient:
+    config = StreamsConfig(application_id="orders", bootstrap_servers="b:1", **settings)
+    found = peers_of(config, settings.pop("tokens", ["first", "second"]), lambda: "a:1")._ask
+    assert isinstance(found, StatusClient)
+    return found
+
+
+def test_the_first_token_is_sent_as_all_instances_know_it() -> None:
+    client = asks()
+    assert (client.application_id, client.token, client.tls) == ("orders", "first", None)
+
+
+def test_instances_that_speak_https_are_asked_so(tmp_path: Path) -> None:
+    authority = tmp_path / "ca"
+    trustme.CA().cert_pem.write_to_path(str(authority))
+    own = {"query_ssl_certificate_location": "c", "query_ssl_key_location": "k"}
+    for settings in (own, {**own, "query_ssl_ca_location": str(authority)}):
+        tls = asks(**settings).tls
+        assert tls is not None
+        assert tls.verify_mode is ssl.CERT_REQUIRED
+        assert tls.check_hostname
+    assert len(asks(**own, query_ssl_ca_location=str(authority)).tls.get_ca_certs()) == 1  # type: ignore[union-attr]
+
+
+def test_an_authority_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    own = {"query_ssl_certificate_location": "c", "query_ssl_key_location": "k"}
+    with pytest.raises(ConfigError, match=r"query\.ssl\.ca\.location"):
+        asks(**own, query_ssl_ca_location=str(tmp_path / "none"))
+
+
+def test_the_program_is_named_by_its_first_line_without_a_home() -> None:
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    topology = builder.build()
+    config = StreamsConfig({"application.id": "a", "bootstrap.servers": "b:1"})
+    found = subject_of(config, topology, "p", 7)
+    file, _, line = found.program.rpartition(":")
+    assert file.endswith(Path(__file__).name)
+    assert not file.startswith("/")
+    assert line.isdigit()
+    assert (found.topology, found.started_ms) == ("", 7), "the group's digits come with the cluster"
+    assert len(digest(fingerprint(cut(topology)))) == 16

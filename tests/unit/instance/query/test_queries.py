@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import pytest
 
+import word_service
 from everflow import KafkaStreams, Topology
-from everflow.assignment.user_data import HostTasks
+from everflow.assignment.user_data import (
+    AssignmentData,
+    HostTasks,
+    UserData,
+    encode,
+    encode_assignment,
+)
+from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.client_state import ClientState
-from everflow.instance.query.queries import ENDS_AGE_MS, KeyQueryMetadata, LagInfo
+from everflow.instance.query.queries import (
+    ENDS_AGE_MS,
+    RETRY_MS,
+    HostMap,
+    KeyQueryMetadata,
+    LagInfo,
+    default_partitioner,
+)
+from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import (
@@ -24,13 +43,12 @@ from everflow.snapshots.query_errors import (
     StateMovingError,
     StoreNotFoundError,
 )
-from unit.instance.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter
+from unit.instance.query.query_stores import COUNTS, PARTITIONS, WINDOWS, Instance, by_first_letter
+from word_service import serve
 
 
 def tasks(active: set[int], standby: Collection[int] = ()) -> HostTasks:
-    return HostTasks(
-        frozenset(TaskId(0, one) for one in active), frozenset(TaskId(0, one) for one in standby)
-    )
+    return HostTasks(*(frozenset(TaskId(0, one) for one in some) for some in (active, standby)))
 
 
 @pytest.fixture
@@ -255,11 +273,7 @@ def test_metadata_of_instances(instance: Instance) -> None:
         "other:1",
         {TopicPartition("in", 0), TopicPartition("in", 2)},
     )
-    assert (third.host, third.store_names, third.standby_store_names) == (
-        "third:1",
-        frozenset(),
-        both,
-    )
+    assert (third.host, third.store_names, third.standby_store_names) == ("third:1", set(), both)
     assert instance.streams_metadata_for_store("counts") == (mine, other, third)
     instance.hosts = {"idle:1": tasks(set())}
     assert instance.streams_metadata_for_store("counts") == ()
@@ -278,3 +292,175 @@ def test_lags_of_all_copies_here(instance: Instance) -> None:
         "windows": {0: LagInfo(7, 7, 0)},
     }
     assert instance.asked == 1
+
+
+HOSTS = {
+    "a:1": HostTasks(frozenset({TaskId(0, 0)}), frozenset({TaskId(0, 1)})),
+    "b:1": HostTasks(frozenset({TaskId(0, 1)})),
+}
+
+
+GROUP = GroupSettings(bootstrap_servers="broker:1", group_id="app")
+
+
+class Group:
+    """The members of a group as the coordinator describes them."""
+
+    def __init__(self) -> None:
+        self.hosts = HOSTS
+        self.asked = 0
+        self.error: RetriableError | None = None
+
+    def describe(self, settings: GroupSettings) -> Iterable[tuple[bytes, bytes]]:
+        assert settings is GROUP
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return [
+            (
+                encode(UserData(process_id=host, endpoint=host)),
+                encode_assignment(AssignmentData(active=tasks.active, standby=tasks.standby)),
+            )
+            for host, tasks in self.hosts.items()
+        ]
+
+
+def host_map(
+    describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]],
+    clock: ManualClock | None = None,
+) -> HostMap:
+    made = HostMap(clock or ManualClock(), describe)
+    made.group = GROUP
+    return made
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group()
+
+
+def test_a_map_that_was_sent_is_not_read(group: Group) -> None:
+    hosts = host_map(group.describe)
+    assert hosts.hosts() is None
+    hosts.replace(1, HOSTS)
+    assert hosts.hosts() == HOSTS
+    hosts.replace(2, {})
+    assert hosts.hosts() == {}
+    assert group.asked == 0
+
+
+def test_a_map_that_was_left_out_is_read_once_per_generation(group: Group) -> None:
+    hosts = host_map(group.describe)
+    for generation in (1, 2):
+        hosts.replace(generation, None)
+        assert hosts.hosts() == hosts.hosts() == HOSTS
+        assert group.asked == generation
+
+
+def test_a_failure_is_not_known_for_a_moment(group: Group) -> None:
+    clock = ManualClock()
+    hosts = host_map(group.describe, clock)
+    hosts.replace(1, None)
+    group.error = RetriableError("no answer")
+    assert hosts.hosts() is hosts.hosts() is None
+    assert group.asked == 1
+    group.error = None
+    clock.advance(RETRY_MS)
+    assert hosts.hosts() == HOSTS
+
+
+def test_a_rebalance_during_the_reading_wins(group: Group) -> None:
+    hosts: HostMap
+
+    def overtaken(settings: GroupSettings) -> Iterable[tuple[bytes, bytes]]:
+        described = group.describe(settings)
+        hosts.replace(2, {"new:1": HostTasks()})
+        return described
+
+    hosts = host_map(overtaken)
+    hosts.replace(1, None)
+    assert hosts.hosts() == {"new:1": HostTasks()}
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "QUERIES.md"
+KEYS = {f"key {i}": i for i in range(20)}
+
+
+def ask(host: str, key: str, query: str = "") -> Any:
+    with urlopen(f"http://{host}/counts/{key.replace(' ', '%20')}{query}", timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.fixture
+def instances(tmp_path: Path) -> Iterator[dict[str, Instance]]:
+    """Two, by end point; each has half of the partitions."""
+    made: dict[str, Instance] = {}
+    servers = []
+    for number in range(2):
+        instance = Instance(tmp_path / str(number))
+        for partition in range(number, PARTITIONS, 2):
+            mine = {
+                k.encode(): v
+                for k, v in KEYS.items()
+                if default_partitioner(k.encode(), PARTITIONS) == partition
+            }
+            instance.put(partition, COUNTS, mine)
+            instance.end = max(instance.end, len(mine))
+        servers.append(serve(cast(Any, instance), "127.0.0.1", 0))
+        made[f"127.0.0.1:{servers[-1].server_address[1]}"] = instance
+    hosts = {host: HostTasks(frozenset(instance.active)) for host, instance in made.items()}
+    for instance in made.values():
+        instance.hosts = hosts
+    yield made
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    for instance in made.values():
+        instance.close()
+
+
+def test_the_service_of_the_page_is_the_example() -> None:
+    (code,) = re.findall(r"```python\n(def serve.*?)```", PAGE.read_text(), re.DOTALL)
+    assert code in Path(word_service.__file__).read_text()
+
+
+def test_any_instance_answers_for_every_key(instances: dict[str, Instance]) -> None:
+    for host in instances:
+        assert {key: ask(host, key) for key in KEYS} == KEYS
+        assert ask(host, "never counted") is None
+
+
+def test_while_tasks_move_a_copy_that_is_recent_enough_answers(
+    instances: dict[str, Instance],
+) -> None:
+    for instance in instances.values():
+        instance.state, instance.hosts = ClientState.REBALANCING, {}
+        instance.copies, instance.active = instance.active, {}
+    first, second = instances
+    key = next(key for key in KEYS if default_partitioner(key.encode(), PARTITIONS) in (0, 2))
+    assert TaskId(0, default_partitioner(key.encode(), PARTITIONS)) in instances[first].copies
+    assert ask(first, key) == KEYS[key]
+    instances[first].end += 2_000
+    instances[first].clock.advance(10_000)
+    for host, reason in ((first, "more than max_lag=1000"), (second, "retry shortly")):
+        with pytest.raises(HTTPError) as raised:
+            ask(host, key)
+        assert raised.value.code == 503
+        assert reason in raised.value.read().decode()
+
+
+def test_with_stale_a_copy_answers_where_the_owner_is_gone(instances: dict[str, Instance]) -> None:
+    first = next(iter(instances))
+    here = instances[first]
+    here.copies, here.active = here.active, {}
+    nobody = "127.0.0.1:1"
+    here.hosts = {nobody: HostTasks(frozenset(here.copies))}
+    key = next(
+        key
+        for key in KEYS
+        if TaskId(0, default_partitioner(key.encode(), PARTITIONS)) in here.copies
+    )
+    with pytest.raises(URLError) as gone:
+        ask(first, key)
+    assert not isinstance(gone.value, HTTPError), "sent to a silent owner"
+    assert ask(first, key, "?stale") == KEYS[key]

@@ -1,5 +1,4 @@
-"""Queries of real stores: keys, ranges, prefixes, windows, paging, stores that move while they are
-read."""
+"""Queries of real stores: keys, ranges, prefixes, windows, pages, stores that move."""
 
 from __future__ import annotations
 

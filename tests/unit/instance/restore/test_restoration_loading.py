@@ -156,9 +156,7 @@ def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(
     assert made.store.meta().updated_ms == clock.now_ms()
 
 
-def test_a_suspended_restore_goes_on_from_its_position(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_suspended_restore_goes_on_there(directory: StateDirectory, clock: ManualClock) -> None:
     heard, answers = Heard(), iter([False, True])
     made = prepared(directory, state(8))
     result = restore(
@@ -177,9 +175,7 @@ def test_a_suspended_restore_goes_on_from_its_position(
     assert content(again.store) == FOLDED
 
 
-def test_a_first_restore_that_was_cut_off_goes_on_a_day_short_of_forgotten_deletes(
-    tmp_path: Path,
-) -> None:
+def test_a_restore_that_was_cut_off_goes_on_short_of_forgotten_deletes(tmp_path: Path) -> None:
     """By today's wall clock: nothing that is read from a log after it was begun misses a delete
     within its retention (D9)."""
     began_ms, hour_ms = 1_800_000_000_000, 3_600_000
@@ -229,9 +225,7 @@ def test_a_restore_ends_when_another_owner_claims_the_store(
     assert content(made.store) == {}
 
 
-def test_an_empty_log_still_sets_the_position(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_an_empty_log_sets_the_position(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(0))
     log = Log([], clock)
     assert restore(job_of(made), log, clock=clock).fraction == 1.0
@@ -357,9 +351,7 @@ def test_a_log_whose_begin_is_deleted_under_a_restore_is_read_from_where_it_begi
     assert content(again.store) == {b"c": pack_value(4, b"4")}
 
 
-def test_starts_that_die_on_the_way_wipe_nothing(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_starts_that_die_wipe_nothing(directory: StateDirectory, clock: ManualClock) -> None:
     """KAFKA-20753: a store that is marked as open by a crash is wiped, and so is the next one. Here
     a start only claims the store: what is in it, with its position, stays true."""
     made = prepared(directory, state(8))

@@ -1,7 +1,8 @@
-"""The client of the query service where nobody, or another service, answers."""
+"""The address of the query service, who may ask there, and its client where nobody answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 
 from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError
+from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
+from everflow.instance.serving.routes import reached_at, served, tokens_of
+from unit.instance.query.query_stores import Instance
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -29,9 +33,7 @@ class Stranger(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("content", [b"Not Found", b'{"detail": "Not Found"}', b"[]", b""])
-def test_another_service_is_told_from_that_of_queries(
-    content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_service_is_told_as_such(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once: it does not become one while the client has patience."""
     monkeypatch.setattr(Stranger, "content", content)
     with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
@@ -79,3 +81,41 @@ def test_who_is_away_is_named() -> None:
         pytest.raises(QueryUnavailableError, match=r"127\.0\.0\.1:1"),
     ):
         away.stores()
+
+
+def test_others_are_told_an_address_that_they_reach() -> None:
+    assert reached_at("0.0.0.0:80", "host-7") == "host-7:80"
+    assert reached_at("[::]:80", "host-7") == "host-7:80"
+    assert reached_at("10.0.0.1:80", "host-7") == "10.0.0.1:80"
+    config = StreamsConfig(
+        application_id="a",
+        bootstrap_servers="b:1",
+        query_listen="0.0.0.0:0",
+        query_token_file="none",
+    )
+    assert tokens_of(config) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"query_listen": "0.0.0.0:0"}, r"everybody.*reaches"),
+        ({"query_listen": "[::]:0"}, r"everybody.*reaches"),
+        ({"query_listen": "127.0.0.1:0", "query_token_file": "/nowhere"}, "cannot be read"),
+        ({"query_listen": "127.0.0.1:0", "query_token_file": "/dev/null"}, "holds no token"),
+        ({"query_listen": "127.0.0.1:0", "query_ssl_key_location": "k"}, "go together"),
+        (
+            {
+                "query_listen": "127.0.0.1:0",
+                "query_ssl_key_location": "/nowhere",
+                "query_ssl_certificate_location": "/nowhere",
+            },
+            "cannot be used",
+        ),
+    ],
+)
+def test_an_open_service_is_refused(tmp_path: Path, settings: Mapping[str, str], text: str) -> None:
+    instance = Instance(tmp_path, sites=())
+    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", **settings)
+    with pytest.raises(ConfigError, match=text), served(instance, config):
+        pass

@@ -304,9 +304,7 @@ def test_a_page_is_bounded_by_bytes_too(world: World) -> None:
         assert times == [1_000 + time for time in range(LARGE_VERSIONS)]
 
 
-def test_an_entry_that_is_larger_than_a_page_stands_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_larger_entry_stands_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MOST_PAGE_BYTES", 1_000)
     world.settle(dict.fromkeys(range(PARTITIONS), 0))
     page = raw(world, "/stores/pages/entries?limit=1000")[1]
@@ -391,9 +389,7 @@ def test_what_is_not_understood_is_said(world: World, path: str, status: int, te
     ],
     ids=lambda value: value.name if isinstance(value, StoreSpec) else repr(value)[:40],
 )
-def test_a_key_of_another_type_is_no_key_that_has_no_entry(
-    world: World, spec: StoreSpec, key: Any, text: str
-) -> None:
+def test_a_key_of_another_type_is_told(world: World, spec: StoreSpec, key: Any, text: str) -> None:
     world.settle(dict.fromkeys(range(PARTITIONS), 0))
     asked = json.dumps({"keys": [key]}).encode()
     status, told, _ = raw(world, f"/stores/{spec.name}/entries", "POST", asked)
@@ -412,6 +408,21 @@ def test_a_key_of_another_type_is_no_key_that_has_no_entry(
                 call(client)
             assert text in str(refused.value)
             assert (refused.value.status, refused.value.code) == (400, "EF-SERDE")
+
+
+@pytest.mark.parametrize("path", ["word%201/%C3%A4", "word%201%2F%c3%a4"])
+def test_a_slash_in_a_path_may_be_of_its_key(world: World, path: str) -> None:
+    world.settle(dict.fromkeys(range(PARTITIONS), 0))
+    assert raw(world, f"/stores/counts/entries/{path}")[0] == 200
+    assert "entries" not in raw(world, "/stores/counts/entries/")[1], "the key of no letters"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.9.8.7", ""])
+def test_the_service_answers_its_own_host_alone(world: World, host: str) -> None:
+    assert raw(world, "/stores", headers={"Host": "localhost"})[0] == 200
+    status, told, _ = raw(world, "/stores", headers={"Host": host})
+    assert status == 421
+    assert "EF-HOST" in str(told)
 
 
 def test_a_key_of_the_type_is_found_by_all_ways(world: World) -> None:
@@ -444,9 +455,7 @@ def test_bodies_have_a_form_and_a_size(world: World, body: bytes, status: int) -
     assert raw(world, "/stores", "DELETE")[0] == 405
 
 
-def test_the_client_reads_no_answer_without_a_bound(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_client_bounds_what_it_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.settle(dict.fromkeys(range(PARTITIONS), 0))
     monkeypatch.setattr(query_client, "MOST_ANSWER_BYTES", 20)
     with world.client() as client, pytest.raises(QueryRefusedError, match="larger than 20 bytes"):
@@ -537,6 +546,13 @@ def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
         for token in ("old-token-old-token", "new-token-new-token"):
             with QueryClient(address, token=token, patience=0.0) as client:
                 assert len(client.stores()) == len(SITES)
+        connection = http.client.HTTPConnection(address, timeout=20)
+        for scheme, status in (("bearer", 200), ("Basic", 401)):
+            headers = {"Host": "proxy.example", "Authorization": f"{scheme} old-token-old-token"}
+            connection.request("GET", "/stores/counts", headers=headers)
+            answer = connection.getresponse()
+            assert (answer.status, bool(answer.read())) == (status, True), scheme
+        connection.close()
         unknown = "The token that was sent is not one that this service knows"
         missing = "asks for a token"
         for wrong, told in (

@@ -1,23 +1,33 @@
-"""Dealing tasks to threads, and the state machines of tasks and instances."""
+"""Tasks are dealt to threads, change by the table only (reference 5.1), and have one writer."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.errors import IllegalTransitionError
+from everflow.errors import IllegalTransitionError, RetriableError
 from everflow.instance.client_state import CLIENT_TRANSITIONS, ClientState, StateMachine
-from everflow.instance.tasks.task import TASK_TRANSITIONS, ActiveTask, TaskState, deal
-from everflow.records import TaskId
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.recovery import fence_lost_writers, lost_writers
+from everflow.instance.tasks.task import (
+    ActiveTask,
+    StandbyTask,
+    TaskRole,
+    TaskState,
+    TaskStore,
+    deal,
+)
+from everflow.records import TaskId, TopicPartition
 
 tasks = st.sets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 7)))
 
 
 @given(tasks, tasks, st.integers(1, 5))
-def test_dealing_is_balanced_deterministic_and_stable(
-    before: set[TaskId], now: set[TaskId], count: int
-) -> None:
+def test_dealing_is_balanced_and_stable(before: set[TaskId], now: set[TaskId], count: int) -> None:
     threads = range(count)
     first = deal(before, threads, {})
     second = deal(now, threads, first)
@@ -44,35 +54,15 @@ def test_what_runs_stays_on_its_thread_wherever_the_balance_allows(
     dealt = deal(now, threads, previous, running)
     held = [sum(1 for task in running if previous[task] == thread) for thread in threads]
     low, extra = divmod(len(now), len(threads))
-    most = sum(min(number, low) for number in held) + min(
-        extra, sum(number > low for number in held)
-    )
+    most = sum(min(one, low) for one in held) + min(extra, sum(one > low for one in held))
     stay = sum(dealt[task] == previous[task] for task in running)
     assert stay == most, f"{stay} of {most} stay: {previous} -> {dealt}, running {running}"
-
-
-def test_a_task_that_comes_back_does_not_take_its_old_place_from_one_that_runs() -> None:
-    first, second = TaskId(0, 0), TaskId(0, 1)
-    remembered = {first: 0, second: 0}  # ``first`` was here, left, and ``second`` came in its place
-    assert deal([first, second], [0, 1], remembered, [second]) == {first: 1, second: 0}
 
 
 def test_tasks_of_one_subtopology_are_spread() -> None:
     dealt = deal([TaskId(s, p) for s in range(2) for p in range(4)], [0, 1], {})
     for sub in range(2):
         assert sorted(dealt[TaskId(sub, p)] for p in range(4)) == [0, 0, 1, 1]
-
-
-def test_every_transition_that_is_not_listed_is_refused() -> None:
-    for state in TaskState:
-        for target in TaskState:
-            task = ActiveTask(id=TaskId(0, 0), inputs=(), state=state)
-            if target in TASK_TRANSITIONS[state]:
-                task.to(target)
-                assert task.state is target
-            else:
-                with pytest.raises(IllegalTransitionError):
-                    task.to(target)
 
 
 def test_the_listener_sees_every_change_in_order_and_may_fail() -> None:
@@ -109,3 +99,106 @@ def test_late_events_do_not_revive_an_instance_and_impossible_steps_raise() -> N
     assert not machine.to(ClientState.PENDING_ERROR)
     assert machine.state is ClientState.PENDING_SHUTDOWN
     assert CLIENT_TRANSITIONS[ClientState.ERROR] == frozenset()
+
+
+TASK = TaskId(0, 1)
+INPUTS = (TopicPartition("in", 1),)
+STORES = (TaskStore("s", Path("s"), TopicPartition("log", 1)),)
+ACTIVE = {
+    ("CREATED", "RESTORING"),
+    ("CREATED", "CLOSED"),
+    ("RESTORING", "RUNNING"),
+    ("RESTORING", "SUSPENDED"),
+    ("RESTORING", "CLOSED"),
+    ("RUNNING", "RESTORING"),
+    ("RUNNING", "SUSPENDED"),
+    ("SUSPENDED", "RESTORING"),
+    ("SUSPENDED", "CLOSED"),
+}
+STANDBY = {
+    ("CREATED", "RUNNING"),
+    ("CREATED", "CLOSED"),
+    ("RUNNING", "SUSPENDED"),
+    ("SUSPENDED", "RUNNING"),
+    ("SUSPENDED", "CLOSED"),
+}
+
+
+@pytest.mark.parametrize("old", TaskState)
+@pytest.mark.parametrize("new", TaskState)
+def test_the_steps_there_are(old: TaskState, new: TaskState) -> None:
+    for task, steps in (
+        (ActiveTask(id=TASK, inputs=INPUTS, stores=STORES, state=old), ACTIVE),
+        (StandbyTask(TASK, STORES, state=old), STANDBY),
+    ):
+        if (old.name, new.name) in steps:
+            task.to(new)
+            assert task.state is new
+        else:
+            with pytest.raises(IllegalTransitionError, match=rf"{old.name}.*{new.name}"):
+                task.to(new)
+
+
+def test_a_task_changes_its_role_with_its_stores_and_only_suspended() -> None:
+    standby = StandbyTask(TASK, STORES)
+    standby.to(TaskState.RUNNING)
+    with pytest.raises(IllegalTransitionError, match="suspended"):
+        standby.recycle(INPUTS)
+    standby.to(TaskState.SUSPENDED)
+    active = standby.recycle(INPUTS)
+    assert (active.stores, active.inputs, active.state) == (STORES, INPUTS, TaskState.SUSPENDED)
+    active.to(TaskState.RESTORING)
+    active.to(TaskState.RUNNING)
+    with pytest.raises(IllegalTransitionError):
+        active.recycle(TaskRole.STANDBY)
+    active.to(TaskState.SUSPENDED)
+    again = active.recycle(TaskRole.WARMUP)
+    assert (again.stores, again.role, again.state) == (STORES, TaskRole.WARMUP, TaskState.SUSPENDED)
+
+
+def test_only_topics_that_nobody_else_deletes_from_say_what_was_purged() -> None:
+    blueprint = Blueprint(
+        application_id="app",
+        cluster_id="c",
+        plan=cast(Any, None),
+        inputs={},
+        stores={},
+        partitions={"in": 1, "kept": 2, "aging": 2},
+        offset_reset={},
+        repartition=frozenset({"kept", "aging"}),
+        kept=frozenset({"kept"}),
+    )
+    assert blueprint.purged() == [TopicPartition("kept", 0), TopicPartition("kept", 1)]
+
+
+ME, LIVE, DEAD = (f"{digit * 8}-aaaa-bbbb-cccc-{digit * 12}" for digit in "123")
+
+
+def test_only_ids_of_processes_that_are_no_members_are_lost() -> None:
+    open_ids = [f"app-{ME}-0", f"app-{LIVE}-0", f"app-{DEAD}-0", f"app-{DEAD}-11"]
+    open_ids += [f"other-{DEAD}-0", "app-foreign", f"app-x-{DEAD}-0"]
+    assert lost_writers("app", open_ids, [f"app-{LIVE}", f"app-{ME}"], ME) == [
+        f"app-{DEAD}-0",
+        f"app-{DEAD}-11",
+    ]
+
+
+def test_the_own_process_lives_even_where_the_group_does_not_list_it() -> None:
+    assert lost_writers("app", [f"app-{ME}-0"], [], ME) == []
+
+
+def test_a_member_of_whom_the_process_cannot_be_told_may_own_any_of_them() -> None:
+    assert lost_writers("app", [f"app-{DEAD}-0"], [f"app-{LIVE}", "everflow"], ME) == []
+
+
+def test_nobody_is_asked_for_members_where_nothing_is_open_and_a_fault_is_no_failure() -> None:
+    fenced: list[str] = []
+
+    def refuse() -> list[str]:
+        raise RetriableError("away")
+
+    assert fence_lost_writers("app", ME, list, refuse, fenced.extend) == []
+    assert fence_lost_writers("app", ME, lambda: [f"app-{DEAD}-0"], refuse, fenced.extend) == []
+    assert fenced == []
+    assert fence_lost_writers("app", ME, lambda: [f"app-{DEAD}-0"], list, fenced.extend)
+    assert fenced == [f"app-{DEAD}-0"]

@@ -1,5 +1,4 @@
-"""The task manager: recover what was assigned, release only when the revoked tasks are given up,
-never keep a lost one."""
+"""Recover what was assigned, release after the revocation only, never keep a lost task."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow.clock import ManualClock
@@ -175,9 +174,7 @@ def test_assigned_tasks_are_recovered_then_dealt_to_the_threads(world: World) ->
     world.assign(A, B, C, D)
     assert not world.manager.all_running()
     assert world.held() == set()
-    assert world.manager.idle_stores().keys() == {A, B, C, D}, (
-        "queries may read what is being restored"
-    )
+    assert world.manager.idle_stores().keys() == {A, B, C, D}, "queries may read these"
     world.settle()
     assert world.manager.all_running()
     assert world.manager.idle_stores() == {}
@@ -244,9 +241,7 @@ def test_a_lost_task_that_comes_back_is_recovered_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("goes", [TaskManager.revoked, TaskManager.lost])
-def test_the_recovery_of_a_task_that_goes_is_given_up(
-    world: World, goes: Callable[..., None]
-) -> None:
+def test_recovery_of_a_task_that_goes_is_given_up(world: World, goes: Callable[..., None]) -> None:
     world.assign(A, C)
     goes(world.manager, [A])
     world.settle()
@@ -318,9 +313,7 @@ def test_a_revoked_task_without_a_role_is_closed_by_the_next_rebalance(world: Wo
     assert world.rested == [A]
 
 
-def test_a_task_is_in_use_from_its_first_role_until_the_group_has_settled_without_one(
-    world: World,
-) -> None:
+def test_a_task_is_in_use_until_the_group_has_settled_without_a_role(world: World) -> None:
     """What is not in use may be removed by the cleaner."""
     steps: list[tuple[str, Callable[[], object]]] = [
         ("recovering", lambda: world.assign(A)),
@@ -354,7 +347,6 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(EVENTS)
 def test_whatever_comes_a_task_is_in_one_place_and_everything_is_released(
     events: list[tuple[str, frozenset[TaskId]]],
@@ -412,10 +404,7 @@ def _check(world: World, events: object) -> None:
     manager = world.manager
     active = [task for thread in world.threads for task in thread.tasks]
     assert len(active) == len(set(active)), (events, "active on two threads")
-    assert not set(active) & set(world.updater.tasks), (
-        events,
-        "active, and followed by the updater",
-    )
+    assert not set(active) & set(world.updater.tasks), (events, "active, and followed")
     places = [
         *manager.running,
         *manager.recovering,
@@ -507,9 +496,7 @@ def test_what_a_thread_gives_back_while_it_is_asked_for_it_is_given_up(world: Wo
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_task_gets_a_topic_that_came_when_it_changes_its_thread(
-    world: World, begun: bool
-) -> None:
+def test_a_task_gets_a_new_topic_when_it_changes_its_thread(world: World, begun: bool) -> None:
     """Note 037: as it is where it is known where the topic begins, and recovered elsewhere."""
     world.assign(A, B)
     world.settle()

@@ -1,5 +1,4 @@
-"""`task.timeout.ms` of each task (KIP-572): when its time begins and is over, and who is tried with
-whom meanwhile."""
+"""`task.timeout.ms` of each task (KIP-572): its begin, its end, and who is tried meanwhile."""
 
 from __future__ import annotations
 
@@ -16,9 +15,7 @@ ALL = (A, B, C)
 LIMIT_MS = 10_000.0
 
 
-def test_the_time_of_a_task_begins_with_its_first_failure_and_ends_with_its_first_progress() -> (
-    None
-):
+def test_the_time_of_a_task_begins_with_a_failure_and_ends_with_progress() -> None:
     timeouts = TaskTimeouts(LIMIT_MS)
     timeouts.failed([A], "no leader", 0)
     timeouts.failed([A, B], "no leader", 9_000)
@@ -94,9 +91,7 @@ def test_tasks_that_get_on_have_most_of_the_time_however_many_do_not() -> None:
         max_size=40,
     )
 )
-def test_whatever_happens_only_time_without_progress_ends_a_task(
-    events: list[tuple[str, set[TaskId], int]],
-) -> None:
+def test_only_time_without_progress_ends_a_task(events: list[tuple[str, set[TaskId], int]]) -> None:
     """Against the rule in its plainest form: a list of what happened to each task."""
     timeouts, now_ms = TaskTimeouts(LIMIT_MS), 0.0
     since: dict[TaskId, float] = {}

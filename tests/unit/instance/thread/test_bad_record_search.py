@@ -1,5 +1,4 @@
-"""What a stream thread makes of a batch that fails: fewer records, or all but one (notes 041,
-042)."""
+"""What becomes of a batch that fails: fewer records, or all but one (notes 041, 042)."""
 
 from __future__ import annotations
 
@@ -137,9 +136,7 @@ class Poison:
     ("kind", "named"),
     [("record", True), ("column", True), ("worker", False), ("hang", False)],
 )
-def test_a_record_that_another_process_failed_on_is_left_to_its_handler(
-    kind: str, named: bool
-) -> None:
+def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named: bool) -> None:
     made = world()
     made.behave = poison = Poison(made, kind, {37, 700}, named)
     made.give_task()

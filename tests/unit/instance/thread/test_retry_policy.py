@@ -1,5 +1,4 @@
-"""What a stream thread does after each event: the table in the head of the module, row by row;
-which failures may pass, and when two are the same."""
+"""What a stream thread does after each event: the table of the module, row by row."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ from everflow.memory import WorkerMemory
 from everflow.protocol.messages import BadEntry, BadRecord, BatchFailure, CodeLine
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
 
-DIVISION = BatchFailure(
-    kind="other", error="ArithmeticException: division by zero", where=("app.py:3",)
-)
+DIVISION = BatchFailure(kind="other", error="division by zero", where=("app.py:3",))
 COLUMN = BatchFailure(
     kind="column",
     error="A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.",
@@ -64,9 +61,7 @@ def test_ports_ids_offsets_and_times_do_not_make_a_failure_another_one() -> None
     assert sameness(one) == sameness(two)
     member = "member app-{}-x is unknown"
     first, second = (member.format(f"{digit * 8}-aaaa-bbbb-cccc-{digit * 12}") for digit in "af")
-    assert sameness(BatchFailure(kind="other", error=first)) == sameness(
-        BatchFailure(kind="other", error=second)
-    )
+    assert len({sameness(BatchFailure(kind="other", error=one)) for one in (first, second)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,9 +84,7 @@ def test_it_is_told_the_second_time_and_ends_the_third_time_after_seconds() -> N
     for attempt, now_ms in enumerate((0.0, 700.0, 1_500.0, ENDS_AFTER_MS), 1):
         failures = failures.with_one(DIVISION, now_ms)
         assert failures.logged_in_full(DIVISION) == (attempt == 2)
-        assert failures.in_vain(DIVISION, now_ms, smallest=False) == (attempt == 4), (
-            "the third came too soon"
-        )
+        assert failures.in_vain(DIVISION, now_ms, smallest=False) == (attempt == 4), "too soon"
 
 
 def test_two_failures_that_take_turns_end_too() -> None:
@@ -99,9 +92,7 @@ def test_two_failures_that_take_turns_end_too() -> None:
     for now_ms in (0.0, 1_000.0, 2_000.0):
         failures = failures.with_one(other, now_ms).with_one(DIVISION, now_ms)
     assert failures.in_vain(DIVISION, 2_000.0, smallest=False)
-    assert not failures.in_vain(other, 2_000.0, smallest=False), (
-        "what may pass is for task.timeout.ms"
-    )
+    assert not failures.in_vain(other, 2_000.0, smallest=False), "it may pass"
 
 
 @pytest.mark.parametrize("kind", ["record", "undecodable", "fatal", "spark-gone"])
@@ -286,9 +277,7 @@ def test_a_task_that_the_failure_names_rests_and_the_others_are_planned_anew() -
     ("reason", "attempt", "keeps"),
     [("generation 3", 0, True), ("generation 3", 1, False), ("ownership-changed", 0, False)],
 )
-def test_an_aborted_batch_runs_again_and_once_with_the_tasks_that_go(
-    reason: str, attempt: int, keeps: bool
-) -> None:
+def test_an_aborted_batch_runs_again_once(reason: str, attempt: int, keeps: bool) -> None:
     planned = replace(batch(), attempt=attempt)
     decision = policy().batch_aborted(reason, planned, ONE, 0.0)
     assert decision.planned is not None

@@ -1,5 +1,4 @@
-"""The loop of a stream thread with a fake job: what is run when, what an abort means, how tasks
-come and go."""
+"""The loop of a stream thread with a fake job: what runs when, and what an abort means."""
 
 from __future__ import annotations
 
@@ -168,9 +167,7 @@ def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world:
     assert [(*r.ranges[IN], r.log_ends[IN]) for r in world.requests] == [(0, 40, 40), (40, 60, 60)]
 
 
-def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(
-    world: World,
-) -> None:
+def test_no_job_where_nothing_is_new_but_one_before_the_workers_end(world: World) -> None:
     world.give_task()
     world.turn()
     for _ in range(10):
@@ -235,9 +232,7 @@ def test_without_tasks_the_workers_are_kept_alive_too(world: World) -> None:
     assert len(world.requests) == 1
 
 
-def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(
-    world: World,
-) -> None:
+def test_what_is_settled_is_of_a_moment_between_known_batches(world: World) -> None:
     """The stores lag behind the changelogs from a batch's commit to its apply, and after a failure
     until the recovery."""
     seen: list[int | None] = []
@@ -281,9 +276,7 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
-def test_a_batch_that_a_rebalance_refused_is_tried_once_more_before_its_task_is_given_up(
-    world: World, refusals: int
-) -> None:
+def test_a_batch_that_a_rebalance_refused_is_tried_once_more(world: World, refusals: int) -> None:
     """Its records would wait for the whole hand-over otherwise, after they have waited for this
     batch already."""
     given: list[Sequence[ActiveTask]] = []

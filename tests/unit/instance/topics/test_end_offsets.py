@@ -1,5 +1,4 @@
-"""The poller of the inputs' ends: a log that has shrunk below what was read of it is never passed
-over in silence."""
+"""The inputs' ends: a log that has shrunk below what was read is never passed over in silence."""
 
 from __future__ import annotations
 
@@ -134,9 +133,7 @@ def test_the_error_reaches_the_stream_threads() -> None:
     assert isinstance(polled.ends.failure, FatalError)
 
 
-def test_an_instance_that_ends_is_refused_by_its_own_client_and_the_brokers_count_as_there() -> (
-    None
-):
+def test_an_instance_that_ends_is_refused_by_its_client_not_by_brokers() -> None:
     """They counted as away then: after four seconds the batch in flight was cut off, though they
     would have taken its commit."""
     polled, stopping = Polled(0, 12), threading.Event()
@@ -188,9 +185,7 @@ def test_who_asks_for_fresh_ends_gets_what_is_there_now() -> None:
 
 
 @pytest.mark.parametrize(("logs", "period_ms"), [(4, BUSY_PERIOD_MS), (1_000, 20_000.0)])
-def test_many_logs_are_asked_about_less_often_where_nobody_waits(
-    logs: int, period_ms: float
-) -> None:
+def test_many_logs_are_asked_less_often_where_nobody_waits(logs: int, period_ms: float) -> None:
     pauses: list[float] = []
 
     class Noted(ManualClock):

@@ -1,20 +1,24 @@
-"""Internal topics: created at the first start only (I10), validated at every other; expired offsets
-(scenario 15)."""
+"""Internal and output topics, racks: created once (I10), validated, expired (scenario 15)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations_with_replacement
 
 import pytest
 
-from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow import StreamsBuilder
+from everflow.clock import ManualClock
+from everflow.errors import InternalTopicError, OffsetsExpiredError, RetriableError, TopologyError
+from everflow.instance.topics.end_offsets import RACKS_PERIOD_MS, PartitionRacks
 from everflow.instance.topics.internal_topics import (
     LEFT_OUT,
     InputIds,
     Ran,
     TopicFacts,
     TopicSpec,
+    fixed_outputs,
+    missing_outputs,
     prepare,
     problems,
 )
@@ -117,9 +121,7 @@ def test_a_group_that_has_other_offsets_was_not_deleted_and_they_did_not_expire(
 
 
 @pytest.mark.parametrize(("before", "possible"), [({}, True), ({"in": "b"}, False)])
-def test_what_the_brokers_do_not_say_is_all_that_may_be(
-    before: Mapping[str, str], possible: bool
-) -> None:
+def test_what_brokers_do_not_say_may_be(before: Mapping[str, str], possible: bool) -> None:
     said = told(FakeTopics(GOOD, end=10), InputIds(before, {"in": "b"}))
     assert ("in was deleted and created again" in said) is possible
     assert "offsets.retention.minutes" in said
@@ -214,9 +216,7 @@ class StartedMeanwhile(FakeTopics):
 
 
 @pytest.mark.parametrize("before", combinations_with_replacement(range(5), 3))
-def test_another_instance_that_starts_first_meanwhile_is_no_lost_state(
-    before: tuple[int, int, int],
-) -> None:
+def test_another_that_starts_first_is_no_lost_state(before: tuple[int, int, int]) -> None:
     run(StartedMeanwhile(before))
 
 
@@ -242,16 +242,12 @@ def test_wrong_partition_counts_are_named() -> None:
         (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete", False),
     ],
 )
-def test_only_policies_that_lose_records_are_refused(
-    spec: TopicSpec, policy: str, bad: bool
-) -> None:
+def test_only_policies_that_lose_are_refused(spec: TopicSpec, policy: str, bad: bool) -> None:
     assert bool(problems(spec, TopicFacts(2, None, {"cleanup.policy": policy}))) is bad
 
 
 @pytest.mark.parametrize("setting", ["retention.ms", "retention.bytes"])
-def test_a_repartition_topic_that_brokers_delete_from_by_themselves_is_no_witness(
-    setting: str,
-) -> None:
+def test_a_topic_that_brokers_delete_from_by_themselves_is_no_witness(setting: str) -> None:
     """Where its log begins says nothing of what was committed (note 064)."""
     assert run(FakeTopics({})) == {REPARTITION.name}
     assert run(FakeTopics(GOOD, committed=True)) == {REPARTITION.name}
@@ -270,6 +266,69 @@ def test_a_topic_that_an_earlier_release_did_not_have_is_created_later_and_that_
     with caplog.at_level("WARNING"):
         prepare(topics, "app", [REPARTITION, CHANGELOG, left_out], [INPUT])
     assert topics.created == [left_out.name]
-    assert [one.levelname for one in caplog.records if left_out.name in one.getMessage()] == [
-        "WARNING"
-    ]
+    assert [x.levelname for x in caplog.records if left_out.name in x.getMessage()] == ["WARNING"]
+
+
+def test_the_outputs_known_at_start_are_the_ones_named_in_the_program() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    stream.to("out")
+    stream.to(lambda record: str(record.key))
+    stream.repartition(name="by-key").to("also")
+    found = fixed_outputs(builder.build(), "letters")
+    assert set(found) == {"out", "also", "letters"}
+    assert str(found["out"]).startswith(__file__)
+
+
+def test_a_missing_one_is_named_with_the_command_that_creates_it() -> None:
+    error = missing_outputs({"nope": "program.py:3"}, False, 6)
+    assert isinstance(error, TopologyError)
+    assert "output topic nope does not exist" in str(error)
+    assert "everflow topic create nope:6 --bootstrap-servers" in str(error)
+    assert error.where == "program.py:3"
+
+
+def test_a_missing_dead_letter_topic_is_called_one() -> None:
+    alone = str(missing_outputs({"letters": None}, False, 6, "letters"))
+    assert "letters (errors.dead.letter.queue.topic.name) does not exist" in alone
+    assert "output topic" not in alone
+    assert "everflow topic create letters:" in alone
+    both = missing_outputs({"letters": None, "nope": "program.py:3"}, False, 6, "letters")
+    assert both is not None
+    assert str(both).startswith(
+        "output topic nope and dead-letter topic letters (errors.dead.letter.queue.topic.name) do "
+        "not"
+    )
+    assert both.where == "program.py:3"
+
+
+@pytest.mark.parametrize("creates", [True, None])
+def test_brokers_that_create_topics_or_say_nothing_stop_nobody(creates: bool | None) -> None:
+    assert missing_outputs({"nope": None}, creates, 6) is None
+    assert missing_outputs({}, False, 6) is None
+
+
+TP = TopicPartition("in", 0)
+
+
+def test_racks_are_read_once_a_minute_and_kept_where_nobody_answers() -> None:
+    clock, asked = ManualClock(), list[Collection[str]]()
+
+    def read(topics: Collection[str]) -> Mapping[TopicPartition, frozenset[str]]:
+        asked.append(topics)
+        if len(asked) > 1:
+            raise RetriableError("away")
+        return {TP: frozenset({"a", "b"})}
+
+    racks = PartitionRacks(read, ["in"], clock)
+    assert racks.racks() == {}
+    racks.refresh()
+    racks.refresh()
+    assert len(asked) == 1
+    clock.advance(RACKS_PERIOD_MS)
+    racks.refresh()
+    assert len(asked) == 2
+    assert racks.racks() == {TP: frozenset({"a", "b"})}
+    none = PartitionRacks(read, [], clock)
+    none.refresh()
+    assert len(asked) == 2

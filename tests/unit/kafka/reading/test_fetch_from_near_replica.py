@@ -1,6 +1,4 @@
-"""KIP-392: fetches of an instance with a rack go to the replica that the leader names, and back to
-the leader when it is gone; one request for all logs of a broker is under way at a time; and topics
-go by id."""
+"""Fetches with a rack go to the near replica and back (KIP-392); one request per broker; by id."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Our own fetches without a broker: slices, passing errors, leaders that move, and that nothing
-waits long or goes too far."""
+"""Our own fetches without a broker: slices, passing errors, leaders that move, no long waits."""
 
 from __future__ import annotations
 
@@ -66,9 +65,7 @@ class Broker:
     or an error, the last for ever; None: not yet."""
 
     def __init__(self, said: Mapping[int, Said | list[Said]], tp: TopicPartition = TP) -> None:
-        self.logs = {
-            tp: {at: list(one) if isinstance(one, list) else [one] for at, one in said.items()}
-        }
+        self.logs = {tp: {at: list(x) if isinstance(x, list) else [x] for at, x in said.items()}}
         self.coming: dict[TopicPartition, FetchPlace] = {}
         self.fetched: list[int] = []
         self.epochs: list[int] = []
@@ -148,9 +145,7 @@ def values(chunks: list[LogChunk]) -> list[bytes | None]:
     return [value for chunk in chunks for value in chunk.values]
 
 
-def test_the_next_fetch_is_sent_before_the_present_one_is_handed_out_and_none_behind_the_end() -> (
-    None
-):
+def test_the_next_fetch_is_sent_before_this_one_is_handed_out() -> None:
     broker = Broker({0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c", b"d"])})
     chunks = reader_of(broker).read(TP, 0, 3, chunk_bytes=1)
     assert next(chunks).values == [b"a"]
@@ -207,9 +202,7 @@ def test_a_tail_without_records_moves_the_position_too() -> None:
         client_errors.KafkaTimeoutError("late"),
     ],
 )
-def test_after_a_passing_error_it_asks_the_new_leader_for_the_same_offset(
-    passing: Exception,
-) -> None:
+def test_after_a_passing_error_the_new_leader_is_asked(passing: Exception) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: [passing, batch(1, [b"b"])]})
     assert values(read(broker, 0, 2)) == [b"a", b"b"]
     assert broker.fetched == [0, 1, 1]
@@ -278,9 +271,7 @@ def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_c
         (batch(1, [b"x"], magic=1), CorruptBatchError),
     ],
 )
-def test_a_fault_leaves_the_position_behind_what_was_handed_out(
-    fault: Any, raised: type[Exception]
-) -> None:
+def test_a_fault_leaves_the_position(fault: Any, raised: type[Exception]) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: fault})
     tap = tap_of(broker)
     tap.go_to({TP: 0})
@@ -452,9 +443,7 @@ def test_what_one_log_waits_for_does_not_hold_up_what_is_there_of_another() -> N
 
 
 @pytest.mark.parametrize(("chunk_bytes", "most"), [(1, 2990), (2000, 2990), (1 << 20, 60)])
-def test_leaving_out_replaced_records_keeps_the_fold_the_counts_and_the_positions(
-    chunk_bytes: int, most: int
-) -> None:
+def test_leaving_out_replaced_records_keeps_the_fold(chunk_bytes: int, most: int) -> None:
     built: dict[int, Said | list[Said]] = {}
     for base in range(0, 3000, 1000):
         keys, written = (
@@ -500,9 +489,7 @@ def test_settings() -> None:
     }
 
 
-def test_a_batch_that_nobody_should_hold_is_told_with_its_log(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_batch_that_is_too_large_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(data: bytes, wanted: list[record_batches.Batch]) -> None:
         raise FatalError("record batch at offset 0: too much")
 

@@ -108,9 +108,7 @@ def test_a_thread_s_phases_are_parts_of_its_time(seconds: dict[str, float], busy
     thread = ObservedThread(number=0, alive=True, tasks=1, busy=busy)
     old = {names.BATCH_SECONDS: {("0", phase): 1.0 for phase in seconds}}
     new = {names.BATCH_SECONDS: {("0", phase): 1.0 + s for phase, s in seconds.items()}}
-    found = facts(
-        changed(SERENE, threads=[thread], series=new), changed(SERENE, threads=[thread], series=old)
-    )
+    found = facts(*(changed(SERENE, threads=[thread], series=one) for one in (new, old)))
     (row,) = page_view(found)["threads"]["rows"]
     assert sum(row["phases"].values()) <= busy + 1e-9
     told = sum(seconds.values()) / 10

@@ -118,9 +118,7 @@ def test_one_that_never_answered_has_its_reason_and_no_numbers(others: Others) -
     assert others.peers.look(HOSTS)[0][:4] == ("b:1", None, 0.0, "no route")
 
 
-def test_a_defect_is_no_reason_to_show_nothing(
-    others: Others, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_does_not_hide_the_rest(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others.peers, "_ask", lambda host: {}[host])
     others.round()
     assert [peer.error for peer in others.peers.look(HOSTS)] == ["KeyError", "KeyError"]
