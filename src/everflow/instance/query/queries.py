@@ -359,8 +359,7 @@ class StoreQueries:
             )
         return StateElsewhereError(
             f"{place} is not on this instance, and its owner is not known: set application.server "
-            f"on every instance to have "
-            f"the owner named.",
+            f"on every instance to have the owner named.",
             partition=partition,
             host=None,
         )
@@ -387,9 +386,8 @@ class StoreQueries:
             host = metadata_for_key(site, partition, self._ports.hosts()).active_host
             raise StaleStateError(
                 f"The copy of partition {partition} of store {site.spec.name!r} lags by {lag} "
-                f"offsets, more than "
-                f"max_lag={max_lag}: retry when it has caught up, or ask the active "
-                f"task{f' on {host}' if host else ''}.",
+                f"offsets, more than max_lag={max_lag}: retry when it has caught up, or ask the "
+                f"active task{f' on {host}' if host else ''}.",
                 partition=partition,
                 lag=lag,
                 max_lag=max_lag,
