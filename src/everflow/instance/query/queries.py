@@ -311,7 +311,7 @@ class StoreQueries:
                 )
         return found
 
-    # --- for `_Access` ----------------------------------------------------------------------------
+    # --- for `_LocalReader` ----------------------------------------------------------------------
 
     def require_serving(self) -> None:
         """InvalidStateStoreError unless the instance is between start and close, or still
@@ -411,8 +411,8 @@ class StoreQueries:
         return end
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Access:
+@dataclass(kw_only=True)
+class _LocalReader(StoreReader):
     queries: StoreQueries
     site: StoreSite
     partition: int | None
@@ -523,7 +523,7 @@ class InteractiveQueries:
             raise ValueError(
                 "max_lag bounds how far a copy may be behind: it goes with stale=True."
             )
-        access = _Access(
+        reader = _LocalReader(
             queries=queries,
             site=site,
             partition=partition,
@@ -531,9 +531,7 @@ class InteractiveQueries:
             max_lag=max_lag,
             partitioner=partitioner,
         )
-        return STORE_KINDS[site.spec.kind](
-            site.spec, StoreReader(access), site.decode, site.results
-        )
+        return STORE_KINDS[site.spec.kind](site.spec, reader, site.decode, site.results)
 
     def query_metadata_for_key(
         self, store: str, key: Any, partitioner: Partitioner | None = None
