@@ -43,41 +43,41 @@ class Topology(Graph, Telling):
         stores += [node.store for node in self.nodes if isinstance(node, WholeTableNode)]
         return frozenset(spec.name for spec in stores if spec.in_memory)
 
-    def flows(self) -> dict[str, list[str]]:
-        """The topics that the program reads and writes, and the stores that it keeps."""
-        sources = [
-            node
-            for node in self.nodes
-            if isinstance(node, SourceNode) and node.kind != "repartition"
-        ]
-        sinks = [
-            node for node in self.nodes if isinstance(node, SinkNode) and node.kind != "repartition"
-        ]
-        stores = [
-            spec.name
-            for node in self.nodes
-            if isinstance(node, StatefulNode)
-            for spec in node.stores
-        ]
-        tables = [node for node in self.nodes if isinstance(node, WholeTableNode)]
-        return {
-            "reads": [
-                *(topic for node in sources for topic in node.topics),
-                *(node.topic for node in tables if isinstance(node, GlobalTableNode)),
-            ],
-            "keeps": [*stores, *(node.store.name for node in tables)],
-            "writes": [
-                node.topic if isinstance(node.topic, str) else "a topic per record"
-                for node in sinks
-            ],
-        }
-
     def __repr__(self) -> str:
-        parts = [f"{verb} {', '.join(names)}" for verb, names in self.flows().items() if names]
+        parts = [f"{verb} {', '.join(names)}" for verb, names in flows_of(self).items() if names]
         return f"Topology({'; '.join(parts)})"
 
     def _repr_html_(self) -> str:
         return as_svg(self)
+
+
+def flows_of(topology: Graph) -> dict[str, list[str]]:
+    """The topics that the program reads and writes, and the stores that it keeps."""
+    sources = [
+        node
+        for node in topology.nodes
+        if isinstance(node, SourceNode) and node.kind != "repartition"
+    ]
+    sinks = [
+        node for node in topology.nodes if isinstance(node, SinkNode) and node.kind != "repartition"
+    ]
+    stores = [
+        spec.name
+        for node in topology.nodes
+        if isinstance(node, StatefulNode)
+        for spec in node.stores
+    ]
+    tables = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
+    return {
+        "reads": [
+            *(topic for node in sources for topic in node.topics),
+            *(node.topic for node in tables if isinstance(node, GlobalTableNode)),
+        ],
+        "keeps": [*stores, *(node.store.name for node in tables)],
+        "writes": [
+            node.topic if isinstance(node.topic, str) else "a topic per record" for node in sinks
+        ],
+    }
 
 
 def checked_topology(given: object, taker: str) -> Topology:
