@@ -56,8 +56,8 @@ def write(path: Path, spec: StoreSpec, content: Mapping[bytes, int | None]) -> N
     )
 
 
-class OnePlace:
-    """`StoreAccess` of one partition whose store may be rebuilt."""
+class OnePlace(StoreReader):
+    """One partition whose store may be rebuilt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rebuilds = folder, 0
@@ -77,13 +77,6 @@ class OnePlace:
     def home(self, key: bytes) -> int:
         return 0
 
-    @property
-    def stale(self) -> bool:
-        return False
-
-    def lag(self, partition: int) -> int | None:
-        return 0
-
     def rebuild(self, spec: StoreSpec, content: Mapping[bytes, int]) -> None:
         old = self.path()
         self.rebuilds += 1
@@ -93,9 +86,10 @@ class OnePlace:
 
 
 @contextmanager
-def place(spec: StoreSpec, content: Mapping[bytes, int]) -> Iterator[OnePlace]:
+def place(spec: StoreSpec, content: Mapping[bytes, int], page: int) -> Iterator[OnePlace]:
     with tempfile.TemporaryDirectory() as folder:
         made = OnePlace(Path(folder))
+        made.page_entries = page
         write(made.path(), spec, content)
         try:
             yield made
@@ -113,8 +107,8 @@ def test_keys(
 ) -> None:
     model = sorted(content.items())
     between = [(k, v) for k, v in model if k >= (first or b"") and (last is None or k <= last)]
-    with place(KEYS, content) as access:
-        store = ReadOnlyKeyValueStore(KEYS, StoreReader(access, page), decode)
+    with place(KEYS, content, page) as access:
+        store = ReadOnlyKeyValueStore(KEYS, access, decode)
         assert list(store.all()) == model
         assert list(store.reverse_all()) == model[::-1]
         assert list(store.range(first, last)) == between
@@ -146,8 +140,8 @@ def test_windows(
     def entries(places: list[tuple[bytes, int]]) -> list[tuple[Windowed, int]]:
         return [(Windowed(k, s, s + 10), content[k, s]) for k, s in places]
 
-    with place(WINDOWS, stored) as access:
-        store = ReadOnlyWindowStore(WINDOWS, StoreReader(access, page), decode)
+    with place(WINDOWS, stored, page) as access:
+        store = ReadOnlyWindowStore(WINDOWS, access, decode)
         assert list(store.all()) == entries(in_order)
         assert list(store.fetch_all(low, high)) == entries(in_time)
         assert list(store.backward_fetch_all(low, high)) == entries(in_time[::-1])
@@ -191,8 +185,8 @@ def test_sessions(
     def entries(places: list[tuple[bytes, tuple[int, int]]]) -> list[tuple[Windowed, int]]:
         return [(Windowed(k, s, e), content[k, (s, e)]) for k, (s, e) in places]
 
-    with place(SESSIONS, stored) as access:
-        store = ReadOnlySessionStore(SESSIONS, StoreReader(access, page), decode)
+    with place(SESSIONS, stored, page) as access:
+        store = ReadOnlySessionStore(SESSIONS, access, decode)
         assert list(store.all()) == entries(in_order)
         assert list(store.reverse_all()) == entries(in_order[::-1])
         bounded = [p for p in in_order if first <= p[0] <= last]
@@ -231,8 +225,8 @@ def test_a_scan_with_writes_and_rebuilds_half_way(
     there all the time is seen."""
     history: list[dict[bytes, int]] = [dict(content)]
     seen: list[tuple[bytes, int]] = []
-    with place(KEYS, content) as access:
-        store = ReadOnlyKeyValueStore(KEYS, StoreReader(access, page), decode)
+    with place(KEYS, content, page) as access:
+        store = ReadOnlyKeyValueStore(KEYS, access, decode)
         entries = store.reverse_all() if reverse else store.all()
         for count, change, rebuilt in steps:
             seen += [entry for _, entry in zip(range(count), entries, strict=False)]

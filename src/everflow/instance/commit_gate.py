@@ -314,8 +314,7 @@ class CommitGate:
             self.close()
             raise SetupError(
                 f"No place for the commit gate's socket: {error}. Set TMPDIR to a folder with a "
-                f"short path that this user may "
-                "write to."
+                f"short path that this user may write to."
             ) from error
         threading.Thread(
             target=self._server.serve_forever,
@@ -332,10 +331,9 @@ class CommitGate:
         if server is not None and not os.path.lexists(str(server.server_address)):
             raise FatalError(
                 f"The commit gate's socket {server.server_address} was deleted under the running "
-                f"instance: no worker can ask "
-                "whether it may commit. Nothing is lost; start the instance again, and keep what "
-                "tidies temporary folders away "
-                "from it, or set TMPDIR to another folder with a short path."
+                f"instance: no worker can ask whether it may commit. Nothing is lost; start the "
+                f"instance again, and keep what tidies temporary folders away from it, or set "
+                f"TMPDIR to another folder with a short path."
             )
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from everflow.topology.describe import roads
 from everflow.topology.describe import summary as computed
 from everflow.topology.graph import SourceNode
 from everflow.topology.plan import plan
-from everflow.topology.program import Topology
+from everflow.topology.program import Topology, flows_of
 from everflow.topology.subtopologies import cut
 
 
@@ -250,7 +250,7 @@ _LIST_WIDTH = 76  # topics or stores named before "and n more"
 
 
 def topology_lines(topology: Topology) -> tuple[str, str, str]:
-    flows = topology.flows()
+    flows = flows_of(topology)
     sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
     rekeyed = len({t for node in sources if node.kind == "repartition" for t in node.topics})
     keeps = _listed(flows["keeps"]) or "nothing (stateless)"

@@ -428,9 +428,8 @@ class ThreadCount:
             if slots <= len(self._threads) + SPARE_SLOTS:
                 raise IllegalStateError(
                     f"Spark has {slots} task slots, {len(self._threads)} stream threads use one "
-                    f"each and {SPARE_SLOTS} has to stay "
-                    f"free: start the instance with more num.stream.threads, or give it a Spark "
-                    f"session with more slots (local[N])."
+                    f"each and {SPARE_SLOTS} has to stay free: start the instance with more "
+                    f"num.stream.threads, or give it a Spark session with more slots (local[N])."
                 )
             opened = self._opened(1)
             if not opened:

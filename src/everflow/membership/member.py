@@ -47,17 +47,14 @@ def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> Ev
     if data.error is AnswerError.PROCESS_ID_CLASH:
         return ProcessIdClashError(
             f"Application {group_id}: {data.message}. This instance was refused; the other goes "
-            f"on. Give this instance a state "
-            "folder of its own: point state.dir somewhere else, or delete the copy (the state is "
-            "restored from the changelogs). If "
-            "the other was only stopped, start again when its session has ended "
-            "(session.timeout.ms)."
+            f"on. Give this instance a state folder of its own: point state.dir somewhere else, or "
+            f"delete the copy (the state is restored from the changelogs). If the other was only "
+            f"stopped, start again when its session has ended (session.timeout.ms)."
         )
     if data.error is AnswerError.INCOMPLETE_SOURCE_METADATA:
         return MissingSourceTopicError(
             f"Application {group_id}: {data.message}. Was it deleted? Create it again, or take it "
-            f"out of the program; then start "
-            "the instances again."
+            f"out of the program; then start the instances again."
         )
     if data.error is AnswerError.SHUTDOWN_REQUESTED:
         return ShutdownRequestedError(f"Application {group_id} shuts down: {data.message}.")

@@ -43,28 +43,29 @@ class Topology(Graph, Telling):
         stores += [node.store for node in self.nodes if isinstance(node, WholeTableNode)]
         return frozenset(spec.name for spec in stores if spec.in_memory)
 
-    def flows(self) -> dict[str, list[str]]:
-        """The topics that the program reads and writes, and the stores that it keeps."""
-        parts: dict[str, list[str]] = {"reads": [], "keeps": [], "writes": []}
-        whole = [node for node in self.nodes if isinstance(node, WholeTableNode)]
-        for node in self.nodes:
-            if isinstance(node, SourceNode) and node.kind != "repartition":
-                parts["reads"] += node.topics
-            elif isinstance(node, SinkNode) and node.kind != "repartition":
-                named = isinstance(node.topic, str)
-                parts["writes"].append(str(node.topic) if named else "a topic per record")
-            elif isinstance(node, StatefulNode):
-                parts["keeps"] += [spec.name for spec in node.stores]
-        parts["reads"] += [node.topic for node in whole if isinstance(node, GlobalTableNode)]
-        parts["keeps"] += [node.store.name for node in whole]
-        return parts
-
     def __repr__(self) -> str:
-        said = (f"{verb} {', '.join(names)}" for verb, names in self.flows().items() if names)
-        return f"Topology({'; '.join(said)})"
+        parts = [f"{verb} {', '.join(names)}" for verb, names in flows_of(self).items() if names]
+        return f"Topology({'; '.join(parts)})"
 
     def _repr_html_(self) -> str:
         return as_svg(self)
+
+
+def flows_of(topology: Graph) -> dict[str, list[str]]:
+    """The topics that the program reads and writes, and the stores that it keeps."""
+    parts: dict[str, list[str]] = {"reads": [], "keeps": [], "writes": []}
+    whole = [node for node in topology.nodes if isinstance(node, WholeTableNode)]
+    for node in topology.nodes:
+        if isinstance(node, SourceNode) and node.kind != "repartition":
+            parts["reads"] += node.topics
+        elif isinstance(node, SinkNode) and node.kind != "repartition":
+            named = isinstance(node.topic, str)
+            parts["writes"].append(str(node.topic) if named else "a topic per record")
+        elif isinstance(node, StatefulNode):
+            parts["keeps"] += [spec.name for spec in node.stores]
+    parts["reads"] += [node.topic for node in whole if isinstance(node, GlobalTableNode)]
+    parts["keeps"] += [node.store.name for node in whole]
+    return parts
 
 
 def checked_topology(given: object, taker: str) -> Topology:

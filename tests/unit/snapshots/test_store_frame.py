@@ -43,7 +43,7 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 
 def rows(instance: Instance, folder: Path, name: str = "counts", **options: Any) -> Rows:
     store = instance.store(name, **options)
-    columns = EntryColumns(store.spec, store._results, lag=store._reader.access.stale)
+    columns = EntryColumns(store.spec, store._results, lag=store._reader.stale)
     folder.mkdir(exist_ok=True)
     return rows_of(columns, store._reader, store._ready(), folder)
 

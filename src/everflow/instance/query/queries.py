@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,21 +122,6 @@ def default_partitioner(key: bytes, partitions: int) -> int:
 @lru_cache(maxsize=1_024)  # readers come back to some keys, and it is a loop of Python
 def _hashed(key: bytes) -> int:
     return int(murmur2(key))
-
-
-def store_partitioner(by: KeyPartitioner | None, topic: str, serde: Serde) -> Partitioner | None:
-    if by is None or by == MURMUR2:
-        return None
-    return lambda key, partitions: int(
-        partitions_of(by, topic, pa.array([key], pa.binary()), serde, partitions)[0]
-    )
-
-
-def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> KeyQueryMetadata:
-    task = site.task(partition)
-    active = [host for host, tasks in (hosts or {}).items() if task in tasks.active]
-    standby = sorted(host for host, tasks in (hosts or {}).items() if task in tasks.standby)
-    return KeyQueryMetadata(active[0] if active else None, tuple(standby), partition)
 
 
 # --- the hosts of the last rebalance (note 005) ---------------------------------------------------
@@ -269,7 +254,14 @@ class StoreQueries:
     def place(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
         if site.everywhere:  # whoever is asked has it
             return KeyQueryMetadata(self._own_host or None, (), partition)
-        return metadata_for_key(site, partition, self._ports.hosts())
+        return self._holders(site, partition)
+
+    def _holders(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
+        """Active and standbys of a store's partition."""
+        task, hosts = site.task(partition), self._ports.hosts() or {}
+        active = next((host for host, tasks in hosts.items() if task in tasks.active), None)
+        standby = sorted(host for host, tasks in hosts.items() if task in tasks.standby)
+        return KeyQueryMetadata(active, tuple(standby), partition)
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
         if name is not None:
@@ -319,7 +311,7 @@ class StoreQueries:
                 )
         return found
 
-    # --- for `_Access` ----------------------------------------------------------------------------
+    # --- for `_LocalReader` ----------------------------------------------------------------------
 
     def require_serving(self) -> None:
         """InvalidStateStoreError unless the instance is between start and close, or still
@@ -345,7 +337,7 @@ class StoreQueries:
 
     def refuse(self, site: StoreSite, partition: int) -> InvalidStateStoreError:
         place = f"Partition {partition} of store {site.spec.name!r}"
-        found = metadata_for_key(site, partition, self._ports.hosts())
+        found = self._holders(site, partition)
         copy = partition in self.copies(site)
         hint = " A copy of it is here: stale=True reads that." if copy else ""
         if found.active_host is not None and found.active_host != self._own_host:
@@ -359,8 +351,7 @@ class StoreQueries:
             )
         return StateElsewhereError(
             f"{place} is not on this instance, and its owner is not known: set application.server "
-            f"on every instance to have "
-            f"the owner named.",
+            f"on every instance to have the owner named.",
             partition=partition,
             host=None,
         )
@@ -384,12 +375,11 @@ class StoreQueries:
             return
         lag = max(0, self._end(store.changelog) - (_position(store.path) or 0))
         if lag > max_lag:
-            host = metadata_for_key(site, partition, self._ports.hosts()).active_host
+            host = self._holders(site, partition).active_host
             raise StaleStateError(
                 f"The copy of partition {partition} of store {site.spec.name!r} lags by {lag} "
-                f"offsets, more than "
-                f"max_lag={max_lag}: retry when it has caught up, or ask the active "
-                f"task{f' on {host}' if host else ''}.",
+                f"offsets, more than max_lag={max_lag}: retry when it has caught up, or ask the "
+                f"active task{f' on {host}' if host else ''}.",
                 partition=partition,
                 lag=lag,
                 max_lag=max_lag,
@@ -421,8 +411,8 @@ class StoreQueries:
         return end
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Access:
+@dataclass(kw_only=True)
+class _LocalReader(StoreReader):
     queries: StoreQueries
     site: StoreSite
     partition: int | None
@@ -533,7 +523,7 @@ class InteractiveQueries:
             raise ValueError(
                 "max_lag bounds how far a copy may be behind: it goes with stale=True."
             )
-        access = _Access(
+        reader = _LocalReader(
             queries=queries,
             site=site,
             partition=partition,
@@ -541,9 +531,7 @@ class InteractiveQueries:
             max_lag=max_lag,
             partitioner=partitioner,
         )
-        return STORE_KINDS[site.spec.kind](
-            site.spec, StoreReader(access), site.decode, site.results
-        )
+        return STORE_KINDS[site.spec.kind](site.spec, reader, site.decode, site.results)
 
     def query_metadata_for_key(
         self, store: str, key: Any, partitioner: Partitioner | None = None
@@ -598,7 +586,9 @@ def store_queries(
         for topic in sorted(topics[spec.name]):
             name = topic if topic in spread else topic.removeprefix(prefix)
             if name in spread:
-                return store_partitioner(spread[name], topic, spec.key_serde)
+                by = spread[name]
+                own = by is not None and by != MURMUR2
+                return partial(_partition, by, topic, spec.key_serde) if own else None
         return None
 
     def site(spec: StoreSpec, subtopology: int, partitions: int, everywhere: bool) -> StoreSite:
@@ -622,6 +612,10 @@ def store_queries(
         sites.append(site(table.store, table.subtopology, partitions, True))
     sites += [site(loaded.store, loaded.subtopology, 1, True) for loaded in plan.loaded_tables]
     return StoreQueries(sites, blueprint.inputs_of, own_host, ports, clock)
+
+
+def _partition(by: KeyPartitioner, topic: str, serde: Serde, key: bytes, partitions: int) -> int:
+    return int(partitions_of(by, topic, pa.array([key], pa.binary()), serde, partitions)[0])
 
 
 def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner | None) -> int:

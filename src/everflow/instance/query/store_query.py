@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import copy
 import operator
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -79,36 +79,35 @@ class StoreScan(Iterator[tuple[Any, Any]]):
         return self._decode(self.place.key, stored)
 
 
-class CopyAccess(Protocol):
-    """The replicas of one store that a query may read now. Safe from any thread."""
+class StoreReader(ABC):
+    """Reads pages of the replicas of one store that a query may read now; safe from any thread. It
+    follows a store that is rebuilt at a new path, and fails once the task has moved away. A single
+    entry may be larger than ``page_bytes``."""
 
+    page_entries = PAGE_ENTRIES
+    page_bytes = PAGE_BYTES
+    stale = False
+
+    @abstractmethod
     def readable(self) -> Sequence[int]:
         """Partitions with a readable copy here, sorted; empty if there is none."""
 
-    def require_some(self) -> None: ...
-
+    @abstractmethod
     def path(self, partition: int) -> Path:
         """Folder of a replica; InvalidStateStoreError if there is none or it lags too far."""
 
+    @abstractmethod
     def active_paths(self) -> Mapping[int, Path]: ...
-
+    @abstractmethod
     def home(self, key: bytes) -> int: ...
 
-    @property
-    def stale(self) -> bool: ...
+    @abstractmethod
+    def require_some(self) -> None:
+        """InvalidStateStoreError if no replica can be read."""
 
     def lag(self, partition: int) -> int | None:
         """Offsets that the partition's replica is behind its changelog; None: not known."""
-
-
-@dataclass(frozen=True)
-class StoreReader:
-    """Pages of one store. It follows a store that is rebuilt at a new path, and fails once the task
-    has moved away. A single entry may be larger than ``page_bytes``."""
-
-    access: CopyAccess
-    page_entries: int = PAGE_ENTRIES
-    page_bytes: int = PAGE_BYTES
+        return None
 
     def get(self, partition: int, key: bytes) -> bytes | None:
         """The stored value (timestamp + value bytes) in one partition."""
@@ -131,7 +130,7 @@ class StoreReader:
         """``body`` on the partition's replica, again if that is removed meanwhile. See `read`."""
         failure: Exception | None = None
         for _ in range(ATTEMPTS):
-            where = path or self.access.path(partition)
+            where = path or self.path(partition)
             try:
                 return body(LmdbStore.open(where))
             except (StoreMismatchError, StoreClosedError) as error:  # removed or closed meanwhile
@@ -210,7 +209,7 @@ class ReadOnlyStore:
     @property
     def partitions(self) -> tuple[int, ...]:
         """Partitions that can be read here now. Without any, queries raise an error."""
-        return tuple(self._reader.access.readable())
+        return tuple(self._reader.readable())
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Every entry, one partition after the other, in order of key bytes within each."""
@@ -247,7 +246,7 @@ class ReadOnlyStore:
         """
         from everflow.snapshots.frames import to_dataframe
 
-        columns = EntryColumns(self.spec, self._results, lag=self._reader.access.stale)
+        columns = EntryColumns(self.spec, self._results, lag=self._reader.stale)
         where = None if folder is None else Path(folder)
         return to_dataframe(rows_of(columns, self._reader, self._ready(), where), spark, where)
 
@@ -299,12 +298,12 @@ class ReadOnlyStore:
 
     def _ready(self) -> Sequence[int]:
         """The readable partitions. Raises at the call, not at the first entry."""
-        self._reader.access.require_some()
+        self._reader.require_some()
         partitions = self.partitions
         if self._behind is not None:  # else half a result would seem complete
-            self._reader.access.path(self._behind.partition)
+            self._reader.path(self._behind.partition)
         for partition in partitions:
-            self._reader.access.path(partition)
+            self._reader.path(partition)
         return partitions
 
     def _lookup(self, key: bytes, stored_key: bytes) -> Any:
@@ -336,7 +335,7 @@ class ReadOnlyStore:
     def _places_of(self, key: bytes) -> Iterator[int]:
         """Its own partition, then the others here, for the topic's writer may partition otherwise.
         If its own is not here, the last step raises: "not found" would be a guess."""
-        home = self._reader.access.home(key)
+        home = self._reader.home(key)
         here = self.partitions
         if home in here:
             yield home
@@ -344,13 +343,13 @@ class ReadOnlyStore:
             partition for partition in here if partition != home and self._can_be_read(partition)
         )
         if home not in here:
-            self._reader.access.path(home)
+            self._reader.path(home)
             yield home  # it has arrived meanwhile
 
     def _can_be_read(self, partition: int) -> bool:
         """False is no reason to refuse a key of another partition."""
         try:
-            self._reader.access.path(partition)
+            self._reader.path(partition)
         except (InvalidStateStoreError, RetriableError):
             return False
         return True
@@ -404,9 +403,9 @@ def values_at_home(
     query of that key alone tries the other partitions, or raises the reason. ``decode`` reads one
     value; None: they are decoded together."""
     reader = store._reader
-    paths, asked = reader.access.active_paths(), defaultdict[int, list[int]](list)
+    paths, asked = reader.active_paths(), defaultdict[int, list[int]](list)
     for number, (key, _) in enumerate(keys):
-        asked[reader.access.home(key)].append(number)
+        asked[reader.home(key)].append(number)
     values: list[bytes | None] = [None] * len(keys)
     for partition, numbers in asked.items():
         if partition not in paths:
@@ -459,7 +458,7 @@ def rows_of(
     def parts() -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         with room(folder) as home:
             for partition in partitions:
-                lag = reader.access.lag(partition) if columns.lag else None
+                lag = reader.lag(partition) if columns.lag else None
                 with opened(_copied(reader, partition, home)) as copy:
 
                     def blame(key: bytes, partition: int = partition) -> str:

@@ -297,9 +297,8 @@ class Recovery:
             else:
                 # Committed offsets never lie beyond the end of an unharmed log.
                 raise FatalError(
-                    f"{tp}: committed offset {found.offset} is beyond the end of the log "
-                    f"({end}): the topic was re-created or truncated. "
-                    f"{start_over(self.application_id)}"
+                    f"{tp}: committed offset {found.offset} is beyond the end of the log ({end}): "
+                    f"the topic was re-created or truncated. {start_over(self.application_id)}"
                 )
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:

@@ -189,31 +189,16 @@ class TaskManager:
             for task in list(held.values())
         }
 
+    @property
+    def _places(self) -> tuple[Collection[TaskId], ...]:
+        return self.running, self.recovering, self.leaving, self.following, self.letting_go
+
     def in_use(self) -> set[TaskId]:
         """Tasks that have, just had or are about to have a role here: their stores stay."""
-        return {
-            *self.owned,
-            *self._revoked,
-            *self.copies,
-            *self.running,
-            *self.recovering,
-            *self.leaving,
-            *self.following,
-            *self.letting_go,
-            *self.suspended,
-        }
+        return {*self.owned, *self._revoked, *self.copies, *self.suspended}.union(*self._places)
 
-    def place_of(self, task: TaskId) -> str | None:
-        """The task's place: ``running``, ``recovering``, ``leaving``, ``following``, ``letting
-        go``; None: in none."""
-        places: dict[str, Collection[TaskId]] = {
-            "running": self.running,
-            "recovering": self.recovering,
-            "leaving": self.leaving,
-            "following": self.following,
-            "letting go": self.letting_go,
-        }
-        return next((name for name, tasks in places.items() if task in tasks), None)
+    def _in_none(self, task: TaskId) -> bool:
+        return not any(task in place for place in self._places)
 
     def _settle_actives(self) -> None:
         staying = [thread.number for thread in self.threads if thread.number not in self.retiring]
@@ -224,7 +209,7 @@ class TaskManager:
             fresh = [
                 task
                 for task, number in sorted(dealt.items())
-                if number == thread.number and self.place_of(task) is None
+                if number == thread.number and self._in_none(task)
             ]
             # Tasks that lack only the tail of their changelogs do not wait for whole restores, and
             # none waits for a task whose brokers do not answer.
@@ -251,7 +236,7 @@ class TaskManager:
             if self.following.get(task, role) is not role:
                 self.following[task] = role
                 self.updater.set_role(task, role)
-            elif self.place_of(task) is None:
+            elif self._in_none(task):
                 self._follow(task, role)
 
     # --- actives ---------------------------------------------------------------------------------

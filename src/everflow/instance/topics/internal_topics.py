@@ -148,9 +148,8 @@ def is_first_start(
     if filled and not ran.foreign:
         raise OffsetsExpiredError(
             f"The group {application_id} has no committed offsets of its inputs, but its internal "
-            f"topics hold records "
-            f"({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). {why_none()} Starting "
-            f"would count the input twice. {start_over(application_id)}"
+            f"topics hold records ({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). "
+            f"{why_none()} Starting would count the input twice. {start_over(application_id)}"
         )
     return not filled
 
@@ -186,9 +185,8 @@ def _other_program(application_id: str) -> str:
     """The likeliest cause, for starting over would then destroy a healthy application."""
     return (
         f"Most likely another topology (or one with a changed store name) runs or ran under the "
-        f"application.id {application_id}: "
-        "then delete nothing, and give this program an application.id of its own, or its stores "
-        "the names they had."
+        f"application.id {application_id}: then delete nothing, and give this program an "
+        f"application.id of its own, or its stores the names they had."
     )
 
 
@@ -237,9 +235,8 @@ def prepare(
     if wrong:
         raise InternalTopicError(
             f"Internal topics do not fit the topology: {'; '.join(wrong)}. "
-            f"{_other_program(application_id)} Or the number of input "
-            f"partitions was changed: keys are then in other partitions than their state. "
-            f"{start_over(application_id)}"
+            f"{_other_program(application_id)} Or the number of input partitions was changed: keys "
+            f"are then in other partitions than their state. {start_over(application_id)}"
         )
     missing = [spec for name, spec in sorted(needed.items()) if name not in existing]
     kept = frozenset(

@@ -37,11 +37,9 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 def store(instance: Instance, name: str, page: int | None = None, **options: Any) -> Any:
     """A store, reading pages of so many entries."""
     found = instance.store(name, partitioner=by_first_letter, **options)
-    return (
-        found
-        if page is None
-        else type(found)(found.spec, StoreReader(found._reader.access, page), found._decode)
-    )
+    if page is not None:
+        found._reader.page_entries = page
+    return found
 
 
 def fill(instance: Instance) -> None:
@@ -78,7 +76,8 @@ def test_a_large_value_ends_a_page(instance: Instance, monkeypatch: pytest.Monke
         return page, more
 
     monkeypatch.setattr(StoreReader, "_page", counted)
-    reader = StoreReader(instance.store("counts")._reader.access, 1000, page_bytes=20)
+    reader = instance.store("counts")._reader
+    reader.page_bytes = 20
     assert len(list(reader.entries(0, None, None))) == 4
     assert sizes == [2, 2]
 
