@@ -17,6 +17,7 @@ of the driver (`prepared_later`, note 016).
 from __future__ import annotations
 
 import io
+import json
 import logging
 import pickle
 import socket
@@ -43,7 +44,7 @@ from pyspark.sql.types import (
     _parse_datatype_json_string,
 )
 
-from everflow.sockets import socket_folder_of_process
+from everflow.sockets import MOST_MESSAGE_BYTES, socket_folder_of_process
 from everflow.topology.plan import Call, Chain, Compute, Pick, Stage, Ticket
 
 log = logging.getLogger("everflow.spark")
@@ -191,8 +192,9 @@ class _Door:
     def _serve(self) -> None:
         while True:
             accepted, _ = self._listening.accept()
-            with suppress(OSError, EOFError), Connection(accepted.detach()) as asking:
-                asking.send(self._answer(asking.recv()))
+            with suppress(OSError, EOFError, ValueError), Connection(accepted.detach()) as asking:
+                answer = self._answer(int(asking.recv_bytes(MOST_MESSAGE_BYTES)))
+                asking.send_bytes(json.dumps(answer).encode())
 
     def _answer(self, ticket: int) -> tuple[str, int | None]:
         try:
