@@ -1,6 +1,6 @@
 """Runs the operators of a plan on a micro-batch, in a Spark Python worker or in the test driver.
 
-It knows neither Kafka nor Spark: Columns are computed by `PreparedColumns`, and everything that
+It knows neither Kafka nor Spark: Columns are computed by `RunsColumns`, and everything that
 comes of the batch is handed to a `Sink`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -70,8 +70,12 @@ from everflow.worker.stateful import (
 from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
 
-if TYPE_CHECKING:  # PySpark's worker, which a step without Columns does not need
-    from everflow.worker.columns import ColumnClient, PreparedColumns
+
+class RunsColumns(Protocol):
+    """`everflow.worker.columns.PreparedColumns`, whose engines a step does not know."""
+
+    def run(self, records: Records, client: Any) -> None:
+        """Adds the slots that it makes to ``records``. ``client``: where Spark's code runs."""
 
 
 @dataclass(kw_only=True)
@@ -152,8 +156,8 @@ class TaskStep:
     """The operators of a plan; picklable. ``times`` give records their times, before the inputs of
     tasks are merged; ``ops``: all that comes behind."""
 
-    times: tuple[TimeOp | PreparedColumns, ...]
-    ops: tuple[StepOp | PreparedColumns, ...]
+    times: tuple[TimeOp | RunsColumns, ...]
+    ops: tuple[StepOp | RunsColumns, ...]
     sources: tuple[Source, ...]
     stores: StoreAccess
     sink: Sink
@@ -168,7 +172,7 @@ class TaskStep:
     @staticmethod
     def of(
         plan: PhysicalPlan,
-        columns: Sequence[PreparedColumns],
+        columns: Sequence[RunsColumns],
         stores: StoreAccess,
         sink: Sink,
         *,
@@ -208,7 +212,7 @@ class TaskStep:
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        client: ColumnClient,
+        client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
         """Run the operators on decoded records. Raises DescribedFailure for a clock's call that
@@ -223,7 +227,7 @@ class TaskStep:
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        client: ColumnClient,
+        client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
         ran: dict[str, RanOperator] = {}
@@ -278,7 +282,7 @@ class TaskStep:
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        client: ColumnClient,
+        client: Any,
         timings: dict[str, float],
     ) -> tuple[Records, StepResult]:
         """The records of the batch with their times, in merge order, and what has come of them."""
@@ -330,7 +334,7 @@ class _Running:
     idle: Moved
     known: KnownResults | None
     ran: dict[str, RanOperator]
-    client: ColumnClient
+    client: Any
 
     def run(self, op: StepOp) -> None:
         order, every, sources = self.order, self.step.every_failure, self.step.sources
