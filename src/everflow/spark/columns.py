@@ -2,16 +2,14 @@
 
 The service in the JVM runs what Catalyst made of the Columns: the expressions of the optimised
 plan, compiled by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not
-as expected, are refused.
+as expected, are refused. One row in is one row out, so a row that fails names its record.
 
-One row in is one row out, and the row for which a Column fails names the record. A selection that
-calls Python functions is cut as Spark's optimiser has cut it: what the functions read, a plan node
-for functions of one kind, what is made of their results. Each becomes a stage of
+A selection that calls Python functions is cut as Spark's optimiser has cut it: what the functions
+read, a plan node for functions of one kind, what is made of their results. Each becomes a stage of
 `everflow.topology.plan`.
 
 An Arrow expression seldom needs the Column that it stands for: planning and compiling that at every
-start would cost two seconds, for nothing in most programs. So a worker that needs it asks a socket
-of the driver (`prepared_later`, note 016).
+start would cost two seconds. A worker that needs it asks a socket of the driver (note 016).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The resident step: one Spark task that serves many micro-batches (design note 004).
 
-A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from
-Kafka through the JVM costs more than reading it in columns here. So the worker reads its input
-itself: it asks the driver for the next request over a socket, runs the plan's operators, answers
-with the result, and goes on until the driver stops it.
+A Spark job per micro-batch costs more than the work of a small one. So the worker asks the driver
+for the next request over a socket, reads its input itself, in columns, runs the plan's operators,
+answers with the result, and goes on until the driver stops it.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 The search for failing records finds all records of a task in one run (note 041). Where a batch is
 cut changes no result, so the operator gets the records in parts, on stores that show what the parts
 before have changed. A part that fails ends before its record, which is left out, and the next one
-begins behind it. So no operator has to undo anything.
-
-A record is left out for what it does in a batch in which those before it are left out. It may fail
-on what another failing record has left in a store: then it is judged in the next run.
+begins behind it: no operator has to undo anything. A record that fails on what another failing one
+has left in a store is judged in the next run.
 """
 
 from __future__ import annotations
