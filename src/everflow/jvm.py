@@ -1,16 +1,12 @@
 """The JVMs that everflow starts (Spark, the embedded broker): Java, class paths, class archives.
 
-The jars come through the Ivy that ships inside pyspark, run as a child process with the pinned
-module file ``everflow/ivy/ivy.xml``; so everflow needs neither Maven nor a download address of its
-own.
-A JVM starts quicker from an archive of its loaded classes (JEP 350): loading and verifying Spark's
-15,000 classes is a third of what its first query costs in processor time, and all JVMs of a machine
-share the archive's pages. Java maps an archive only where Java and class path are the same as when
-it was made, each jar's size and time of change included; so its name holds all that Java compares,
-and making one removes those of earlier jars of the same places (Spark's: 140 MB). Only ``everflow
-setup`` makes archives.
-Only the standard library and the errors are imported here: a command asks before anything else of
-everflow is there.
+The jars come through the Ivy that ships inside pyspark, run with the pinned module file
+``everflow/ivy/ivy.xml``: that needs neither Maven nor a download address of our own.
+A JVM starts quicker from an archive of its loaded classes (JEP 350), whose pages all JVMs of a
+machine share. Java maps it only where Java and class path, each jar's size and time of change
+included, are the same as when it was made; so its name holds all that Java compares, and making one
+removes those of earlier jars of the same places (140 MB). Only ``everflow setup`` makes archives.
+Imports the standard library and the errors alone: a command asks before anything else is there.
 """
 
 from __future__ import annotations

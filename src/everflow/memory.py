@@ -1,10 +1,8 @@
 """An instance's memory: its parts, and how much of it a micro-batch takes (note 045).
 
-Bytes throughout, of memory that no file backs: the kernel takes back what it keeps of a store's
-file when it needs it. `MemoryBudget` divides the total; `BatchMemory` learns from earlier batches
-how many raw bytes the next one may read, since what is made of the records (columns, objects of the
-user's functions, prepared changes, output) is known only afterwards.
-May import layer 0.
+Bytes of memory that no file backs: the kernel takes back what it keeps of a store's file.
+`MemoryBudget` divides the total; `BatchMemory` learns from earlier batches how many raw bytes the
+next one may read, since what is made of the records is known only afterwards.
 """
 
 from __future__ import annotations

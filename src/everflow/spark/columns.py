@@ -2,21 +2,20 @@
 
 The service in the JVM runs what Catalyst made of the Columns: the expressions of the optimised
 plan, compiled by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not
-as expected, are refused.
+as expected, are refused. One row in is one row out, so a row that fails names its record.
 
-One row in is one row out, and the row for which a Column fails names the record. A selection that
-calls Python functions is cut as Spark's optimiser has cut it: what the functions read, a plan node
-for functions of one kind, what is made of their results. Each becomes a stage of
+A selection that calls Python functions is cut as Spark's optimiser has cut it: what the functions
+read, a plan node for functions of one kind, what is made of their results. Each becomes a stage of
 `everflow.topology.plan`.
 
 An Arrow expression seldom needs the Column that it stands for: planning and compiling that at every
-start would cost two seconds, for nothing in most programs. So a worker that needs it asks a socket
-of the driver (`prepared_later`, note 016).
+start would cost two seconds. A worker that needs it asks a socket of the driver (note 016).
 """
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import pickle
 import socket
@@ -43,7 +42,7 @@ from pyspark.sql.types import (
     _parse_datatype_json_string,
 )
 
-from everflow.sockets import socket_folder_of_process
+from everflow.sockets import MOST_MESSAGE_BYTES, socket_folder_of_process
 from everflow.topology.plan import Call, Chain, Compute, Pick, Stage, Ticket
 
 log = logging.getLogger("everflow.spark")
@@ -191,8 +190,9 @@ class _Door:
     def _serve(self) -> None:
         while True:
             accepted, _ = self._listening.accept()
-            with suppress(OSError, EOFError), Connection(accepted.detach()) as asking:
-                asking.send(self._answer(asking.recv()))
+            with suppress(OSError, EOFError, ValueError), Connection(accepted.detach()) as asking:
+                answer = self._answer(int(asking.recv_bytes(MOST_MESSAGE_BYTES)))
+                asking.send_bytes(json.dumps(answer).encode())
 
     def _answer(self, ticket: int) -> tuple[str, int | None]:
         try:

@@ -312,7 +312,7 @@ def analyse(
             f"{text} gives {len(fields)} columns; wrap them: F.struct(...)", where=where
         )
     of_spark = fields[0].dataType
-    if (typed := _typed(of_spark)) != of_spark:
+    if (typed := _typed(of_spark)) is not of_spark:
         what = "a NULL" if isinstance(of_spark, st.NullType) else "an empty array or map"
         raise TopologyError(
             f"{text} is {of_spark.simpleString()}: {what} needs a type; cast it, e.g. to string: "
@@ -415,7 +415,8 @@ def arrow_type(
 ) -> pa.DataType:
     """The edge type of a Spark type; TopologyError for types that have no Arrow form."""
     try:
-        if _stays_in_spark(type_):
+        if re.search(_TYPES + '"(?:variant"|time[("])', _json(type_)):
+            # It names an Arrow type for them, and does not take what it made back.
             raise TypeError("PySpark passes on no variants and no times of day")
         return normal_type(to_arrow_type(type_, timezone="UTC"))
     except Exception as error:
@@ -468,23 +469,18 @@ def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
     return None
 
 
+_TYPES = r'("(?:type|elementType|keyType|valueType)":)'
+"""Before each type in Spark's JSON of one."""
+
+
+def _json(kind: st.DataType) -> str:
+    return json.dumps({"type": kind.jsonValue()}, separators=(",", ":"))
+
+
 def _typed(kind: st.DataType) -> st.DataType:
-    match kind:
-        case st.NullType():
-            return st.StringType()
-        case st.ArrayType():
-            return st.ArrayType(_typed(kind.elementType), kind.containsNull)
-        case st.MapType():
-            key, value = _typed(kind.keyType), _typed(kind.valueType)
-            return st.MapType(key, value, kind.valueContainsNull)
-        case st.StructType():
-            return st.StructType(
-                [
-                    st.StructField(one.name, _typed(one.dataType), one.nullable, one.metadata)
-                    for one in kind.fields
-                ]
-            )
-    return kind
+    made, voids = re.subn(_TYPES + '"void"', r'\1"string"', _json(kind))
+    typed: st.DataType = st._parse_datatype_json_value(json.loads(made)["type"]) if voids else kind
+    return typed
 
 
 def _doubled_field(type_: pa.DataType) -> str | None:
@@ -494,18 +490,6 @@ def _doubled_field(type_: pa.DataType) -> str | None:
             return next(name for name in names if names.count(name) > 1)
     inner = (_doubled_field(type_.field(i).type) for i in range(type_.num_fields))
     return next((name for name in inner if name is not None), None)
-
-
-def _stays_in_spark(type_: st.DataType) -> bool:
-    """True for variants and times of day: PySpark names an Arrow type, but does not take it
-    back."""
-    if isinstance(type_, st.StructType):
-        return any(_stays_in_spark(field.dataType) for field in type_)
-    if isinstance(type_, st.ArrayType):
-        return _stays_in_spark(type_.elementType)
-    if isinstance(type_, st.MapType):
-        return _stays_in_spark(type_.keyType) or _stays_in_spark(type_.valueType)
-    return isinstance(type_, st.VariantType | st.TimeType)
 
 
 def _text(column: Column) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -43,14 +43,6 @@ class SparkGoneError(SparkJobError):
     code = "EF-SPARK-GONE"
 
 
-def local_property(name: str) -> str | None:
-    """A local property of the running job; inside a Python worker only."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(name)
-
-
 class ServingJob:
     """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when
     that returns. Spark's UI shows it as ``name``; ``number`` is the stream thread's.
@@ -70,7 +62,6 @@ class ServingJob:
         number: int,
         name: str,
         serve: Callable[[], None],
-        properties: Mapping[str, str],
     ) -> None:
         def run(rows: Iterable[int]) -> Iterable[int]:
             for _ in rows:  # a worker that leaves input unread is not used again
@@ -79,7 +70,7 @@ class ServingJob:
             return ()
 
         self._context = context
-        self._properties = {OURS: "true", **dict.fromkeys(_NAMED_BY, name), **properties}
+        self._properties = {OURS: "true", **dict.fromkeys(_NAMED_BY, name)}
         self._before = _ahead.pop(number, None)
         self._rdd = _in_own_workers(context, run)
         self.ended = threading.Event()
@@ -124,7 +115,7 @@ def workers_ahead(context: SparkContext, threads: int) -> None:
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
-            job = ServingJob(context, number, name, _nothing, {})
+            job = ServingJob(context, number, name, _nothing)
             _ahead[number] = job
             job.start()
 

@@ -1,10 +1,9 @@
 """The Spark of an instance: its context, the SQL session for Columns, the workers' environment.
 
-An instance is one Spark application whose driver and executor share one host. It is everflow's own,
-or one that the user has started, which is checked and adopted.
-Spark starts when PySpark is first asked for it: ``pyspark.sql.functions`` ask the active
-SparkContext for its JVM, so a stand-in takes that place until then, and programs without Columns
-never wait.
+An instance is one Spark application on one host: everflow's own, or one that the user has started,
+which is checked and adopted. Spark starts when PySpark is first asked for it:
+``pyspark.sql.functions`` ask the active SparkContext for its JVM, so a stand-in takes that place
+until then, and programs without Columns never wait.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ so types, nulls and what becomes of a result are what they are in Spark.
 from __future__ import annotations
 
 import io
-import pickle
+import json
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -228,9 +228,9 @@ class ColumnClient:
             return self._numbers[ticket]
         try:
             with Client(ticket.door, "AF_UNIX") as door:
-                door.send(ticket.number)
-                text, number = pickle.loads(door.recv_bytes(MOST_MESSAGE_BYTES))
-        except (OSError, EOFError) as error:
+                door.send_bytes(b"%d" % ticket.number)
+                text, number = json.loads(door.recv_bytes(MOST_MESSAGE_BYTES))
+        except (OSError, EOFError, ValueError) as error:
             raise RetriableError(f"the driver has hung up: {error}") from error
         if number is None:
             raise ColumnsFailed(text, None)

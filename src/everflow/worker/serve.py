@@ -1,9 +1,8 @@
 """The resident step: one Spark task that serves many micro-batches (design note 004).
 
-A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from
-Kafka through the JVM costs more than reading it in columns here. So the worker reads its input
-itself: it asks the driver for the next request over a socket, runs the plan's operators, answers
-with the result, and goes on until the driver stops it.
+A Spark job per micro-batch costs more than the work of a small one. So the worker asks the driver
+for the next request over a socket, reads its input itself, in columns, runs the plan's operators,
+answers with the result, and goes on until the driver stops it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
@@ -47,21 +46,20 @@ STOP = b"stop\n"
 class ResidentStep:
     """The only task of the long-running job; picklable. ``ahead_bytes``: how much is fetched ahead
     of the next request (`WorkerMemory.ahead`). ``columns``: the socket where Spark's code computes
-    Columns; empty where none needs it. ``channel`` reads the socket's path (a local property)."""
+    Columns; empty where none needs it."""
 
     step: TaskStep
     decoder: LogDecoder
     read_committed: bool
     ahead_bytes: int
     columns: str
-    channel: Callable[[], str]
     _reader: RangeReader | None = field(default=None, init=False)
 
-    def __call__(self) -> None:
-        """Serve requests until the driver stops it, or one has failed: the driver then ends this
-        process."""
+    def __call__(self, path: str) -> None:
+        """Serve the requests from this socket until the driver stops it, or one has failed: the
+        driver then ends this process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(self.channel())
+            connection.connect(path)
             lines = connection.makefile("rwb")
             with in_utc(), closing(ColumnClient(self.columns)) as columns, ExitStack() as opened:
                 spare = SpareMemory(trim_of_libc())
@@ -127,10 +125,10 @@ class ResidentStep:
         return replace(request.ending(read.ends), silent=read.silent), read.columns
 
 
-def refuse(error: Exception, channel: Callable[[], str]) -> None:
+def refuse(error: Exception, path: str) -> None:
     """Answer the first request with ``error``: there is no step that could serve it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(channel())
+        connection.connect(path)
         lines = connection.makefile("rwb")
         if read_line(lines, "the driver's first request") != STOP:
             lines.write(as_line(BatchResult(outcome=FAILED, failure=failure_of(error))))

@@ -3,17 +3,15 @@
 The search for failing records finds all records of a task in one run (note 041). Where a batch is
 cut changes no result, so the operator gets the records in parts, on stores that show what the parts
 before have changed. A part that fails ends before its record, which is left out, and the next one
-begins behind it. So no operator has to undo anything.
-
-A record is left out for what it does in a batch in which those before it are left out. It may fail
-on what another failing record has left in a store: then it is judged in the next run.
+begins behind it: no operator has to undo anything. A record that fails on what another failing one
+has left in a store is judged in the next run.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -262,27 +260,153 @@ class UncheckedCallError(Exception):
 
 
 @dataclass(frozen=True)
-class ClockJudge:
-    """Says what becomes of a clock's call that fails (note 023), where it runs: it has no record
-    (KIP-1033). ``checked``: an entry that cannot be read says so by itself; ``lines``: a text for
-    each call that was left out."""
+class GroupRun:
+    """An operator, or processors that share stores (`group`), in one run of a step. ``left_out``
+    gets a text for each clock's call that is; ``through``: see `Inputs`."""
 
-    handlers: Handlers
-    request: BatchRequest
+    group: Sequence[StatefulOp]
     sources: Sources
-    checked: bool
-    lines: list[str] = field(default_factory=list)
+    request: BatchRequest
+    stores: TaskStores
+    handlers: Handlers
+    left_out: list[str]
+    through: LookThrough | None = None
 
-    def judge(self, error: UserFunctionError, group: Sequence[StatefulOp]) -> None:
-        """Returns where the call is left out. DescribedFailure where it stops the instance,
-        RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
+    def run(
+        self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
+    ) -> list[TasksResult]:
+        """Run them on the tasks that have records, or that a clock may call, and move the stream
+        times of those that are ``idle``; ``sides``: the records of each side of each. The stores
+        show their changes to those behind them. RecordFailure, and what `_judge` raises;
+        ``every_failure``: with the others on which the operator fails, on stores that are checked:
+        those run when a record is about to be blamed (note 041)."""
+        moved = [times_of(op, idle) for op in self.group]
+        tasks = self._tasks(sides, moved)
+        try:
+            if tasks:
+                done = self._results(sides, tasks, moved)
+            else:
+                empty = [empty_like(op.type.key, op.type.value) for op in self.group]
+                done = [TasksResult(one, {}, {}, {}) for one in empty]
+            for result in done:
+                _remember(tasks, result, self.stores)
+            return [
+                advanced(op, result, mine, times, self.stores)
+                for op, result, mine, times in zip(self.group, done, sides, moved, strict=True)
+            ]
+        except UserFunctionError as error:
+            op = self._failed_in(error)
+            if error.source < 0:  # `close`, behind all records
+                cause = error.__cause__ or error
+                raise RecordFailure(None, op.where, cause) from cause
+            searchable = (every_failure or error.together) and self._may_be_cut
+            errors: Sequence[UserFunctionError] = (error, *error.others)
+            checked = isinstance(self.stores.access, CheckedAccess)
+            if searchable and checked and damage_in(error) is None:
+                most = MOST_FAILING if every_failure else 1
+                errors, searchable = self._all_failures(sides, tasks, error, most), False
+            failures = [_of_record(self._failed_in(one), self.sources, one) for one in errors]
+            failures[0].searchable = searchable
+            raise_all(failures)
+
+    def _tasks(
+        self, sides: Sequence[Sequence[EdgeBatch]], moved: Sequence[Mapping[int, int]]
+    ) -> _Tasks:
+        subtopology = self.group[0].subtopology
+        found = np.unique(np.concatenate([one.partition for mine in sides for one in mine]))
+        partitions = set(found.tolist())
+        if isinstance(self.group[0].operator, ProcessorOperator):
+            partitions = partitions.union(*moved)
+        tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}
+        if any(op.operator.wall_clock_interval_ms is not None for op in self.group):
+            mine = (one.task for one in self.request.tasks if one.task.subtopology == subtopology)
+            tasks |= {task.partition: task for task in mine}
+        return tasks
+
+    def _results(
+        self,
+        sides: Sequence[Sequence[EdgeBatch]],
+        tasks: _Tasks,
+        moved: Sequence[Mapping[int, int]],
+    ) -> list[TasksResult]:
+        """The results of each operator, without the clocks' calls that fail and are left out: a run
+        writes nothing, so it is run again without the call. UserFunctionError."""
+        if not isinstance(self.group[0].operator, ProcessorOperator):
+            return [self._run(self.group[0], sides[0], tasks)]
+        skipped: list[ClockCall] = []
+        while True:
+            try:
+                done = self._run_processors(sides, tasks, moved, frozenset(skipped))
+            except UserFunctionError as error:
+                if error.call is None or error.call in skipped:
+                    raise
+                self._judge(error)
+                skipped.append(error.call)
+                continue
+            for call in skipped:
+                number = next(n for n, op in enumerate(self.group) if op.name == call.node)
+                dropped = done[number].dropped
+                dropped[PUNCTUATION] = dropped.get(PUNCTUATION, 0) + 1
+            return done
+
+    def _run(self, op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks) -> TasksResult:
+        stores = self.stores
+        inputs = Inputs(
+            sides,
+            _views(op, tasks, stores),
+            _times(op, tasks, stores),
+            _clocks(op, tasks, stores),
+            self.request.wall_clock_ms,
+            self.through,
+        )
+        try:
+            return op.operator.run(inputs)
+        except (SerdeError, struct.error) as error:
+            # Records are decoded by now, and what cannot be written fails as its record's: these
+            # bytes are a store's, of a layout that only the operator knows.
+            read = (*op.stores, *op.reads)
+            if read and isinstance(stores.access, CheckedAccess) and not is_outage(error):
+                owners = [stores.tasks[task] for task in tasks.values()]
+                raise stores.access.unread(owners, read, error) from error
+            raise
+
+    def _run_processors(
+        self,
+        sides: Sequence[Sequence[EdgeBatch]],
+        tasks: _Tasks,
+        moved: Sequence[Mapping[int, int]],
+        skipped: frozenset[ClockCall],
+    ) -> list[TasksResult]:
+        sharing = []
+        for op, mine, idle in zip(self.group, sides, moved, strict=True):
+            assert isinstance(op.operator, ProcessorOperator)
+            sharing.append(
+                SharingProcessor(
+                    name=op.name,
+                    operator=op.operator,
+                    batch=mine[0],
+                    updates=tuple(mine[1:]),
+                    stores=_views(op, tasks, self.stores),
+                    stream_times=_times(op, tasks, self.stores),
+                    clocks=_clocks(op, tasks, self.stores),
+                    links=op.links,
+                    idle=idle,
+                )
+            )
+        around = _around(self.group[0].subtopology, self.sources, self.request, skipped)
+        return sharing[0].operator.run_together(sharing, around)
+
+    def _judge(self, error: UserFunctionError) -> None:
+        """Says what becomes of a clock's call that failed (note 023), where it runs: it has no
+        record (KIP-1033). Returns where it is left out; DescribedFailure where it stops the
+        instance, RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
         call, cause = error.call, error.__cause__ or error
         assert call is not None
-        if not self.checked:
+        if not isinstance(self.stores.access, CheckedAccess):  # else an entry says so by itself
             raise UncheckedCallError from error
         if (damage := damage_in(cause)) is not None:
             raise damage from damage.__cause__
-        op = next((one for one in group if one.name == error.node), group[0])
+        op = self._failed_in(error)
         if (away := serde_outage(RecordFailure(None, op.where, cause))) is not None:
             raise away from cause
         task = TaskId(op.subtopology, call.partition)
@@ -319,108 +443,30 @@ class ClockJudge:
                 )
             ) from cause
         if response is Response.RETRY:
-            raise RetriableError(f"{text} (its handler says RETRY)", self._inputs(task)) from cause
+            inputs = [tp for tp in self._inputs() if tp.partition == task.partition]
+            raise RetriableError(f"{text} (its handler says RETRY)", inputs) from cause
         first, _, rest = text.rpartition("\n  ")
-        self.lines.append(f"{first.partition(chr(10))[0]:.300} {rest}")
+        self.left_out.append(f"{first.partition(chr(10))[0]:.300} {rest}")
 
-    def _inputs(self, task: TaskId) -> list[TopicPartition]:
-        topics = {one.topic for one in self.sources if one.subtopology == task.subtopology}
-        return [
-            tp
-            for tp in self.request.ranges
-            if tp.partition == task.partition and tp.topic in topics
-        ]
+    def _inputs(self) -> list[TopicPartition]:
+        mine = self.group[0].subtopology
+        topics = {one.topic for one in self.sources if one.subtopology == mine}
+        return [tp for tp in self.request.ranges if tp.topic in topics]
 
-
-def run_stateful(
-    group: Sequence[StatefulOp],
-    sides: Sequence[Sequence[EdgeBatch]],
-    stores: TaskStores,
-    sources: Sources,
-    request: BatchRequest,
-    idle: Moved,
-    judge: ClockJudge,
-    every_failure: bool = False,
-    through: LookThrough | None = None,
-) -> list[TasksResult]:
-    """Run an operator, or processors that share stores, on the tasks that have records, or that a
-    clock may call, and move the stream times of those that are ``idle``; ``sides``: the records of
-    each side of each. `stores` shows their changes to those behind them. ``judge`` says whether
-    they run without a clock's call that fails. RecordFailure, and what the judge raises;
-    ``every_failure``: with the others on which the operator fails, on stores that are checked:
-    those run when a record is about to be blamed (note 041)."""
-    moved = [times_of(op, idle) for op in group]
-    tasks = _tasks(group, sides, moved, request)
-    run = _GroupRun(group, sources, request, judge, through)
-    try:
-        if not tasks:
-            done = [TasksResult(empty_like(op.type.key, op.type.value), {}, {}, {}) for op in group]
-        else:
-            done = run(sides, tasks, moved, stores)
-        for result in done:
-            _remember(tasks, result, stores)
-        return [
-            advanced(op, result, mine, times, stores)
-            for op, result, mine, times in zip(group, done, sides, moved, strict=True)
-        ]
-    except UserFunctionError as error:
-        op = run.failed_in(error)
-        if error.source < 0:  # `close`, behind all records
-            cause = error.__cause__ or error
-            raise RecordFailure(None, op.where, cause) from cause
-        searchable = (every_failure or error.together) and run.may_be_cut
-        if searchable and damage_in(error) is None and isinstance(stores.access, CheckedAccess):
-            most = MOST_FAILING if every_failure else 1
-            found = run.all_failures(sides, tasks, stores, error, most)
-            raise_all([_of_record(run.failed_in(one), sources, one) for one in found])
-        failures = [_of_record(run.failed_in(one), sources, one) for one in (error, *error.others)]
-        failures[0].searchable = searchable
-        raise_all(failures)
-
-
-@dataclass(frozen=True)
-class _GroupRun:
-    group: Sequence[StatefulOp]
-    sources: Sources
-    request: BatchRequest
-    judge: ClockJudge
-    through: LookThrough | None = None
-    """See `Inputs`."""
-
-    def __call__(
-        self,
-        sides: Sequence[Sequence[EdgeBatch]],
-        tasks: _Tasks,
-        moved: Sequence[Mapping[int, int]],
-        stores: TaskStores,
-    ) -> list[TasksResult]:
-        """The results of each operator for these records. UserFunctionError."""
-        if not isinstance(self.group[0].operator, ProcessorOperator):
-            now_ms = self.request.wall_clock_ms
-            return [_run(self.group[0], sides[0], tasks, stores, now_ms, self.through)]
-        return _judged(
-            lambda skipped: _run_processors(
-                self.group, sides, tasks, moved, stores, self.sources, self.request, skipped
-            ),
-            self.group,
-            self.judge,
-        )
-
-    def failed_in(self, error: UserFunctionError) -> StatefulOp:
+    def _failed_in(self, error: UserFunctionError) -> StatefulOp:
         return next((one for one in self.group if one.name == error.node), self.group[0])
 
     @property
-    def may_be_cut(self) -> bool:
+    def _may_be_cut(self) -> bool:
         """True if these operators can be given their records in parts. Joins with tables cannot:
         they call no function, and `written_bytes` names all records that they cannot write."""
         (op, *_) = self.group
         return isinstance(op.operator, ProcessorOperator) or not (op.reads or op.looks_up)
 
-    def all_failures(
+    def _all_failures(
         self,
         sides: Sequence[Sequence[EdgeBatch]],
         tasks: _Tasks,
-        stores: TaskStores,
         error: UserFunctionError,
         most: int,
     ) -> list[UserFunctionError]:
@@ -435,13 +481,14 @@ class _GroupRun:
             ]
             if not any(map(len, flat)):
                 continue
-            parts = PartStores(stores)
+            parts = PartStores(self.stores)
 
             def run(part: Sequence[EdgeBatch], task: TaskId = task, of: PartStores = parts) -> None:
                 some = iter(part)
                 given = [[next(some) for _ in range(count)] for count in counts]
+                on_parts = replace(self, stores=of)
                 try:
-                    done = self(given, {task.partition: task}, [{} for _ in counts], of)
+                    done = on_parts._results(given, {task.partition: task}, [{} for _ in counts])
                 except UserFunctionError as failure:
                     if (damage := damage_in(failure)) is not None:
                         raise damage from damage.__cause__
@@ -457,6 +504,13 @@ class _GroupRun:
                 found.append((_seq_of(flat, one), one))
         found.sort(key=lambda one: one[0])
         return [one for _, one in found] or [error]
+
+
+def _around(
+    subtopology: int, sources: Sources, request: BatchRequest, skipped: frozenset[ClockCall]
+) -> Surroundings:
+    topics = {source.index: source.topic for source in sources}
+    return Surroundings(request.application_id, subtopology, topics, request.wall_clock_ms, skipped)
 
 
 def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
@@ -475,30 +529,6 @@ def _of_record(op: StatefulOp | AskOp, sources: Sources, error: UserFunctionErro
     return failure
 
 
-def _judged(
-    run: Callable[[frozenset[ClockCall]], list[TasksResult]],
-    group: Sequence[StatefulOp],
-    judge: ClockJudge,
-) -> list[TasksResult]:
-    """The results without the calls that fail and are left out. ``run`` writes nothing: it is run
-    again without the call."""
-    skipped: list[ClockCall] = []
-    while True:
-        try:
-            done = run(frozenset(skipped))
-        except UserFunctionError as error:
-            if error.call is None or error.call in skipped:
-                raise
-            judge.judge(error, group)
-            skipped.append(error.call)
-            continue
-        for call in skipped:
-            number = next(n for n, op in enumerate(group) if op.name == call.node)
-            dropped = done[number].dropped
-            dropped[PUNCTUATION] = dropped.get(PUNCTUATION, 0) + 1
-        return done
-
-
 def clock_name(node: str, method: str) -> str:
     """Under which a method's last call by the wall clock is kept beside the nodes' stream times."""
     return f"{node}/{method}"
@@ -508,24 +538,6 @@ def _remember(tasks: _Tasks, done: TasksResult, stores: TaskStores) -> None:
     for partition, listed in done.changes.items():
         for changes in listed:
             stores.remember(tasks[partition], changes)
-
-
-def _tasks(
-    group: Sequence[StatefulOp],
-    sides: Sequence[Sequence[EdgeBatch]],
-    moved: Sequence[Mapping[int, int]],
-    request: BatchRequest,
-) -> _Tasks:
-    subtopology = group[0].subtopology
-    found = np.unique(np.concatenate([one.partition for mine in sides for one in mine]))
-    partitions = set(found.tolist())
-    if isinstance(group[0].operator, ProcessorOperator):
-        partitions = partitions.union(*moved)
-    tasks = {partition: TaskId(subtopology, partition) for partition in sorted(partitions)}
-    if any(op.operator.wall_clock_interval_ms is not None for op in group):
-        mine = (one.task for one in request.tasks if one.task.subtopology == subtopology)
-        tasks |= {task.partition: task for task in mine}
-    return tasks
 
 
 def _views(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> _Views:
@@ -551,67 +563,6 @@ def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, M
     }
 
 
-def _run(
-    op: StatefulOp,
-    sides: Sequence[EdgeBatch],
-    tasks: _Tasks,
-    stores: TaskStores,
-    now_ms: int,
-    through: LookThrough | None,
-) -> TasksResult:
-    inputs = Inputs(
-        sides,
-        _views(op, tasks, stores),
-        _times(op, tasks, stores),
-        _clocks(op, tasks, stores),
-        now_ms,
-        through,
-    )
-    try:
-        return op.operator.run(inputs)
-    except (SerdeError, struct.error) as error:
-        # Records are decoded by now, and what cannot be written fails as its record's: these bytes
-        # are a store's, of a layout that only the operator knows.
-        read = (*op.stores, *op.reads)
-        if read and isinstance(stores.access, CheckedAccess) and not is_outage(error):
-            owners = [stores.tasks[task] for task in tasks.values()]
-            raise stores.access.unread(owners, read, error) from error
-        raise
-
-
-def _run_processors(
-    group: Sequence[StatefulOp],
-    sides: Sequence[Sequence[EdgeBatch]],
-    tasks: _Tasks,
-    moved: Sequence[Mapping[int, int]],
-    stores: TaskStores,
-    sources: Sources,
-    request: BatchRequest,
-    skipped: frozenset[ClockCall],
-) -> list[TasksResult]:
-    sharing = []
-    for op, mine, idle in zip(group, sides, moved, strict=True):
-        assert isinstance(op.operator, ProcessorOperator)
-        sharing.append(
-            SharingProcessor(
-                name=op.name,
-                operator=op.operator,
-                batch=mine[0],
-                updates=tuple(mine[1:]),
-                stores=_views(op, tasks, stores),
-                stream_times=_times(op, tasks, stores),
-                clocks=_clocks(op, tasks, stores),
-                links=op.links,
-                idle=idle,
-            )
-        )
-    topics = {source.index: source.topic for source in sources}
-    around = Surroundings(
-        request.application_id, group[0].subtopology, topics, request.wall_clock_ms, skipped
-    )
-    return sharing[0].operator.run_together(sharing, around)
-
-
 def ask(op: AskOp, rows: EdgeBatch, sources: Sources, request: BatchRequest) -> EdgeBatch:
     """What a table's transformer makes of rows that are looked up. RecordFailure."""
     none: Mapping[int, Any] = {int(partition): {} for partition in np.unique(rows.partition)}
@@ -624,10 +575,7 @@ def ask(op: AskOp, rows: EdgeBatch, sources: Sources, request: BatchRequest) -> 
         stream_times=dict.fromkeys(none, -1),
         clocks=none,
     )
-    topics = {source.index: source.topic for source in sources}
-    around = Surroundings(
-        request.application_id, op.subtopology, topics, request.wall_clock_ms, frozenset()
-    )
+    around = _around(op.subtopology, sources, request, frozenset())
     try:
         (done,) = op.operator.run_together([one], around)
     except UserFunctionError as error:

@@ -1,16 +1,15 @@
 """Runs the operators of a plan on a micro-batch, in a Spark Python worker or in the test driver.
 
-It knows neither Kafka nor Spark: Columns are computed by `PreparedColumns`, and everything that
+It knows neither Kafka nor Spark: Columns are computed by `RunsColumns`, and everything that
 comes of the batch is handed to a `Sink`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -59,21 +58,24 @@ from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
 from everflow.worker.functions import Partitions, printed_of, run_function, take, unnest
 from everflow.worker.order import DepthFirst, InOrder, Records, merge_inputs, merge_tasks
 from everflow.worker.stateful import (
-    ClockJudge,
+    GroupRun,
     RanOperator,
     UncheckedCallError,
     ask,
     clock_name,
     independent,
-    run_stateful,
     sees_one_record,
     with_old_values,
 )
 from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
 
-if TYPE_CHECKING:  # PySpark's worker, which a step without Columns does not need
-    from everflow.worker.columns import ColumnClient, PreparedColumns
+
+class RunsColumns(Protocol):
+    """`everflow.worker.columns.PreparedColumns`, whose engines a step does not know."""
+
+    def run(self, records: Records, client: Any) -> None:
+        """Adds the slots that it makes to ``records``. ``client``: where Spark's code runs."""
 
 
 @dataclass(kw_only=True)
@@ -154,8 +156,8 @@ class TaskStep:
     """The operators of a plan; picklable. ``times`` give records their times, before the inputs of
     tasks are merged; ``ops``: all that comes behind."""
 
-    times: tuple[TimeOp | PreparedColumns, ...]
-    ops: tuple[StepOp | PreparedColumns, ...]
+    times: tuple[TimeOp | RunsColumns, ...]
+    ops: tuple[StepOp | RunsColumns, ...]
     sources: tuple[Source, ...]
     stores: StoreAccess
     sink: Sink
@@ -170,7 +172,7 @@ class TaskStep:
     @staticmethod
     def of(
         plan: PhysicalPlan,
-        columns: Sequence[PreparedColumns],
+        columns: Sequence[RunsColumns],
         stores: StoreAccess,
         sink: Sink,
         *,
@@ -210,7 +212,7 @@ class TaskStep:
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        client: ColumnClient,
+        client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
         """Run the operators on decoded records. Raises DescribedFailure for a clock's call that
@@ -225,71 +227,62 @@ class TaskStep:
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        client: ColumnClient,
+        client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
-        with _of_records_alone(True):
-            records, result = self._merged(request, decoded, client, timings)
-        result.timings = timings
-        idle = moved(request, self.sources, result.consumed)
         ran: dict[str, RanOperator] = {}
-        with (
-            self._independent(ran),
-            TaskStores(
-                self.stores, request.tasks, self._shared_stores(bool(idle)), request.global_tasks
-            ) as stores,
-        ):
-            running = _Running(
-                step=self,
-                request=request,
-                records=records,
-                order=DepthFirst(records, self.ways) if self.ways else InOrder(records),
-                result=result,
-                stores=stores,
-                idle=idle,
-                known=decoded.known if self.every_failure else None,
-                ran=ran,
-                client=client,
-            )
-            reads_stores = False
-            for op in self.ops:
-                reads_stores = reads_stores or isinstance(op, StatefulOp)
-                with (
-                    timed(timings, "operators" if isinstance(op, StepOp) else "columns"),
-                    _of_records_alone(not reads_stores),
-                ):
-                    if isinstance(op, StepOp):
-                        running.run(op)
-                    else:
-                        op.run(records, client)
+        before_state = True
+        try:
+            records, result = self._merged(request, decoded, client, timings)
+            idle = moved(request, self.sources, result.consumed)
+            shared = self._shared_stores(bool(idle))
+            with TaskStores(self.stores, request.tasks, shared, request.global_tasks) as stores:
+                running = _Running(
+                    step=self,
+                    request=request,
+                    records=records,
+                    order=DepthFirst(records, self.ways) if self.ways else InOrder(records),
+                    result=result,
+                    stores=stores,
+                    idle=idle,
+                    known=decoded.known if self.every_failure else None,
+                    ran=ran,
+                    client=client,
+                )
+                for op in self.ops:
+                    before_state = before_state and not isinstance(op, StatefulOp)
+                    with timed(timings, "operators" if isinstance(op, StepOp) else "columns"):
+                        if isinstance(op, StepOp):
+                            running.run(op)
+                        else:
+                            op.run(records, client)
+        except RecordFailure as error:
+            error.before_state = before_state
+            if error.others and not before_state:
+                error.others = self._independent(error, list(ran.values()))
+            raise
+        result.timings = timings
         letters = records.get(DEAD_LETTER_SLOT)
         result.dead_letters = letters if letters is not None and len(letters) else None
         return self.sink(request, result, self.sources)
 
-    @contextmanager
-    def _independent(self, ran: Mapping[str, RanOperator]) -> Iterator[None]:
-        """Of records that fail within the block those stay that fail without the others, too; the
-        first alone where the order of all may be another one without them."""
-        try:
-            yield
-        except RecordFailure as error:
-            if not error.others or error.before_state:
-                pass
-            elif self.ordered_by_users:
-                error.others = ()
-            else:
-                record = error.failure.record
-                together = {op.name for op in self.stateful if not sees_one_record(op)}
-                alone = record is not None and record.node not in together
-                failures = (error, *error.others)
-                error.others = independent(failures, list(ran.values()), self.sources, alone)[1:]
-            raise
+    def _independent(
+        self, error: RecordFailure, ran: Sequence[RanOperator]
+    ) -> tuple[RecordFailure, ...]:
+        """The other records that fail without the first, too; none where the order of all may be
+        another one without them."""
+        if self.ordered_by_users:
+            return ()
+        record = error.failure.record
+        together = {op.name for op in self.stateful if not sees_one_record(op)}
+        alone = record is not None and record.node not in together
+        return independent((error, *error.others), ran, self.sources, alone)[1:]
 
     def _merged(
         self,
         request: BatchRequest,
         decoded: BatchInput,
-        client: ColumnClient,
+        client: Any,
         timings: dict[str, float],
     ) -> tuple[Records, StepResult]:
         """The records of the batch with their times, in merge order, and what has come of them."""
@@ -341,7 +334,7 @@ class _Running:
     idle: Moved
     known: KnownResults | None
     ran: dict[str, RanOperator]
-    client: ColumnClient
+    client: Any
 
     def run(self, op: StepOp) -> None:
         order, every, sources = self.order, self.step.every_failure, self.step.sources
@@ -367,28 +360,19 @@ class _Running:
         by_name = {one.name: one for one in self.step.stateful}
         group = [by_name[name] for name in op.together] or [op]
         sides = self.order.sides(group)
-        judge = ClockJudge(
-            self.step.handlers,
-            self.request,
-            self.step.sources,
-            isinstance(self.step.stores, CheckedAccess),
-            self.result.left_out,
-        )
         for one, given in zip(group, sides, strict=True):
             if one.through:  # what fails while it looks rows up is linked to these records
                 none = TasksResult(given[0].take(np.empty(0, np.int64)), {}, {}, {})
                 self.ran[one.name] = RanOperator.of(one, given, none)
-        run = run_stateful(
+        run = GroupRun(
             group,
-            sides,
-            self.stores,
             self.step.sources,
             self.request,
-            self.idle,
-            judge,
-            self.step.every_failure,
+            self.stores,
+            self.step.handlers,
+            self.result.left_out,
             partial(self._looked_through, op),
-        )
+        ).run(sides, self.idle, self.step.every_failure)
         for one, given, done in zip(group, sides, run, strict=True):
             self.ran[one.name] = RanOperator.of(one, given, done)
             self.result.add(one, done)
@@ -413,17 +397,6 @@ class _Running:
 
 
 # --- operators ------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _of_records_alone(said: bool) -> Iterator[None]:
-    """A record that fails within the block failed before an operator had read a store, if
-    ``said``."""
-    try:
-        yield
-    except RecordFailure as error:
-        error.before_state = said
-        raise
 
 
 def _to_outputs(

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import RecordTimeError
@@ -134,24 +133,19 @@ _UNTOLD = (
 PartitionTimes = Mapping[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Extracted:
-    """The times of one source's records; negative for those that are dropped."""
+class _Extracted(NamedTuple):
+    """One source's records with their times; negative for those that are dropped."""
 
     op: TimeOp
     topic: str
-    partition: np.ndarray
-    offset: Int64
-    times: Int64
-    keys: pa.Array
+    batch: EdgeBatch
 
     def dropped(self, consumed: Mapping[TopicPartition, int]) -> list[int]:
-        rows = np.flatnonzero(self.times < 0)
-        places = zip(self.partition[rows].tolist(), self.offset[rows].tolist(), strict=True)
+        partitions, offsets = self.batch.partition, self.batch.offset
         return [
             row
-            for row, (partition, offset) in zip(rows.tolist(), places, strict=True)
-            if offset < consumed[TopicPartition(self.topic, partition)]
+            for row in np.flatnonzero(self.batch.timestamp < 0).tolist()
+            if offsets[row] < consumed[TopicPartition(self.topic, int(partitions[row]))]
         ]
 
 
@@ -167,12 +161,12 @@ class ExtractedTimes:
         for one in self.sources:
             if one.op.kept is None:
                 continue
-            before = _partition_times(one.op, request)
-            for partition in np.unique(one.partition).tolist():
-                mine = one.partition == partition
-                mine &= one.offset < consumed[TopicPartition(one.topic, partition)]
+            before, batch = _partition_times(one.op, request), one.batch
+            for partition in np.unique(batch.partition).tolist():
+                mine = batch.partition == partition
+                mine &= batch.offset < consumed[TopicPartition(one.topic, partition)]
                 if mine.any():
-                    time = max(before.get(partition, _NOT_YET), int(one.times[mine].max()))
+                    time = max(before.get(partition, _NOT_YET), int(batch.timestamp[mine].max()))
                     task = TaskId(one.op.subtopology, partition)
                     found.setdefault(task, {})[one.op.kept] = time
         return found
@@ -199,8 +193,8 @@ class ExtractedTimes:
         for one in self.sources:
             rows = one.dropped(consumed)
             if rows and any(tp.topic == one.topic for tp in request.reused()):
-                written = sources[one.op.source].key_serde.encode_array(one.keys.take(rows))
-                partitions = one.partition[rows].tolist()
+                written = sources[one.op.source].key_serde.encode_array(one.batch.key.take(rows))
+                partitions = one.batch.partition[rows].tolist()
                 for partition, key in zip(partitions, written.to_pylist(), strict=True):
                     if key is not None:
                         found.setdefault(TopicPartition(one.topic, partition), []).append(key)
@@ -232,21 +226,11 @@ def extract_times(
         if far:
             causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
             raise_of(op, sources, batch, causes)
-        topic = sources[op.source].topic
-        found.append(
-            _Extracted(
-                op=op,
-                topic=topic,
-                partition=batch.partition,
-                offset=batch.offset,
-                times=times,
-                keys=batch.key,
-            )
-        )
         if op.extractor is None:
             batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
         hop.timestamp[rows] = times
         batch = replace(batch, timestamp=times)
+        found.append(_Extracted(op, sources[op.source].topic, batch))
         if (times < 0).any():
             keep = np.flatnonzero(times >= 0)
             batch, rows = batch.take(keep), rows[keep]
@@ -304,14 +288,8 @@ def _said_by_function(
     for row, partition in enumerate(partitions):
         try:
             highest = partition_times.get(partition, _NOT_YET)
-            given: tuple[Any, ...]
-            if function.takes == 1:
-                given = (values[row],)
-            elif records is None:
-                given = keys[row], values[row]
-            else:
-                given = (keys[row], values[row], records(row), highest)[: function.takes]
-            time = _whole(function.fn(*given))
+            given = (keys[row], values[row], records and records(row), highest)[: function.takes]
+            time = _whole(function.fn(*given) if function.takes > 1 else function.fn(values[row]))
             times[row] = time
             if time > highest:
                 partition_times[partition] = time

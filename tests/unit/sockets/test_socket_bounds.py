@@ -187,16 +187,15 @@ def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
             read_committed=True,
             ahead_bytes=1,
             columns="",
-            channel=lambda: path,
         )
         with pytest.raises(TooLargeError, match="the driver's request for a batch has 1,001 bytes"):
-            step()
+            step(path)
     assert step._reader is None, "nothing is connected to for a request that is refused"
     with (
         listening(tmp_path / "f", too_large) as path,
         pytest.raises(TooLargeError, match="the driver's first request"),
     ):
-        refuse(ValueError("no step"), lambda: path)
+        refuse(ValueError("no step"), path)
 
 
 # --- Columns in the JVM ---------------------------------------------------------------------------

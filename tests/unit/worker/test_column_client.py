@@ -208,9 +208,8 @@ def test_a_reader_is_opened_by_the_first_request_and_closed_at_the_end(
         read_committed=True,
         ahead_bytes=1,
         columns="",
-        channel=lambda: path,
     )
-    served = threading.Thread(target=step, daemon=True)
+    served = threading.Thread(target=step, args=(path,), daemon=True)
     served.start()
     connection, _ = listener.accept()
     with listener, connection:

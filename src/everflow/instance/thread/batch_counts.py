@@ -43,15 +43,11 @@ class TableText:
             for at in range(len(printed.columns))
         ]
         this = printed.title, tuple(printed.columns)
-        grown = this == self._last and any(
-            want > have for want, have in zip(needed, self._widths, strict=True)
-        )
-        found = []
-        if this != self._last or grown or self._since_head >= HEAD_EVERY:
-            self._widths = (
-                [max(pair) for pair in zip(needed, self._widths, strict=True)] if grown else needed
-            )
-            self._last, self._since_head = this, 0
+        found, widths = [], needed
+        if this == self._last:
+            widths = [max(pair) for pair in zip(needed, self._widths, strict=True)]
+        if this != self._last or widths != self._widths or self._since_head >= HEAD_EVERY:
+            self._last, self._widths, self._since_head = this, widths, 0
             found = [f"--- {printed.title}", self._line(printed.columns)]
         found += [self._line(row) for row in printed.rows]
         self._since_head += len(printed.rows)

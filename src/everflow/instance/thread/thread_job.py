@@ -22,7 +22,7 @@ from everflow.protocol.messages import (
     from_line,
 )
 from everflow.sockets import TooLargeError, read_line, remove_socket_folder, socket_folder
-from everflow.spark.job import ServingJob, SparkGoneError, local_property
+from everflow.spark.job import ServingJob, SparkGoneError
 from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 from everflow.worker.decode import LogDecoder
@@ -32,29 +32,22 @@ from everflow.worker.serve import STOP, ResidentStep, refuse
 from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import TaskStep
 
-CHANNEL_PROPERTY = "everflow.resident"
-
-
-def resident_channel() -> str:
-    path = local_property(CHANNEL_PROPERTY)
-    if path is None:
-        raise RuntimeError("no channel in the job's local properties")
-    return path
-
 
 @dataclass(frozen=True)
 class PackedResident:
     """A `ResidentStep`, serialised as one parcel: its functions share the program's variables."""
 
     work: Parcel
+    path: str
+    """Of the socket where it reads requests."""
 
     def __call__(self) -> None:
         try:
             resident: ResidentStep = self.work.open()
         except EverflowError as error:  # this worker lacks something that it needs
-            refuse(error, resident_channel)
+            refuse(error, self.path)
         else:
-            resident()
+            resident(self.path)
 
 
 def pack(
@@ -79,7 +72,6 @@ def pack(
         read_committed=read_committed,
         ahead_bytes=ahead_bytes,
         columns=columns.path,
-        channel=resident_channel,
     )
     return packed(resident, plan)
 
@@ -88,7 +80,7 @@ def serving_job(
     context: SparkContext, work: Parcel, number: int, name: str, path: str
 ) -> ServingJob:
     """The Spark job of a stream thread's resident step, which reads requests at this path."""
-    return ServingJob(context, number, name, PackedResident(work), {CHANNEL_PROPERTY: path})
+    return ServingJob(context, number, name, PackedResident(work, path))
 
 
 START_TIMEOUT_S = 60.0

@@ -1,11 +1,10 @@
 """Spark's Python daemon with our imports done before it forks (`spark.python.daemon.module`).
 
-Without this the first batch after a worker's death pays the imports again (1.6 s against 0.26 s
-measured). Where a daemon was started ahead, Spark's gives its place to that one: its standard
-streams (SCM_RIGHTS), and its environment, path and arguments as a line of JSON. Then the other one
-cannot be told from the one that Spark knows. Spark's own becomes a stand-in, of a megabyte: it ends
-when the daemon does, for Spark to see it, and where Spark ends it, its streams end with it, which
-is how a daemon of PySpark's is told to end. The socket lies in a private folder of one user.
+Without this the first batch after a worker's death pays the imports again (1.6 s against 0.26 s).
+Where a daemon was started ahead, Spark's gives its place to that one: its standard streams
+(SCM_RIGHTS), and its environment, path and arguments as a line of JSON, over a socket in a private
+folder. Spark's own becomes a stand-in of a megabyte: it ends when the daemon does, for Spark to see
+it, and where Spark ends it, its streams end, which is how a daemon of PySpark's is told to end.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Launches PySpark's JVM: quiet, deaf to signals for others, alive no longer than its user.
 
-PySpark launches it as a child and waits for the file in which it tells its port. If that wait is
-interrupted, the file's folder is removed, the JVM fails to write it, and lives on without anybody
-who could end it: only behind that point it watches for the end of its parent.
+PySpark waits for the file in which the JVM tells its port. If that wait is interrupted, the JVM
+lives on without anybody who could end it: only behind that point it watches for its parent's end.
 
-`launch_ahead` launches it beside what else a start has to do: in its first second the JVM needs
-nothing of this process, which imports modules or asks brokers meanwhile. The start of Spark then
-takes it, if PySpark would launch the very same: command, environment and current folder. Otherwise
-it ends, and PySpark launches another.
+`launch_ahead` launches it beside what else a start has to do. The start of Spark then takes it, if
+PySpark would launch the very same: command, environment and current folder. Otherwise it ends, and
+PySpark launches another.
 
 Standard error of the JVM and the workers becomes lines of `everflow.logs.SPARK_OUTPUT`, through a
 pipe: nothing in Spark's settings covers what the JVM says before its logging is set up.
