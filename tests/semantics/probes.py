@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from everflow import KTable, Materialized, StreamsBuilder, Topology, Windowed, serdes
+from everflow.protocol.messages import BatchRequest
 from everflow.records import LATE_UNMATCHED
 from everflow.serdes import Serde
 from everflow.testing import InputTopic, OutputTopic, TopologyTestDriver
@@ -96,8 +97,10 @@ class _CountingDriver(TopologyTestDriver):
         taken, self._dropped = self._dropped, {}
         return taken
 
-    def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
-        result = super()._step_result(rows)
+    def _step_result(
+        self, request: BatchRequest, rows: Sequence[tuple[RawRecord, int]]
+    ) -> StepResult:
+        result = super()._step_result(request, rows)
         for node, reasons in result.dropped.items():
             self._dropped.setdefault(node, Counter()).update(reasons)
         return result

@@ -42,6 +42,7 @@ from everflow.console.observed import (
     warnings,
 )
 from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
+from everflow.fleet.decision import require_not_own
 from everflow.logs import counted, time_of_day
 from everflow.observe.page.verdict import duration
 from everflow.stop_signals import owned
@@ -155,9 +156,7 @@ def autoscale(
     if most < least:
         raise ConfigError(f"--max {most} is below --min {least}.")
     merged, application_id = settings.merged(), settings.application_id
-    for key in _OWN_OF_AUTOSCALE.keys() & merged.keys():
-        why = _OWN_OF_AUTOSCALE[key]
-        raise ConfigError(f"{key} cannot be set for everflow autoscale: {why}.")
+    require_not_own(merged, _OWN_OF_AUTOSCALE, "everflow autoscale")
     checked(target, merged)
     scaler = Autoscaler(
         target=target,

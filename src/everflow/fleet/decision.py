@@ -114,11 +114,12 @@ OWN_SETTINGS = {
 }
 
 
-def require_not_own(settings: Mapping[str, object]) -> None:
-    """ConfigError for a setting that the fleet gives each instance itself."""
-    for key, why in OWN_SETTINGS.items():
-        if key in settings:
-            raise ConfigError(f"{key} cannot be set for a fleet: {why}")
+def require_not_own(
+    settings: Mapping[str, object], own: Mapping[str, str] = OWN_SETTINGS, whom: str = "a fleet"
+) -> None:
+    """ConfigError for a setting that the loop gives each instance itself."""
+    for key in own.keys() & settings.keys():
+        raise ConfigError(f"{key} cannot be set for {whom}: {own[key]}")
 
 
 def require_cluster(master: str | None) -> str:

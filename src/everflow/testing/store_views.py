@@ -83,7 +83,7 @@ class MergedStore(InMemoryStore):
         return max(part.newest_ms for part in self._parts)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self._entry(key) for key in keys]
+        return [self.part_of(key).get_many([key])[0] for key in keys]
 
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False
@@ -98,9 +98,6 @@ class MergedStore(InMemoryStore):
         parts = self._parts if home is None else [self._parts[home], *self._parts]
         having = (part for part in parts if part.get_many([key])[0] is not None)
         return next(having, parts[0])
-
-    def _entry(self, key: bytes) -> bytes | None:
-        return self.part_of(key).get_many([key])[0]
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             columns = prepared_columns(self._plan)
         self._columns = ColumnClient(columns.path)
         self._closed = False
-        self._request: BatchRequest | None = None
         # As the workers get them: what cannot travel is refused here too, and a variable that a
         # function changes is its own copy.
         step = TaskStep.of(
@@ -375,8 +374,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             offset = ends[tp]
             rows.append((record, offset))
             ends[tp] = offset + 1
-        self._request = self._new_request(ends, idle_times)
-        result = self._step_result(rows)
+        result = self._step_result(self._new_request(ends, idle_times), rows)
         self._offsets = ends
         for task, times in result.stream_times.items():
             self._stream_times.setdefault(task, {}).update(times)
@@ -425,15 +423,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             idle=idle_times,
         )
 
-    def _current(self) -> BatchRequest:
-        assert self._request is not None
-        return self._request
-
-    def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
+    def _step_result(
+        self, request: BatchRequest, rows: Sequence[tuple[RawRecord, int]]
+    ) -> StepResult:
         try:
             read = log_columns(rows, self._plan.headers)
             batch = Isolated(self._decoder, stores_of(self._step))
-            batch.run(self._current(), read, self._computed)
+            batch.run(request, read, self._computed)
         except (RecordFailure, DescribedFailure) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
         return self._sink.result
