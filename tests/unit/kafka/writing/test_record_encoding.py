@@ -15,6 +15,7 @@ from kafka.record import MemoryRecords
 from everflow.kafka.reading.record_batches import batches, columns
 from everflow.kafka.writing import record_encoding
 from everflow.kafka.writing.record_encoding import (
+    CODECS,
     Producer,
     RecordColumns,
     batch_ends,
@@ -22,7 +23,6 @@ from everflow.kafka.writing.record_encoding import (
     encoded_headers,
     framed,
 )
-from everflow.kafka.writing.writer_settings import CODECS
 
 ME = Producer(7, 3, True)
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 7, 63, 64, 65, 127, 128, 200, 9000])
