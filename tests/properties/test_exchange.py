@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.assignment.standbys import EXCHANGE_ROUNDS, exchanged, shared_tags
+from everflow.assignment.standbys import EXCHANGE_ROUNDS, Exchange, shared_tags
 from everflow.records import TaskId
 
 TASKS = 8
@@ -48,7 +48,7 @@ def test_classes_decide_as_if_each_copy_were_compared_with_every_other(
 ) -> None:
     standby, active = placed
     remote = {task: costs_by_rack[task.partition] for task in standby}
-    got = exchanged(standby, active, shared_tags(tags), racks, remote, costs)
+    got = Exchange(standby, active, shared_tags(tags), racks, remote, costs).placed()
     assert got == one_by_one(standby, active, tags, racks, remote, costs)
 
 

@@ -50,29 +50,13 @@ def new_tags(tags: SharedTags, taken: Sequence[Set[str | None]]) -> int:
     )
 
 
-def exchanged(
-    standby: Mapping[TaskId, set[_Place]],
-    active: Mapping[TaskId, _Place],
-    tags: Sequence[SharedTags],
-    racks: Sequence[int],
-    remote: Mapping[TaskId, _Far],
-    costs: tuple[int, int],
-) -> dict[TaskId, set[_Place]]:
-    """``standby`` where each copy in turn is exchanged with the one that saves most; every member
-    keeps its number.
+class Exchange:
+    """Copies change places: each in turn with the one with which most is saved; every member keeps
+    its number.
 
     ``tags`` and ``racks`` are of the members, by place. ``remote``: what a copy of the task costs
     in each rack. ``costs``: of traffic, and of a copy that moves.
     """
-    exchange = _Exchange(standby, active, tags, racks, remote, costs)
-    for _ in range(EXCHANGE_ROUNDS):
-        if not exchange.round():
-            break
-    return exchange.standby
-
-
-class _Exchange:
-    """The placement while copies change places."""
 
     def __init__(
         self,
@@ -95,7 +79,14 @@ class _Exchange:
         for task in self.standby:
             self._list(task)
 
-    def round(self) -> bool:
+    def placed(self) -> dict[TaskId, set[_Place]]:
+        """The copies where they stand after all rounds."""
+        for _ in range(EXCHANGE_ROUNDS):
+            if not self._round():
+                break
+        return self.standby
+
+    def _round(self) -> bool:
         """Each copy once that stands where its changelogs do not; whether anything was
         exchanged."""
         copies = [
@@ -464,4 +455,5 @@ class _Floor:
         who has what is not kept up."""
         remote = {task: racks.remote(self._cluster.tasks[task].changelogs) for task in self.standby}
         rack = [racks.rack_of[member.member_id] for member in self._members]
-        self.standby = exchanged(self.standby, self._active, self._tags, rack, remote, costs)
+        exchange = Exchange(self.standby, self._active, self._tags, rack, remote, costs)
+        self.standby = exchange.placed()

@@ -258,19 +258,18 @@ class EverflowStateSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns, by the store's serdes and kind. Asks the brokers what there is to read."""
-        return self._plan.spark_schema
+        return self._reader.spark_schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads what `schema` has found. ConfigError for another schema than the store's."""
-        plan = self._plan
-        if schema != plan.spark_schema:
+        if schema != self._reader.spark_schema:
             raise ConfigError(
                 "The columns are the store's: leave .schema(...) out, and select behind load()."
             )
-        return _StateSourceReader(plan)
+        return self._reader
 
     @cached_property
-    def _plan(self) -> _Plan:
+    def _reader(self) -> _StateSourceReader:
         """Made once for a ``load()``: the source travels with it, so that all that is done with the
         DataFrame sees one state."""
         packed = self._stores
@@ -291,7 +290,7 @@ class EverflowStateSource(DataSource):
             log.warning("%s", note)
         difference = options.diff is not None
         columns = store.columns.difference_schema if difference else store.columns.schema
-        return _Plan(
+        return _StateSourceReader(
             Parcel.of(store),
             dict(options.settings),
             options.folder,
@@ -301,8 +300,8 @@ class EverflowStateSource(DataSource):
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """A worker's input. Picklable."""
+class _StateSourceReader(DataSourceReader):
+    """``partitions`` runs beside the driver, ``read`` in the workers. Picklable."""
 
     store: Parcel
     settings: dict[str, Any]
@@ -310,32 +309,18 @@ class _Plan:
     chosen: LogParts
     spark_schema: StructType
 
-
-class _PartOfChangelog(InputPartition):
-    """A partition of the changelog is one of the DataFrame."""
-
-    def __init__(self, part: LogPart) -> None:
-        super().__init__(part)
-
-
-class _StateSourceReader(DataSourceReader):
-    """``partitions`` runs beside the driver, ``read`` in the workers."""
-
-    def __init__(self, plan: _Plan) -> None:
-        self._plan = plan
-
     def partitions(self) -> list[InputPartition]:
-        """In the changelog's order."""
-        return [_PartOfChangelog(part) for part in self._plan.chosen.parts]
+        """A partition of the changelog is one of the DataFrame, in the changelog's order."""
+        return [InputPartition(part) for part in self.chosen.parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one. What compaction may have removed is said in the worker's log."""
-        plan, part = self._plan, partition.value
-        store: LoggedStore = plan.store.copy()
-        wanted = to_arrow_schema(plan.spark_schema, timezone="UTC")
-        config = StreamsConfig(plan.settings)
+        part: LogPart = partition.value
+        store: LoggedStore = self.store.copy()
+        wanted = to_arrow_schema(self.spark_schema, timezone="UTC")
+        config = StreamsConfig(self.settings)
         with (
-            reading_parts(store, config, plan.folder) as reader,
+            reading_parts(store, config, self.folder) as reader,
             reader.opened(part) as (found, records),
         ):
             for note in compacted(store.topic, records, part.offsets) if part.incomplete else ():
