@@ -94,15 +94,13 @@ _SEGMENTS = tuple(b"segment-%d" % slot for slot in range(RING))
 
 
 class StoreDamagedError(EverflowError):
-    """The store's files cannot be read; the store is rebuilt from its changelog, the reason
-    shown."""
+    """The store's files cannot be read; it is rebuilt from its changelog, the reason shown."""
 
     code = "EF-STORE-DAMAGED"
 
 
 def segment_ms(retention_ms: int) -> int:
-    """Length of a window store's time segments, as in Kafka Streams: half the retention, at least
-    60 s."""
+    """Length of a store's time segments, as in Kafka Streams: half the retention, at least 60 s."""
     return max(retention_ms // 2, SEGMENT_MS_MIN)
 
 
@@ -141,7 +139,9 @@ class LmdbStore:
         StoreMismatchError where there is no store and no ``kind`` (it was rebuilt elsewhere),
         StateFormatError for the format of a later release, StateDiskError if the disk refuses it.
         """
-        return _cache.open(path, kind, retention_ms, sync, map_bytes)
+        return _cache.open(
+            path, lambda real: _open_files(real, kind, retention_ms, sync, map_bytes)
+        )
 
     @property
     def retired(self) -> bool:
@@ -234,8 +234,7 @@ class LmdbStore:
         self._env.write(body)
 
     def claim(self, incarnation: str) -> None:
-        """A new owner: from now on only `apply` calls that expect ``Owner(incarnation, "")``
-        pass."""
+        """A new owner: from now on only `apply` calls with ``Owner(incarnation, "")`` pass."""
         self._change_meta(lambda meta: replace(meta, incarnation=incarnation, last_batch=None))
 
     def bind(self, cluster_id: str | None, topic_id: str | None) -> None:
@@ -269,8 +268,7 @@ class LmdbStore:
         return LmdbStore.open(folder)
 
     def reader_check(self) -> int:
-        """Free reader slots of dead processes, which keep old pages from being reused; returns how
-        many."""
+        """Free the slots of dead readers, which keep old pages; returns how many there were."""
         return self._env.reader_check()
 
     def close(self) -> None:
@@ -396,8 +394,7 @@ class LmdbStore:
     def _advance(
         self, txn: lmdb.Transaction[bytes], meta: StoreMeta, newest_ms: int, times: Int64
     ) -> StoreMeta:
-        """Empty the segments that ``times``, those of what is written, leave behind; give slots to
-        the new ones."""
+        """Empty the segments that ``times`` leave behind; give slots to the new ones."""
         if meta.retention_ms is None or meta.segment_ms is None:
             raise StateFormatError(
                 f"The {meta.kind} store in {self.path} has no retention. Remove the folder."
@@ -433,8 +430,7 @@ def _write_long(
 
 
 class _OpenStores:
-    """The stores that this process has open, by path: LMDB forbids opening a file twice in one
-    process."""
+    """The stores that this process has open, by path: LMDB forbids opening a file twice."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -444,12 +440,7 @@ class _OpenStores:
         self._asked_for: dict[str, LmdbStore] = {}
 
     def open(
-        self,
-        path: str | os.PathLike[str],
-        kind: str | None,
-        retention_ms: int | None,
-        sync: str,
-        map_bytes: int | None,
+        self, path: str | os.PathLike[str], open_files: Callable[[Path], LmdbStore]
     ) -> LmdbStore:
         asked = os.fspath(path)
         with self._lock:
@@ -460,7 +451,7 @@ class _OpenStores:
             store = self._stores.get(real)
             if store is None or store.retired:
                 self._drop_retired()
-                store = _open_files(real, kind, retention_ms, sync, map_bytes)
+                store = open_files(real)
                 self._stores[real] = store
             self._asked_for[asked] = store
             return store
@@ -542,9 +533,8 @@ def _open_environment(
                 raise StoreMismatchError(
                     f"The store in {path} was never finished. Nothing was written."
                 )
-            length = (
-                segment_ms(retention_ms) if kind != KEY_VALUE and retention_ms is not None else None
-            )
+            expires = kind != KEY_VALUE and retention_ms is not None
+            length = segment_ms(retention_ms or 0) if expires else None
             known = StoreMeta(kind=kind, retention_ms=retention_ms, segment_ms=length).encode()
             environment.write(lambda txn: txn.put(_META, known, db=database, overwrite=False))
         return LmdbStore(path, environment, StoreMeta.decode(known, str(path)).kind)
