@@ -120,7 +120,7 @@ class SessionOrder:
 
 # --- which sessions a batch's records open, extend and merge: intervals, no values (pure; KIP-94) -
 # Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds
-# depends on all before it. `WindowFold`s fold the aggregates over the result.
+# depends on all before it.
 
 
 _FAR_FUTURE_MS = (1 << 56) - 1

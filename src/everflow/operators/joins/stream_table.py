@@ -347,11 +347,12 @@ class GraceWait(Operator):
             inputs.stream_times,
             inputs.stores,
         )
-        output = _out(asking.take(released.at), released)
+        output = come_out(asking.take(released.at), released, released.value)
         dropped = {"null-value": int(np.count_nonzero(~valued))}
         keyless = np.flatnonzero(valued & ~keyed)
         if self.kept:
-            output = _with_keyless(output, rows[released.at], stream.take(keyless), keyless)
+            order = np.argsort(np.concatenate([rows[released.at], keyless]), kind="stable")
+            output = appended([output, stream.take(keyless)]).take(order)
         else:
             dropped["null-key"] = len(keyless)
         return TasksResult(output, released.changes, after, dropped)
@@ -362,16 +363,5 @@ class GraceWait(Operator):
         released = self.held.release(
             ticks.take(none), none, clock, inputs.stream_times, inputs.stores
         )
-        return TasksResult(_out(ticks.take(released.at), released), released.changes, {}, {})
-
-
-def _out(by: EdgeBatch, released: Released) -> EdgeBatch:
-    return come_out(by, released, released.value)
-
-
-def _with_keyless(output: EdgeBatch, places: Int64, keyless: EdgeBatch, rows: Int64) -> EdgeBatch:
-    if not len(keyless):
-        return output
-    both = appended([output, keyless]) if len(output) else keyless
-    at = np.concatenate([places, rows]) if len(output) else rows
-    return both.take(np.argsort(at, kind="stable"))
+        output = come_out(ticks.take(released.at), released, released.value)
+        return TasksResult(output, released.changes, {}, {})

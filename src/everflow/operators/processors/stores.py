@@ -412,7 +412,7 @@ class SessionStore(_Store):
     def find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Found]:
-        """`find_sessions` of the keys ``first <= key <= last`` by bytes (`fetch_range`)."""
+        """`find_sessions` of the keys ``first <= key <= last`` by bytes."""
         bounds = self._bound(first), self._bound(last)
         return self._scan(*sessions_between(*bounds, earliest_end, latest_start))
 
