@@ -49,6 +49,14 @@ class ByteColumn(Sequence[Any]):
         return self._listed
 
 
+def valid(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """True where a column is not null."""
+    if column.null_count == 0:
+        return np.ones(len(column), bool)
+    found: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
 def names_a_topic(name: object) -> bool:
     """True if Kafka accepts the text as a topic's name."""
     return isinstance(name, str) and bool(_TOPIC.fullmatch(name)) and name not in (".", "..")

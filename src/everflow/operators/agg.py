@@ -117,8 +117,7 @@ def avg(column: Any) -> Aggregator:
 
 @fitting("agg.first('value.amount')")
 def first(column: Any) -> Aggregator:
-    """The value in the first record that was processed, null or not; of merged sessions that of the
-    earliest session."""
+    """The value of the first processed record, null or not; of merged sessions the earliest's."""
     return Aggregator(kind="first", column=column)
 
 

@@ -14,12 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.fold import valid
 from everflow.operators.grouping import NEVER, changes_by_task, stream_times
 from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
 from everflow.operators.joins.joined_table import Stores, task_codes
 from everflow.operators.user_code import written_bytes
-from everflow.records import Int64, TasksResult
+from everflow.records import Int64, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.windowed import window_store_keys
 from everflow.topology.graph import Inputs, TableOperator

@@ -58,8 +58,7 @@ class DueIndex:
     def stored(
         self, view: StoreView, last: int | None, after: int | None = None
     ) -> Iterator[Entry]:
-        """Stored keys and entries with times after ``after`` up to ``last`` (ms; None: no bound),
-        in order."""
+        """Stored keys and entries after time ``after`` up to ``last`` (ms; None: no bound)."""
         start = self.prefix or None if after is None else self.key(after + 1)
         if last is None:
             return view.range(start, after_prefix(self.prefix))

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.fold import valid
 from everflow.operators.user_code import written_bytes
-from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import window_store_keys, windowed_key_type
@@ -27,8 +26,7 @@ NEVER = int(np.iinfo(np.int64).min)
 
 
 class KeyedOperator(TableOperator):
-    """The base of specs of keyed operators: one store, whose keys are the records', or with
-    a window."""
+    """The base of specs with one store, whose keys are the records', or with a window."""
 
     store: str
     key_serde: Serde
@@ -70,8 +68,7 @@ class Tasks(NamedTuple):
 
 
 class AroundTable(TableOperator):
-    """The base of specs whose results are those of another one, ``layout``, which has their types
-    and their store."""
+    """The base of specs that have the types and the store of another one, ``layout``."""
 
     layout: KeyedOperator
 
@@ -123,8 +120,7 @@ class Groups:
         return len(self.keys)
 
     def take(self, column: pa.Array) -> pa.Array:
-        """The batch's ``column`` per contribution; without a copy where every record contributes
-        once."""
+        """The batch's ``column`` per contribution; not copied if every record contributes once."""
         return column if self._every_row(len(column)) else column.take(self.rows)
 
     def changes(
@@ -143,8 +139,7 @@ class Groups:
 
 @dataclass
 class Stored:
-    """The stored entry of each group: ``values`` null and ``timestamps`` the smallest int64
-    where ``present`` is False."""
+    """The entry of each group: null values, and `NEVER`, where ``present`` is False."""
 
     present: npt.NDArray[np.bool_]
     timestamps: Int64
@@ -188,8 +183,7 @@ def group(
 
 
 class KeyedRows(NamedTuple):
-    """Of each contribution its row of the batch, the bytes of its key, its task's partition, and
-    the window's start."""
+    """Of each contribution its row, key bytes, task's partition, and window start."""
 
     rows: Int64
     keys: pa.Array
@@ -256,9 +250,21 @@ def stream_times(
     return running, after
 
 
+def running_max(codes: Int64, values: Int64) -> Int64:
+    """The highest value of each row's code up to that row."""
+    if (np.diff(values) >= 0).all():
+        return values
+    order = np.argsort(codes, kind="stable")
+    # In ranks, so that products stay small whatever the values are.
+    distinct, ranks = np.unique(values[order], return_inverse=True)
+    offset = codes[order] * len(distinct)
+    found = np.empty(len(values), np.int64)
+    found[order] = distinct[np.maximum.accumulate(ranks + offset) - offset]
+    return found
+
+
 def by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
-    """Codes that differ from task to task, the code before of each (None: there is one task), and
-    the task of each."""
+    """Codes that differ by task; the code before (None: there is one task) and task of each."""
     partitions, numbers = np.unique(owners, return_inverse=True)
     if len(partitions) <= 1:
         count = int(codes.max()) + 1 if len(codes) else 0
@@ -346,8 +352,7 @@ def result(
     timestamps: Int64,
     window: TimeWindows | None,
 ) -> TasksResult:
-    """The results of the contributions ``at`` (increasing), each with the position of the record
-    that made it."""
+    """The results of the contributions ``at`` (increasing), each at its record's position."""
     rows = groups.rows[at]
     output = EdgeBatch(
         key=result_key(batch, groups, at, window),

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.fold import valid
-from everflow.records import HEADERS, EdgeBatch, Int64, StoreChanges, joined_headers
+from everflow.records import HEADERS, EdgeBatch, Int64, StoreChanges, joined_headers, valid
 from everflow.serdes import Serde
 from everflow.topology.graph import LoadedTableNode
 from everflow.user_program import shown
@@ -107,8 +106,7 @@ class LoadedRows(NamedTuple):
 
 
 def loaded_rows(node: LoadedTableNode) -> LoadedRows:
-    """The table's rows as they are now. ValueError for a key that two of them have; and whatever
-    loading raises."""
+    """The table's rows as they are now. ValueError if two have one key; what loading raises."""
     store = node.store
     keys, values, without_key = [pa.array([], pa.binary())], [pa.array([], pa.binary())], 0
     for key, value in node.rows.rows():

@@ -192,8 +192,7 @@ class _Entry(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """An update of a key, whose place is not known yet, and the time (ms) by which the buffer
-    goes."""
+    """An update of a key, and the time (ms) by which the buffer goes."""
 
     key: bytes
     goes_by: int
@@ -325,8 +324,7 @@ class _Buffer:
         self._count()
 
     def _count(self) -> None:
-        """Of a buffer of which nothing is booked, or that others have changed since: it is read,
-        once."""
+        """Reads a buffer once that has no count yet, or that others have changed since."""
         self.count = self.size = 0
         for stored_key, stored in _HELD.stored(self.view, None):
             self.count += 1
@@ -365,8 +363,7 @@ class _Buffer:
             self.count = self.size = 0
 
     def _out(self, place: int, key: bytes, by: int) -> Iterator[_Given]:
-        """The entry goes, if it is still there, and is a result unless it is the deletion of a
-        window."""
+        """The entry goes, if still there; a result unless it is the deletion of a window."""
         entry = self.held.get(key)
         if entry is None or entry.place != place:
             return

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.fold import valid
 from everflow.operators.grouping import (
     KeyedOperator,
     Tasks,
@@ -21,7 +20,7 @@ from everflow.operators.grouping import (
 from everflow.operators.joins.joined_table import JoinedTable, Stores, latest_when_put
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.user_code import written_alike, written_bytes
-from everflow.records import EdgeBatch, TasksResult
+from everflow.records import EdgeBatch, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.changed import changed_type
@@ -164,8 +163,7 @@ class LatestUpdates(TableOperator):
 
 
 def with_old(op: StatefulOp, output: EdgeBatch, stores: Stores) -> EdgeBatch:
-    """A table's updates with what each entry was, null where there was none; ``stores`` show what
-    they held before the batch."""
+    """A table's updates with what each entry was, or null; ``stores``: as before the batch."""
     operator: Any = op.operator
     if not len(output):
         return replace(output, old=output)
@@ -184,8 +182,7 @@ def with_old(op: StatefulOp, output: EdgeBatch, stores: Stores) -> EdgeBatch:
 
 @dataclass(frozen=True)
 class VisibleUpdates(Operator):
-    """A filtered table's updates, without those of entries that were not there before and are not
-    now."""
+    """A filtered table's updates, without those of entries that were not and are not there."""
 
     one_result: ClassVar[bool] = True
     old_sides: ClassVar[tuple[int, ...]] = (0,)

@@ -15,11 +15,10 @@ import pyarrow as pa
 
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
-from everflow.operators.fold import valid
 from everflow.operators.grouping import AroundTable, stream_times
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
 from everflow.state.overlay import OverlayView
 from everflow.state.store import StoreView
@@ -201,8 +200,7 @@ class _Task:
         return self._result(due, after, stored)
 
     def _load_due(self, now: int, keys: set[bytes]) -> tuple[set[bytes], list[bytes]]:
-        """What is stored of these keys, and of the entries that are to be looked at until ``now``;
-        and the index keys of those."""
+        """What is stored of these keys and of entries due until ``now``; the due index keys."""
         due = [key for key, _ in self.queue.load(now)]
         self._load(keys | set(map(ENDS.rest_of, due)))
         return set(self.times), due

@@ -61,11 +61,31 @@ def function_failure(
     store: str, batch: EdgeBatch, row: int, error: BaseException
 ) -> UserFunctionError:
     what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
+    text = f"the function of the aggregate in store {store!r} {what}: {error_text(error)}"
+    return failure_at(text, batch, row)
+
+
+NO_ROW = -1
+"""In place of a row of the batch: a method that a clock has called, without a record."""
+
+
+def failure_at(
+    text: str,
+    batch: EdgeBatch,
+    row: int,
+    partition: int | None = None,
+    node: str | None = None,
+) -> UserFunctionError:
+    """The failure at a row; ``partition``: of the task, None: the record's."""
+    of_record = row != NO_ROW
+    if partition is None:
+        partition = int(batch.partition[row]) if of_record else 0
     return UserFunctionError(
-        f"the function of the aggregate in store {store!r} {what}: {error_text(error)}",
-        source=int(batch.source[row]),
-        partition=int(batch.partition[row]),
-        offset=int(batch.offset[row]),
+        text,
+        source=int(batch.source[row]) if of_record else NO_ROW,
+        partition=partition,
+        offset=int(batch.offset[row]) if of_record else -1,
+        node=node,
     )
 
 

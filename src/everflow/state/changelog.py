@@ -34,8 +34,7 @@ def unpack_value(stored: bytes) -> tuple[int, bytes]:
 
 
 def pack_values(values: Sequence[bytes | None], timestamps: Int64) -> list[bytes | None]:
-    """Stored forms of many values, None staying None; ``timestamps`` int64 ms, as long as
-    ``values``."""
+    """Stored forms of many values, None staying None; as many ``timestamps`` (ms)."""
     if len(values) != len(timestamps):
         raise ValueError(f"{len(values)} values but {len(timestamps)} timestamps")
     stamps = np.asarray(timestamps, dtype=np.int64).astype(">i8").tobytes()
@@ -67,14 +66,12 @@ def fold(changes: StoreChanges) -> dict[bytes, bytes | None]:
 
 
 def records(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
-    """The changelog records (key, value, timestamp in ms) of ``changes``, in order, none left
-    out."""
+    """The changelog records (key, value, timestamp in ms) of ``changes``, in order."""
     return zip(changes.keys, changes.values, np.asarray(changes.timestamps).tolist(), strict=True)
 
 
 def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:
-    """The times (ms) by which entries of a window or session store expire. ValueError if a key is
-    too short to be one."""
+    """The times (ms) by which windows or sessions expire. ValueError for too short a key."""
     suffix = SUFFIX_BYTES[kind]
     times = b"".join([key[-suffix : 8 - suffix] for key in keys])
     if keys and min(map(len, keys)) < suffix:

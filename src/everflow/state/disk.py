@@ -148,8 +148,7 @@ def _megabytes(size: int) -> str:
 
 
 def require_usable(folder: Path) -> None:
-    """ConfigError unless ``folder`` exists, or was created now, and files can be made in it;
-    StateDiskError if the disk is full."""
+    """ConfigError unless files can be made in ``folder``, which is created; StateDiskError."""
     try:
         with disk_errors(folder, "opened"):
             folder.mkdir(parents=True, exist_ok=True)

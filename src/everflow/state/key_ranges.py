@@ -48,8 +48,7 @@ def windows_between(
 
 
 def sessions_of(key: bytes, earliest_end: int, latest_start: int) -> KeyRange:
-    """The sessions of a key that end at ``earliest_end`` or later and start at ``latest_start`` or
-    earlier."""
+    """The sessions of a key that end at ``earliest_end`` or later and start by ``latest_start``."""
     start = session_key(key, 0, max(0, min(earliest_end, TIME_MAX)))
     keep = _touching(key, key, earliest_end, latest_start)
     return KeyRange(start, key + _LAST_SESSION + b"\x00", keep)
@@ -64,8 +63,7 @@ def sessions_between(
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest bytes behind all that begin with ``prefix``; None: there is nothing behind
-    them."""
+    """The smallest bytes behind all that begin with ``prefix``; None: there are none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 

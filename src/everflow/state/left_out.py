@@ -24,8 +24,7 @@ _HEAD = struct.Struct(">q?")
 
 
 class KeptEntry(NamedTuple):
-    """A store's entry for a key after ``offset`` of the reused topic: a value and its time (ms), or
-    none (None)."""
+    """A store's value (None: none) and time (ms) for a key after ``offset`` of the topic."""
 
     offset: int
     value: bytes | None
@@ -93,8 +92,7 @@ def unpacked(chunks: Iterable[Chunk]) -> dict[bytes, KeptEntry]:
 
 
 def as_written(data: Sequence[bytes | None], serde: Serde) -> Sequence[bytes | None]:
-    """Bytes of a topic as ``serde`` writes what is read of them: a source reads bytes that are no
-    UTF-8 as U+FFFD."""
+    """Bytes of a topic as ``serde`` writes what is read of them: bad UTF-8 as U+FFFD."""
     if serde.kind != "string":
         return data
     return [

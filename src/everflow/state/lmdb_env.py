@@ -107,8 +107,7 @@ class StoreEnvironment:
 
     @property
     def stale(self) -> bool:
-        """True if the file behind this is gone or another one by now, or was opened by a parent
-        process."""
+        """True if the file behind this is gone or another one, or a parent process opened it."""
         return not self.is_at(self.path)
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
@@ -264,8 +263,7 @@ def _map_bytes(path: Path, least: int) -> int:
 
 
 def _allocate_lock_file(path: Path) -> None:
-    """Reserve the lock file of a new environment; OSError if the disk has no room for it. Not on
-    macOS, which has no such call."""
+    """Reserve a new environment's lock file (not on macOS); OSError if there is no room."""
     if not hasattr(os, "posix_fallocate"):
         return
     name = path / "lock.mdb"

@@ -93,16 +93,18 @@ _DATA = (b"data",)
 _SEGMENTS = tuple(b"segment-%d" % slot for slot in range(RING))
 
 
+def _nothing(name: str) -> None:
+    """No point at which a test may end the process."""
+
+
 class StoreDamagedError(EverflowError):
-    """The store's files cannot be read; the store is rebuilt from its changelog, the reason
-    shown."""
+    """The store's files cannot be read; it is rebuilt from its changelog, the reason shown."""
 
     code = "EF-STORE-DAMAGED"
 
 
 def segment_ms(retention_ms: int) -> int:
-    """Length of a window store's time segments, as in Kafka Streams: half the retention, at least
-    60 s."""
+    """Length of a store's time segments, as in Kafka Streams: half the retention, at least 60 s."""
     return max(retention_ms // 2, SEGMENT_MS_MIN)
 
 
@@ -141,7 +143,9 @@ class LmdbStore:
         StoreMismatchError where there is no store and no ``kind`` (it was rebuilt elsewhere),
         StateFormatError for the format of a later release, StateDiskError if the disk refuses it.
         """
-        return _cache.open(path, kind, retention_ms, sync, map_bytes)
+        return _cache.open(
+            path, lambda real: _open_files(real, kind, retention_ms, sync, map_bytes)
+        )
 
     @property
     def retired(self) -> bool:
@@ -173,35 +177,29 @@ class LmdbStore:
         batch: str,
         inputs: Mapping[str, int] = NO_INPUTS,
         now_ms: int = -1,
-        reached: Callable[[str], None] = lambda name: None,
+        reached: Callable[[str], None] = _nothing,
     ) -> None:
         """Write a committed batch's changes, in ONE transaction with position and batch id.
 
         Call it for every store of the task, changes or not, so that all carry the same last batch.
         ``position`` is the next changelog offset, None if nothing was sent; ``inputs``: see
-        `StoreMeta`;
-        ``reached("applying")`` is called in the middle of the transaction. Windows (sessions) that
-        the written ones leave behind by the retention expire. Raises StoreMismatchError,
-        nothing written, unless owner incarnation and last batch are those in ``expected``: a
-        stalled orphan cannot overwrite newer state (scenario 3).
+        `StoreMeta`; ``reached("applying")`` is called in the middle of the transaction. Windows
+        (sessions) that the written ones leave behind by the retention expire. Raises
+        StoreMismatchError, nothing written, unless owner incarnation and last batch are those in
+        ``expected``: a stalled orphan cannot overwrite newer state (scenario 3).
         """
-        write = self._writer(changes.keys, changes.values, changes.timestamps)
 
-        def body(txn: lmdb.Transaction[bytes]) -> None:
-            meta = self._read_meta(txn)
+        def changed(meta: StoreMeta) -> StoreMeta:
             meta.check_owner(expected, str(self.path))
-            meta = write(txn, meta, reached)
-            self._put_meta(
-                txn,
-                replace(
-                    meta.moved_to(position, str(self.path)),
-                    last_batch=batch,
-                    inputs={**meta.inputs, **inputs},
-                    updated_ms=meta.followed(now_ms),
-                ),
+            return replace(
+                meta.moved_to(position, str(self.path)),
+                last_batch=batch,
+                inputs={**meta.inputs, **inputs},
+                updated_ms=meta.followed(now_ms),
             )
 
-        self._env.write(body)
+        write = self._writer(changes.keys, changes.values, changes.timestamps)
+        self._change(changed, write, reached)
 
     def load_chunk(
         self,
@@ -221,26 +219,16 @@ class LmdbStore:
         StoreMismatchError if ``incarnation`` is given and is not the owner's, or for a position
         before the store's own.
         """
-        write = self._writer(keys, values, timestamps)
-
-        def body(txn: lmdb.Transaction[bytes]) -> None:
-            meta = self._read_meta(txn)
-            if incarnation is not None:
-                meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
-            meta = meta.moved_to(next_position, str(self.path))
-            meta = write(txn, meta, lambda name: None)
-            self._put_meta(txn, replace(meta, updated_ms=meta.followed(now_ms)))
-
-        self._env.write(body)
+        followed = self._followed(now_ms, incarnation, next_position)
+        self._change(followed, self._writer(keys, values, timestamps))
 
     def claim(self, incarnation: str) -> None:
-        """A new owner: from now on only `apply` calls that expect ``Owner(incarnation, "")``
-        pass."""
-        self._change_meta(lambda meta: replace(meta, incarnation=incarnation, last_batch=None))
+        """A new owner: from now on only `apply` calls with ``Owner(incarnation, "")`` pass."""
+        self._change(lambda meta: replace(meta, incarnation=incarnation, last_batch=None))
 
     def bind(self, cluster_id: str | None, topic_id: str | None) -> None:
         """Note which cluster's and which topic's offsets the position counts in (scenario 14)."""
-        self._change_meta(lambda meta: replace(meta, cluster_id=cluster_id, topic_id=topic_id))
+        self._change(lambda meta: replace(meta, cluster_id=cluster_id, topic_id=topic_id))
 
     def touch(self, now_ms: int, incarnation: str | None = None) -> None:
         """Note that the store has followed its changelog to the end until ``now_ms``, though
@@ -251,13 +239,7 @@ class LmdbStore:
         for a batch's apply in another process. Raises StoreMismatchError, nothing noted, if
         ``incarnation`` is given and is not the owner's.
         """
-
-        def touched(meta: StoreMeta) -> StoreMeta:
-            if incarnation is not None:
-                meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
-            return replace(meta, updated_ms=meta.followed(now_ms))
-
-        self._change_meta(touched)
+        self._change(self._followed(now_ms, incarnation, None))
 
     def flush(self) -> None:
         self._env.flush()
@@ -269,8 +251,7 @@ class LmdbStore:
         return LmdbStore.open(folder)
 
     def reader_check(self) -> int:
-        """Free reader slots of dead processes, which keep old pages from being reused; returns how
-        many."""
+        """Free the slots of dead readers, which keep old pages; returns how many there were."""
         return self._env.reader_check()
 
     def close(self) -> None:
@@ -305,8 +286,30 @@ class LmdbStore:
     def _put_meta(self, txn: lmdb.Transaction[bytes], meta: StoreMeta) -> None:
         txn.put(_META, meta.encode(), db=self._meta)
 
-    def _change_meta(self, change: Callable[[StoreMeta], StoreMeta]) -> None:
-        self._env.write(lambda txn: self._put_meta(txn, change(self._read_meta(txn))))
+    def _change(
+        self,
+        change: Callable[[StoreMeta], StoreMeta],
+        write: _Write | None = None,
+        reached: _Reached = _nothing,
+    ) -> None:
+        """One transaction of a change of the metadata and a write of entries."""
+
+        def body(txn: lmdb.Transaction[bytes]) -> None:
+            meta = change(self._read_meta(txn))
+            self._put_meta(txn, meta if write is None else write(txn, meta, reached))
+
+        self._env.write(body)
+
+    def _followed(
+        self, now_ms: int, incarnation: str | None, position: int | None
+    ) -> Callable[[StoreMeta], StoreMeta]:
+        def followed(meta: StoreMeta) -> StoreMeta:
+            if incarnation is not None:
+                meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
+            moved = meta.moved_to(position, str(self.path))
+            return replace(moved, updated_ms=meta.followed(now_ms))
+
+        return followed
 
     def _writer(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Int64
@@ -396,8 +399,7 @@ class LmdbStore:
     def _advance(
         self, txn: lmdb.Transaction[bytes], meta: StoreMeta, newest_ms: int, times: Int64
     ) -> StoreMeta:
-        """Empty the segments that ``times``, those of what is written, leave behind; give slots to
-        the new ones."""
+        """Empty the segments that ``times`` leave behind; give slots to the new ones."""
         if meta.retention_ms is None or meta.segment_ms is None:
             raise StateFormatError(
                 f"The {meta.kind} store in {self.path} has no retention. Remove the folder."
@@ -411,10 +413,6 @@ class LmdbStore:
             if segment >= oldest:
                 segments[segment % RING] = segment
         return replace(meta, segments=segments, stream_time=reached_ms)
-
-
-def _nothing(name: str) -> None:
-    """No point at which a test may end the process."""
 
 
 def _write_long(
@@ -433,8 +431,7 @@ def _write_long(
 
 
 class _OpenStores:
-    """The stores that this process has open, by path: LMDB forbids opening a file twice in one
-    process."""
+    """The stores that this process has open, by path: LMDB forbids opening a file twice."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -444,12 +441,7 @@ class _OpenStores:
         self._asked_for: dict[str, LmdbStore] = {}
 
     def open(
-        self,
-        path: str | os.PathLike[str],
-        kind: str | None,
-        retention_ms: int | None,
-        sync: str,
-        map_bytes: int | None,
+        self, path: str | os.PathLike[str], open_files: Callable[[Path], LmdbStore]
     ) -> LmdbStore:
         asked = os.fspath(path)
         with self._lock:
@@ -460,7 +452,7 @@ class _OpenStores:
             store = self._stores.get(real)
             if store is None or store.retired:
                 self._drop_retired()
-                store = _open_files(real, kind, retention_ms, sync, map_bytes)
+                store = open_files(real)
                 self._stores[real] = store
             self._asked_for[asked] = store
             return store
@@ -542,9 +534,8 @@ def _open_environment(
                 raise StoreMismatchError(
                     f"The store in {path} was never finished. Nothing was written."
                 )
-            length = (
-                segment_ms(retention_ms) if kind != KEY_VALUE and retention_ms is not None else None
-            )
+            expires = kind != KEY_VALUE and retention_ms is not None
+            length = segment_ms(retention_ms or 0) if expires else None
             known = StoreMeta(kind=kind, retention_ms=retention_ms, segment_ms=length).encode()
             environment.write(lambda txn: txn.put(_META, known, db=database, overwrite=False))
         return LmdbStore(path, environment, StoreMeta.decode(known, str(path)).kind)

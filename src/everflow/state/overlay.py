@@ -65,8 +65,7 @@ class Overlay(Generic[T]):
         return merge(live, kept, key=itemgetter(0), reverse=reverse)
 
     def entries(self) -> int:
-        """The number of entries, as far as ``below`` knows it; reads only those that have
-        changed."""
+        """The number of entries, as far as ``below`` knows it; reads only those that changed."""
         found = self._below.get_many(self._uncounted)
         self._covered += sum(entry is not None for entry in found)
         self._uncounted = []
@@ -100,8 +99,7 @@ class Overlay(Generic[T]):
 
 
 class OverlayView(Overlay[bytes], StoreView):
-    """A `StoreView` of a store with changes of the running batch on top, for operators that share a
-    store in one step (D5)."""
+    """A `StoreView` with the running batch's changes, for operators that share a store (D5)."""
 
     def __init__(self, below: StoreView) -> None:
         super().__init__(below, bytes)
@@ -115,8 +113,7 @@ class OverlayView(Overlay[bytes], StoreView):
 
     @property
     def newest_ms(self) -> int:
-        """See `StoreView`; without the batch's own changes: only the operator whose store it is
-        asks."""
+        """See `StoreView`; without the batch's own changes."""
         return self.below.newest_ms
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:

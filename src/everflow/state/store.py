@@ -55,13 +55,11 @@ class VersionsView(Protocol):
         two (ms, included), in order of time."""
 
     def begins_after(self, key: bytes, time: int) -> int:
-        """When the key's first version begins of those that begin after ``time`` (ms); `OPEN`:
-        there is none."""
+        """The begin of the key's first version after ``time`` (ms); `OPEN`: there is none."""
 
 
 class VersionedRecord(NamedTuple):
-    """A value as users see it: it is valid from ``timestamp`` (ms) until before ``valid_to``; None:
-    it is the latest."""
+    """A value that is valid from ``timestamp`` (ms) until before ``valid_to``; None: the latest."""
 
     value: Any
     timestamp: int
@@ -106,8 +104,7 @@ def versions_of(history: History, end: int = OPEN) -> Iterable[Version]:
 
 
 def versions_within(history: History, first: int, last: int) -> list[Version]:
-    """The versions that are valid at some time from ``first`` to ``last`` (ms, included); none of
-    the others is looked at."""
+    """The versions valid at some time from ``first`` to ``last`` (ms); others are not read."""
     begin = max(0, bisect_right(history, first, key=itemgetter(0)) - 1)
     end = bisect_right(history, last, key=itemgetter(0))
     behind = history[end][0] if end < len(history) else OPEN
@@ -172,8 +169,7 @@ class StoreSpec:
 
     @property
     def expires(self) -> bool:
-        """True if its keys end with times and stream time leaves entries behind: windows and
-        sessions."""
+        """True if its keys end with times that stream time leaves behind: windows and sessions."""
         return self.kind in SUFFIX_BYTES
 
     @property
@@ -408,8 +404,7 @@ class InMemoryStore(StoreView):
 
 
 class InMemoryVersions(InMemoryStore):
-    """The reference of a versioned store, a `VersionsView` too. What a `StoreView` shows are the
-    latest versions."""
+    """The reference of a versioned store; as a `StoreView` it shows the latest versions."""
 
     def __init__(self, spec: StoreSpec) -> None:
         super().__init__(spec)

@@ -65,8 +65,7 @@ class StoreMeta:
 
     @staticmethod
     def decode(data: bytes, where: str) -> StoreMeta:
-        """Inverse of ``encode``; ``where`` is the folder. StateFormatError if a newer release wrote
-        it."""
+        """Inverse of ``encode``; ``where``: the folder. StateFormatError for a newer release's."""
         raw = json.loads(data)
         if raw.get("format", 0) > FORMAT:
             raise StateFormatError(
@@ -96,8 +95,7 @@ class StoreMeta:
         return max(now_ms, believed_ms(self.updated_ms, now_ms, CLOCK_AHEAD_MS))
 
     def moved_to(self, position: int | None, where: str) -> StoreMeta:
-        """The metadata with a later position (None keeps it). StoreMismatchError for an earlier
-        one."""
+        """The metadata with a later position (None keeps it). StoreMismatchError for an earlier."""
         if position is None:
             return self
         if self.position is not None and position < self.position:

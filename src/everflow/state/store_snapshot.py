@@ -242,8 +242,7 @@ class StoreSnapshot(StoreView):
     def _ranges_of_long(
         self, bounds: Sequence[Entry], chosen: Iterable[int]
     ) -> Iterator[tuple[int, list[Entry]]]:
-        """`range` for the ``chosen`` bounds; long keys with a common beginning are read once for
-        all of them."""
+        """`range` for ``chosen`` bounds; long keys with a common beginning are read once."""
         by_beginning: dict[bytes, list[int]] = {}
         for at in chosen:
             by_beginning.setdefault(bounds[at][0][: stored_keys.SHORT_BYTES], []).append(at)
@@ -318,8 +317,7 @@ class _Bounds:
             first = b""
 
     def _from(self, cursor: lmdb.Cursor[bytes], at: int) -> Iterator[Entry]:
-        """The entries from the cursor's on; those of a range that meets a long key are left to
-        ``long``."""
+        """The entries from the cursor's on; ranges that meet a long key are left to ``long``."""
         end, more = self.ends[at], True
         while more and (key := cursor.key()) < end:
             if stored_keys.is_bucket(key):  # of a long key that begins like the bounds

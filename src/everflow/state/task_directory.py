@@ -73,8 +73,7 @@ class ProcessMetadata:
 
 
 def system_boot_id() -> str:
-    """Id of this boot of the operating system; empty where it has none: then nothing is
-    distrusted."""
+    """Id of this boot of the operating system; empty where it has none: nothing is distrusted."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -162,8 +161,7 @@ class StateDirectory:
         return self._metadata.transactional_ids
 
     def record_transactional_ids(self, ids: Iterable[str]) -> None:
-        """Add ids, durably, BEFORE a producer first uses them: a restart fences what it finds
-        here."""
+        """Add ids, durably, BEFORE a producer first uses them: a restart fences what is here."""
         known = self._metadata.transactional_ids
         self._replace(transactional_ids=(*known, *sorted(set(ids) - set(known))))
 
@@ -251,8 +249,7 @@ class StateDirectory:
             (self.path / str(task)).rename(place)
 
     def sweep(self) -> None:
-        """Delete what `remove_task` took out, also in an earlier life; large stores take a while.
-        From any thread."""
+        """Delete what `remove_task` took out, in an earlier life too; may be long. Any thread."""
         for place in (self.path / _REMOVED).glob("*"):
             shutil.rmtree(place, ignore_errors=True)
 
@@ -340,8 +337,7 @@ class StateDirectory:
 
 @dataclass(frozen=True)
 class FolderContent:
-    """The content of a state folder: ``stores`` is how many; ``transactional_ids`` as in
-    `ProcessMetadata`."""
+    """What a state folder has: the number of stores, and `ProcessMetadata`'s ids."""
 
     path: Path
     stores: int

@@ -133,8 +133,7 @@ class VersionedSnapshot(StoreSnapshot):
 
     @property
     def _expired(self) -> int:
-        """Versions that ended at this time or before are not shown, though their segment may still
-        exist."""
+        """Versions that ended at this time or before are not shown."""
         return self.meta.stream_time - (self.meta.retention_ms or 0)
 
     def _segments(self) -> list[tuple[int, int]]:
@@ -219,8 +218,7 @@ def version_changes(
 def _around(
     before: VersionedSnapshot, put_by_key: Mapping[bytes, History]
 ) -> Iterator[list[Version]]:
-    """For each key the versions into which new ones are put, in order of time; others are not
-    read."""
+    """For each key the versions into which new ones are put, in order of time."""
     latest = before.latest_many(list(put_by_key))
     asked = [
         (key, time, time)

@@ -15,8 +15,7 @@ from pyspark.sql import functions as F
 from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
 from everflow.errors import RecordError
 from everflow.operators.agg import precision_of
-from everflow.operators.aggregates.folds import Items, distinct, estimates
-from everflow.operators.fold import Bounds, StateColumn
+from everflow.operators.aggregates.folds import Bounds, Items, StateColumn, distinct, estimates
 from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark

@@ -18,13 +18,14 @@ from everflow.errors import TopologyError
 from everflow.operators.agg import Aggregator, precision_of, result_type
 from everflow.operators.aggregates.folds import (
     BESIDE,
+    Bounds,
     ListFullError,
+    StateColumn,
     estimates,
     fold_columns,
     pack,
     unpack,
 )
-from everflow.operators.fold import Bounds, StateColumn, valid
 from everflow.operators.grouping import (
     NEVER,
     Groups,
@@ -34,9 +35,15 @@ from everflow.operators.grouping import (
     group,
     read,
     result,
+    running_max,
 )
-from everflow.operators.user_code import UserFunctionError, function_failure, require_users
-from everflow.records import EdgeBatch, Int64, TasksResult
+from everflow.operators.user_code import (
+    UserFunctionError,
+    failure_at,
+    function_failure,
+    require_users,
+)
+from everflow.records import EdgeBatch, Int64, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, encode_each, value_reader
 from everflow.serdes.schema import storable
@@ -223,12 +230,7 @@ class AggregateSpec(GroupAggregate):
                 "when_full='keep_first', or use windows, so that a key's values come to an end"
             )
             error.args = (text,)
-            raise UserFunctionError(
-                text,
-                source=int(batch.source[row]),
-                partition=int(batch.partition[row]),
-                offset=int(batch.offset[row]),
-            ) from error
+            raise failure_at(text, batch, row) from error
 
     def written(self, columns: list[pa.Array]) -> pa.Array:
         """Stored bytes of state columns: the inverse of `state_columns_of`."""
@@ -297,11 +299,17 @@ def _times(
     if not every and not ended:
         np.maximum.at(times, groups.codes, records)
         return times, times
-    state, running = times.tolist(), np.empty(len(records), np.int64)
-    for at, (code, time) in enumerate(zip(groups.codes.tolist(), records.tolist(), strict=True)):
-        running[at] = state[code] = max(time, state[code])
-        if at in ended:
-            state[code] = NEVER
+    codes, known = groups.codes, times[groups.codes]
+    segments = codes
+    if ended:
+        order = np.argsort(codes, kind="stable")
+        ends = np.isin(order, list(ended))
+        before: Int64 = np.cumsum(ends) - ends
+        segments = np.empty(len(codes), np.int64)
+        segments[order] = codes[order] + before
+        begin = np.searchsorted(codes[order], codes[order])
+        known[order[before > before[begin]]] = NEVER
+    running = np.maximum(running_max(segments, records), known)
     times = running[groups.last]
     return times, running if every else times
 
@@ -323,8 +331,7 @@ class PythonAggregator:
 
 @dataclass(frozen=True)
 class PythonReducer:
-    """``reducer(aggregate, value)``; the first value is taken as it is, without a call. None =
-    deleted."""
+    """``reducer(aggregate, value)``; the first value is taken without a call. None: deleted."""
 
     reducer: Callable[[Any, Any], Any]
 
@@ -407,8 +414,7 @@ class FunctionFold:
         values: Sequence[Any],
         known: Sequence[Any],
     ) -> None:
-        """``rows``, ``keys``, ``values``: of the records, by their numbers; ``known``: the stored
-        aggregates, of the first windows."""
+        """``rows``, ``keys``, ``values``: by record; ``known``: aggregates of the first windows."""
         self._layout, self._batch, self._rows = layout, batch, rows
         self._keys, self._values = keys, values
         self._states: dict[int, Any] = dict(enumerate(known))

@@ -25,14 +25,13 @@ from everflow.operators.aggregates.aggregate import (
     PythonReducer,
     Step,
 )
-from everflow.operators.aggregates.folds import fold_columns
+from everflow.operators.aggregates.folds import Merge, fold_columns
 from everflow.operators.aggregates.windowed_aggregate import (
     Book,
     Final,
     WindowedAggregate,
     WindowRun,
 )
-from everflow.operators.fold import Merge
 from everflow.operators.grouping import Tasks, Turns
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_session_key
@@ -121,7 +120,7 @@ class SessionOrder:
 
 # --- which sessions a batch's records open, extend and merge: intervals, no values (pure; KIP-94) -
 # Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds
-# depends on all before it. `WindowFold`s fold the aggregates over the result.
+# depends on all before it.
 
 
 _FAR_FUTURE_MS = (1 << 56) - 1
@@ -141,8 +140,7 @@ class SessionBook(Book):
     def __init__(
         self, windows: SessionWindows, retention_ms: int | None, keys: int, *, history: bool
     ) -> None:
-        """``keys``: how many keys there are. ``retention_ms``: of the store, None = that of the
-        windows."""
+        """``retention_ms``: of the store, None = that of the windows."""
         super().__init__()
         self.gap_ms, self._open_ms = windows.gap_ms, windows.retention_ms
         self._retention_ms = self._open_ms if retention_ms is None else retention_ms
@@ -158,8 +156,7 @@ class SessionBook(Book):
         self._history = history
 
     def load(self, key: int, start: int, end: int) -> None:
-        """A stored session, with the next number; call it before any record, in order of time
-        within a key."""
+        """The next stored session; call it before any record, in order of time within a key."""
         self.stored += 1
         self._live[key].append(self._new(key, start, end), end)
 
@@ -199,11 +196,9 @@ class SessionBook(Book):
             self.after.append((self.starts[session], self.ends[session]))
         return True
 
-    def remove(self, session: int) -> None:
-        """A session whose aggregate became null with the last contribution: there is none there any
-        more."""
-        self._left(session, len(self.codes) - 1)
-        self._live[self.keys[session]].remove(session, self.ends[session])
+    def remove(self, window: int) -> None:
+        self._left(window, len(self.codes) - 1)
+        self._live[self.keys[window]].remove(window, self.ends[window])
 
     def _new(self, key: int, start: int, end: int) -> int:
         self.keys.append(key)
@@ -244,8 +239,7 @@ class SessionBook(Book):
 def read_sessions(
     book: SessionBook, found: Turns, part: slice, store: StoreView
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Loads the stored sessions that a task's records can meet; yields the store's entries, in the
-    order of the sessions' numbers."""
+    """Loads the sessions that a task's records can meet; yields their entries, by number."""
     keys, first, last = found.keys[part], found.first[part], found.last[part]
     # No session ends after this; with it, keys that begin with ``key`` and go on with text lie
     # outside.
@@ -275,9 +269,6 @@ def _began(latest: int) -> Callable[[Entry], bool]:
 def _of_key(key: bytes, entries: Iterable[Entry]) -> Iterator[Entry]:
     length = len(key) + SESSION_SUFFIX_BYTES
     return (entry for entry in entries if len(entry[0]) == length)
-
-
-# --- the operator ---------------------------------------------------------------------------------
 
 
 TOMBSTONE = -1
@@ -334,9 +325,6 @@ class _Run(WindowRun):
         for row in self.take_each_record():
             merged = merges and merges[-1].at == len(codes) - 1
             yield row, codes[-1], merges[-1].parents if merged else (), True, True
-
-    def remove(self, row: int, window: int) -> None:
-        self.book.remove(window)
 
     def final(self) -> Final:
         book = self.book

@@ -135,8 +135,7 @@ def steps_from(book: SlidingBook, row: int, logged: int, copied: int) -> Iterato
 
 
 def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
-    """Each update, in order: the entry of the log, or the one that it is in front of, and the copy
-    (-1: it is the entry)."""
+    """Each update in order: its entry of the log, or the next one, and its copy (-1: none)."""
     shown = [number for number, copy in enumerate(book.copies) if copy.shown is not None]
     entries = np.arange(len(book.windows), dtype=np.int64)
     at = np.concatenate([np.array([book.copies[one].at for one in shown], np.int64), entries])
@@ -156,8 +155,7 @@ class SlidingFold:
         self._layout, self._batch = layout, batch
 
     def take(self, book: SlidingBook, *, every: bool) -> None:
-        """Fold in what is in the book's log. With ``every`` what each update shows goes to
-        ``shown``."""
+        """Fold in the book's log. With ``every`` what each update shows goes to ``shown``."""
         layout, windows, known = self._layout, len(book.keys), len(self.states[0])
         log = Contributions.of(book, known)
         roots = pa.array(log.roots, mask=log.roots < 0)
@@ -225,14 +223,12 @@ class SlidingBook(Book):
         self.copies: list[Copy] = []
 
     def load(self, key: int, start: int, latest: int) -> None:
-        """A stored window, with the next number; call it before any record, in order of time within
-        a key."""
+        """The next stored window; call it before any record, in order of time within a key."""
         self._starts[key].append(start)
         self._latest[key].append(latest)
         self._numbers[key].append(self._new(key, start))
 
     def remove(self, window: int) -> None:
-        """A window whose aggregate became null: there is none there any more."""
         key, start = self.keys[window], self.starts[window]
         at = bisect_left(self._starts[key], start)
         numbers = self._numbers[key]
@@ -318,8 +314,7 @@ class SlidingBook(Book):
             self._update(key, low, low + 1, time, row, closed)
 
     def _seen(self, starts: Sequence[int], earliest: int, time: int) -> tuple[int, int]:
-        """The places of the windows that the store shows and that start from ``earliest`` on, up to
-        just behind ``time``."""
+        """The places of the key's windows from ``earliest`` to just behind ``time``."""
         shown_from = max(0, earliest, self.newest_ms - self._retention + 1)
         low = bisect_left(starts, shown_from)
         return low, bisect_right(starts, time + 1, low)
@@ -335,8 +330,7 @@ class SlidingBook(Book):
         *,
         backwards: bool = False,
     ) -> None:
-        """Let the record into the key's windows from place ``low`` to ``high``, closed ones left
-        out."""
+        """Let the record into the open windows from place ``low`` to ``high``."""
         starts, latest = self._starts[key], self._latest[key]
         first = bisect_left(starts, closed - self._difference, low, high)
         self.late += first - low
@@ -371,8 +365,7 @@ class SlidingBook(Book):
         self.rows.append(row)
 
     def _copy(self, key: int, start: int, row: int, right: tuple[int, int], before: int) -> None:
-        """A new window with what was in the window ``right`` (its number and latest time) before
-        the record."""
+        """A new window with what was in ``right`` (number, latest time) before the record."""
         parent, latest = right
         window = self._there(key, start, latest)
         self.copies.append(Copy(before, parent, window, len(self.windows), row, latest))
@@ -400,8 +393,7 @@ class SlidingBook(Book):
 def stored_windows(
     book: SlidingBook, windows: SlidingWindows, found: Turns, part: slice, store: StoreView
 ) -> Iterator[bytes]:
-    """Loads the stored windows that a task's records can meet; gives their value bytes, in the
-    order of the windows' numbers."""
+    """Loads the windows that a task's records can meet; yields their value bytes, by number."""
     reach = 2 * windows.difference_ms
     bounds = [
         (window_store_key(key, max(0, first - reach)), window_store_key(key, last + 2))
@@ -416,9 +408,6 @@ def stored_windows(
             if len(stored_key) == len(key) + STORE_SUFFIX_BYTES:
                 book.load(code, split_window_store_key(stored_key)[1], unpack_value(stored)[0])
                 yield stored[TIMESTAMP_BYTES:]
-
-
-# --- the operator ---------------------------------------------------------------------------------
 
 
 _LOG_ENTRIES = 1 << 18
@@ -482,9 +471,6 @@ class _Run(WindowRun):
         for row in self.take_each_record():
             yield from steps_from(book, row, *self.logged)
             self.logged = len(book.windows), len(book.copies)
-
-    def remove(self, row: int, window: int) -> None:
-        self.book.remove(window)
 
     def _end_log(self) -> None:
         """Begin another log, when the updates in this one are noted and folded."""

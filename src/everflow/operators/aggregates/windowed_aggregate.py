@@ -22,7 +22,6 @@ from everflow.operators.aggregates.aggregate import (
     PythonAggregateSpec,
     Step,
 )
-from everflow.operators.fold import valid
 from everflow.operators.grouping import (
     AroundTable,
     Groups,
@@ -36,7 +35,7 @@ from everflow.operators.grouping import (
     windowed_keys,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES, python_keys, windowed_key_type
 from everflow.topology.graph import Inputs
 
@@ -45,8 +44,7 @@ Layout = AggregateSpec | PythonAggregateSpec
 
 @dataclass(frozen=True)
 class WindowedAggregate(AroundTable):
-    """``layout``: the aggregate as it is without these windows. The last result per window, or
-    every one."""
+    """``layout``: the aggregate without these windows. The last result per window, or every one."""
 
     layout: Layout
     emit_every_update: bool
@@ -68,7 +66,12 @@ class WindowedAggregate(AroundTable):
         rows = np.arange(len(batch), dtype=np.int64)
         keys, values = python_keys(batch.key), batch.value.to_pylist()
         fold = FunctionFold(layout, batch, rows, keys, values, known)
-        fold.take(run.steps(), begin=self._copied, remove=run.remove, every=self.emit_every_update)
+        fold.take(
+            run.steps(),
+            begin=self._copied,
+            remove=lambda _, window: run.book.remove(window),
+            every=self.emit_every_update,
+        )
         final = run.final()
         return run.result(final, *fold.results(final.windows.tolist(), final.rows.tolist()))
 
@@ -98,10 +101,13 @@ class Book(ABC):
     def add(self, key: int, time: int, row: int) -> bool:
         """Take a record; False if it is late."""
 
+    @abstractmethod
+    def remove(self, window: int) -> None:
+        """A window whose aggregate became null with the record that was taken last."""
+
 
 class Final(NamedTuple):
-    """The windows with a record of the batch that are there after it, each one's last update among
-    all of them, and its row."""
+    """The windows that the batch has updated: number, last update and row of each."""
 
     windows: Int64
     at: Int64
@@ -142,18 +148,13 @@ class WindowRun(ABC):
         """What each record does to windows, as `take_each_record` takes it."""
 
     @abstractmethod
-    def remove(self, row: int, window: int) -> None:
-        """A window whose aggregate has become None with the record that was taken last."""
-
-    @abstractmethod
     def final(self) -> Final:
         """What the batch has come to. Two windows may be the same: one that the store showed no
         more, and one that began anew; the newer one counts."""
 
     @abstractmethod
     def folded(self, layout: AggregateSpec, windows: Int64) -> tuple[pa.Array, pa.Array]:
-        """Stored bytes of these windows, and what is shown: their results, or where every update is
-        emitted that of each update."""
+        """Stored bytes of these windows, and what is shown: their results, or each update's."""
 
     @abstractmethod
     def result(self, final: Final, entries: pa.Array, shown: pa.Array) -> TasksResult:

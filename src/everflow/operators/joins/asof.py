@@ -13,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.fold import valid
 from everflow.operators.grouping import NEVER, changes_by_task, rows_by_task, stored
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.join_side import JoinKeys, Kept, read_as_of
@@ -29,7 +28,7 @@ from everflow.operators.joins.joined_table import (
 )
 from everflow.operators.joins.stream_table import HeldBack, Released, TimeMakers, come_out
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.topology.batches import appended

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.fold import valid
-from everflow.operators.grouping import NEVER
+from everflow.operators.grouping import NEVER, rows_by_task
 from everflow.operators.joins.join_side import Flags
 from everflow.operators.joins.joined_table import (
     Held,
@@ -30,7 +29,7 @@ from everflow.operators.joins.joined_table import (
     task_codes,
 )
 from everflow.operators.user_code import written_alike, written_bytes
-from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.base import binary_from_matrix
 from everflow.state.changelog import unpack_value
@@ -45,8 +44,7 @@ SUBSCRIPTION = pa.struct([("entry", pa.binary()), ("hash", pa.binary()), ("order
 
 
 class Order(enum.IntEnum):
-    """What an entry asks of its foreign key, as Kafka Streams' instructions; the last one is
-    ours."""
+    """What an entry asks of its foreign key, as Kafka Streams' instructions; the last is ours."""
 
     FORGET = 0
     FORGET_AND_TELL = 1
@@ -183,11 +181,12 @@ class Subscriptions(TableLookup):
     def run(self, inputs: Inputs) -> TasksResult:
         left, right = inputs.sides[:2]
         held = self.table.held(left, inputs)
-        asks, updates = self._asks(left), self._updates(right)
+        asks = self._asks(left)
+        keys = written_bytes(self.foreign_serde, right.key, self.store, right).to_pylist()
         told = [
             one
-            for partition, views in inputs.stores.items()
-            for one in self._told(partition, views[self.store], asks, updates)
+            for partition, rows in rows_by_task(right.partition)
+            for one in _told(inputs.stores[partition][self.store], asks, right, rows, keys)
         ]
         changes = {
             partition: [made]
@@ -206,38 +205,6 @@ class Subscriptions(TableLookup):
         keys = written_bytes(self.foreign_serde, left.key, self.store, left)
         return _Asks(left, keys, entries, hashes, orders.to_numpy())
 
-    def _updates(self, right: EdgeBatch) -> list[_Update]:
-        keys = written_bytes(self.foreign_serde, right.key, self.store, right).to_pylist()
-        rows = zip(
-            range(len(right)),
-            right.seq.tolist(),
-            right.partition.tolist(),
-            keys,
-            valid(right.value).tolist(),
-            strict=True,
-        )
-        return [_Update(*row) for row in rows]
-
-    def _told(
-        self, partition: int, view: StoreView, asks: _Asks, updates: list[_Update]
-    ) -> list[_Told]:
-        mine = [one for one in updates if one.partition == partition]
-        if not mine:
-            return []
-        known = _Known.of(view, {one.key for one in mine})
-        found: list[_Told] = []
-        before = iter(asks.of_keys(partition, known.of_key))
-        ask = next(before, None)
-        for update in mine:
-            while ask is not None and ask.seq <= update.seq:
-                known.take(ask)
-                ask = next(before, None)
-            found += [
-                _Told(update.row, entry, hash_, update.there)
-                for entry, hash_ in known.entries(update.key)
-            ]
-        return found
-
     def _answered(
         self,
         left: EdgeBatch,
@@ -246,8 +213,7 @@ class Subscriptions(TableLookup):
         asks: _Asks,
         told: list[_Told],
     ) -> EdgeBatch:
-        """The answers as records, each with the place of what made it: tasks take turns, an ask
-        comes before an update."""
+        """The answers as records, in the order of what made them; an ask before an update."""
         plain = [
             side.with_columns(pa.nulls(len(side), pa.int8()), value=pa.nulls(len(side), pa.int8()))
             for side in (left, right)
@@ -262,7 +228,7 @@ class Subscriptions(TableLookup):
         shown = np.concatenate(
             [
                 (there & (asks.orders != Order.FORGET_AND_TELL))[answered],
-                np.array([one.there for one in told], bool),
+                valid(right.value)[of_updates],
             ]
         )
         index = pa.array(answered)
@@ -338,24 +304,28 @@ class _Asks:
         )
 
 
-class _Update(NamedTuple):
-    """A change of the table of foreign keys: its row, and whether there is an entry now."""
-
-    row: int
-    seq: int
-    partition: int
-    key: bytes
-    there: bool
-
-
 class _Told(NamedTuple):
-    """An answer to an update: the update's row, the entry that asked and its hash, and whether the
-    foreign key has an entry now."""
+    """An answer to an update: the update's row, the entry that asked, and its hash."""
 
     row: int
     entry: bytes
     hash: bytes | None
-    there: bool
+
+
+def _told(
+    view: StoreView, asks: _Asks, updates: EdgeBatch, rows: Int64, keys: Sequence[bytes]
+) -> list[_Told]:
+    """Whom a task's updates are told to: those who asked before, in this batch or earlier."""
+    known = _Known.of(view, {keys[row] for row in rows.tolist()})
+    found: list[_Told] = []
+    before = iter(asks.of_keys(int(updates.partition[rows[0]]), known.of_key))
+    ask = next(before, None)
+    for row, seq in zip(rows.tolist(), updates.seq[rows].tolist(), strict=True):
+        while ask is not None and ask.seq <= seq:
+            known.take(ask)
+            ask = next(before, None)
+        found += [_Told(row, *one) for one in known.entries(keys[row])]
+    return found
 
 
 @dataclass(frozen=True)

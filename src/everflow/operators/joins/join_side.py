@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.due_index import TIME_BYTES, Changes, DueIndex
-from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times, task_slices
 from everflow.operators.joins.joined_table import Stores, joined, task_codes
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, valid
 from everflow.serdes.base import SerdeError, rest
 from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES, window_store_prefixes
 from everflow.state.changelog import TIMESTAMP_BYTES, expiry_times
@@ -47,8 +46,7 @@ class JoinSide:
 
     @property
     def closes_ms(self) -> int:
-        """A record at t is late, or closes, when the stream time of both sides is past t + this:
-        its window and the grace are over."""
+        """A record at t is late, or closes, when the stream time of both sides is past t + this."""
         return self.ahead_ms + self.grace_ms
 
     @property
@@ -104,8 +102,7 @@ class Kept(NamedTuple):
 
 
 def read_entries(store: str, groups: JoinKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
-    """The entries of each group's key in a window store, with times from ``low`` to ``high`` (ms,
-    included)."""
+    """Each key's entries in a window store, from time ``low`` to ``high`` (ms, included)."""
     found = _Found([], [], [])
     order, parts = groups.by_task()
     column = groups.keys.take(order)

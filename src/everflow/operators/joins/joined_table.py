@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from everflow.operators.fold import valid
-from everflow.operators.grouping import NEVER, Stored, by_task, rows_by_task, stored
+from everflow.operators.grouping import NEVER, Stored, by_task, rows_by_task, running_max, stored
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64
+from everflow.records import EdgeBatch, Int32, Int64, valid
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
 from everflow.state.changelog import pack_value
@@ -77,9 +76,6 @@ def first_and_last(codes: Int64) -> tuple[Int64, Int64]:
     return first[order], last[order]
 
 
-# --- the operator ---------------------------------------------------------------------------------
-
-
 STORED = -1
 """The place of what was there before the batch."""
 NONE = -1
@@ -100,8 +96,7 @@ class Held(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Rows of a batch: task and key (as a number), task, key, and place in the order of the
-    batch."""
+    """Rows of a batch: task and key (as a number), task, key, and place in the batch's order."""
 
     codes: Int64
     partitions: Int32
@@ -142,8 +137,7 @@ class JoinedTable:
         return held if some is asking else held.in_rows(keyed, len(asking))
 
     def keys_of(self, batch: EdgeBatch) -> pa.Array:
-        """The store's keys of the batch's, none of which is null. UserFunctionError for a key that
-        cannot be written."""
+        """The store's keys of the batch's, none of them null. UserFunctionError."""
         name = self.spec.name
         if self.spec.kind == "session":
             return written_bytes(SessionWindowedSerde(self.spec.key_serde), batch.key, name, batch)
@@ -328,8 +322,7 @@ class Versions(NamedTuple):
 
 
 def latest_before(codes: Int64, times: Int64, places: Int64, known: Versions) -> Int64:
-    """For each of those who ask (number of task and key, time, place), the row of the version that
-    counts; `NONE` where none does."""
+    """For each number of task and key, time and place the row that counts, or `NONE`."""
     if not len(known.codes) or not len(codes):
         return np.full(len(codes), NONE)
     order = np.lexsort((known.places, known.times, known.codes))
@@ -382,12 +375,7 @@ def latest_when_put(
     place_of = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     place_of[codes[first]] = np.arange(len(first))
     times = updates.timestamp
-    order = np.argsort(codes, kind="stable")
-    distinct, ranks = np.unique(times[order], return_inverse=True)
-    offset = codes[order] * len(distinct)
-    highest = np.maximum.accumulate(ranks + offset) - offset
-    latest = np.empty(len(times), bool)
-    latest[order] = highest == ranks
+    latest: npt.NDArray[np.bool_] = running_max(codes, times) == times
     return latest & (times >= known[place_of[codes]])
 
 
@@ -457,8 +445,7 @@ def _stored_versions(
     to_the_latest: npt.NDArray[np.bool_],
     stores: Stores,
 ) -> tuple[Versions, list[bytes | None]]:
-    """The stored versions that those who ask may find, each key read once; and as entries, None
-    for deletions."""
+    """The stored versions that may be found, each key read once; and as entries."""
     ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
     low, high = np.full(len(ones), OPEN), np.full(len(ones), -1)
     np.minimum.at(low, group, asking.times)

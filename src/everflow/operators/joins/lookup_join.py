@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from everflow.clock import believed_ms, instant
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
-from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.joined_table import (
     JoinedTable,
@@ -31,7 +30,7 @@ from everflow.operators.stored_records import (
     unpacked_record,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import LAST_SEQ, EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.records import LAST_SEQ, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import after_prefix
@@ -178,8 +177,6 @@ class TaskWaits:
             made.add(_NEXT, _NUMBER.pack(self.next_number), stream_time)
         return made.of(self.room.store.name)
 
-    # --- what is there ---------------------------------------------------------------------------
-
     def _load(self, view: StoreView) -> None:
         """The records that wait for keys of the batch's events, or are due with its records."""
         (number,) = view.get_many([_NEXT])
@@ -221,8 +218,6 @@ class TaskWaits:
             if waiter.came != came:
                 self.retimed[number] = old
         self._add(waiter)
-
-    # --- events ----------------------------------------------------------------------------------
 
     def _take_events(self) -> None:
         """Misses and updates in the order of their places. What is due at a record's place is told
@@ -358,8 +353,7 @@ class ToldRecords:
         return 0 if kept else sum(one.found == NO_ROW for _, one in self.told)
 
     def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
-        """Results of those that have waited; each comes with the record that ended it, if one
-        did."""
+        """Results of those that have waited; each comes with the record that ended it, if any."""
         waiters = [one.waiter for _, one in told]
         columns = self._records(waiters)
         rows = np.array([one.found for _, one in told], np.int64)
@@ -407,8 +401,7 @@ class ToldRecords:
         return beside_stored(self.asking, stored, self.room.key_serde, self.room.value_serde, at)
 
     def _stored(self, rows: Sequence[int]) -> list[bytes]:
-        """What records are in the store: their own key as the first header, the others, the
-        value."""
+        """The records as they are stored: their own key as the first header, the others, value."""
         if not rows:
             return []
         at, room, batch = np.array(rows, np.int64), self.room, self.asking
@@ -427,9 +420,6 @@ class ToldRecords:
 def _told_key(headers: Sequence[dict[str, object]]) -> bytes | None:
     value = headers[0]["value"]
     return value if isinstance(value, bytes) else None
-
-
-# --- the operator ---------------------------------------------------------------------------------
 
 
 LOOK_MS = 1_000
@@ -641,8 +631,7 @@ class GlobalLookupJoin(_Waiting):
     def _waited(
         self, stores: Stores, clocks: Mapping[int, Mapping[str, int]], mark: int
     ) -> dict[int, list[bytes]]:
-        """The keys that records of each task wait for, where there are some and the table is
-        another one."""
+        """The keys that each task's records wait for, if the table is another one."""
         found = {
             partition: self.room.keys(views[self.room.store.name])
             for partition, views in stores.items()

@@ -107,9 +107,6 @@ def _met(
     return mine[meets], theirs[meets]
 
 
-# --- the operator ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class StreamStreamJoin(Operator):
     """Inner, left or outer join in windows.

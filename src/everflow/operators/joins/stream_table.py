@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.due_index import Changes, DueIndex
-from everflow.operators.fold import valid
 from everflow.operators.grouping import stored
 from everflow.operators.grouping import stream_times as running_times
 from everflow.operators.joins.joined_table import (
@@ -30,7 +29,7 @@ from everflow.operators.stored_records import (
     unpacked_record,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.state.changelog import unpack_value
 from everflow.state.store import Entry, StoreSpec, StoreView, last_of_length
@@ -83,8 +82,7 @@ def mapped_type(left: pa.DataType, right: pa.DataType, key: pa.DataType) -> pa.D
 
 
 def looked_up(table: JoinedTable, keys: pa.Array, view: StoreView) -> pa.Array:
-    """The entries of a global table under key bytes, null where there is none or the key is null;
-    each key is read once."""
+    """The entries of a global table under key bytes, or null; each key is read once."""
     codes = keys.dictionary_encode()
     entries = view.get_many(codes.dictionary.to_pylist())
     found: pa.Array = stored(entries, table.results).values.cast(table.type)
@@ -164,8 +162,7 @@ _NOTHING = -1
 
 
 class TimeMakers(NamedTuple):
-    """The records whose times make stream time, in their order: the task of each, and its stream
-    time there."""
+    """The records that make stream time, in order: the task of each, its stream time there."""
 
     partitions: Int32
     stream_times: Int64
@@ -310,8 +307,7 @@ class HeldBack:
 
 
 def come_out(by: EdgeBatch, released: Released, values: pa.Array) -> EdgeBatch:
-    """Results of released records: positions are those of the records ``by`` which they came out,
-    all else is their own."""
+    """Results of released records, at the positions of the records ``by`` which they came out."""
     made = by.with_columns(released.key, values)
     return replace(made, timestamp=released.times, headers=released.headers)
 
@@ -351,11 +347,12 @@ class GraceWait(Operator):
             inputs.stream_times,
             inputs.stores,
         )
-        output = _out(asking.take(released.at), released)
+        output = come_out(asking.take(released.at), released, released.value)
         dropped = {"null-value": int(np.count_nonzero(~valued))}
         keyless = np.flatnonzero(valued & ~keyed)
         if self.kept:
-            output = _with_keyless(output, rows[released.at], stream.take(keyless), keyless)
+            order = np.argsort(np.concatenate([rows[released.at], keyless]), kind="stable")
+            output = appended([output, stream.take(keyless)]).take(order)
         else:
             dropped["null-key"] = len(keyless)
         return TasksResult(output, released.changes, after, dropped)
@@ -366,16 +363,5 @@ class GraceWait(Operator):
         released = self.held.release(
             ticks.take(none), none, clock, inputs.stream_times, inputs.stores
         )
-        return TasksResult(_out(ticks.take(released.at), released), released.changes, {}, {})
-
-
-def _out(by: EdgeBatch, released: Released) -> EdgeBatch:
-    return come_out(by, released, released.value)
-
-
-def _with_keyless(output: EdgeBatch, places: Int64, keyless: EdgeBatch, rows: Int64) -> EdgeBatch:
-    if not len(keyless):
-        return output
-    both = appended([output, keyless]) if len(output) else keyless
-    at = np.concatenate([places, rows]) if len(output) else rows
-    return both.take(np.argsort(at, kind="stable"))
+        output = come_out(ticks.take(released.at), released, released.value)
+        return TasksResult(output, released.changes, {}, {})

@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import (
     Held,
     JoinKind,
@@ -18,7 +17,7 @@ from everflow.operators.joins.joined_table import (
     joined,
     task_codes,
 )
-from everflow.records import EdgeBatch, Int64, TasksResult
+from everflow.records import EdgeBatch, Int64, TasksResult, valid
 from everflow.topology.batches import concat
 from everflow.topology.graph import Inputs, Operator
 
@@ -78,8 +77,7 @@ class TableTableJoin(Operator):
 
 @dataclass(frozen=True)
 class _Changes:
-    """Changes of one side, what the other held at each, and whether either is kept without a
-    match."""
+    """Changes of one side, what the other held at each, and if either is kept unmatched."""
 
     own: EdgeBatch
     other: Held
@@ -96,8 +94,7 @@ class _Changes:
 
 
 def _results(changes: _Changes) -> EdgeBatch:
-    """The results of one side's changes; with what each was before, where it is known what its own
-    table's entries were."""
+    """The results of one side's changes; with what each was before, where that is known."""
     old = changes.own.old
     own, other = valid(changes.own.value), valid(changes.other.values)
     given = other

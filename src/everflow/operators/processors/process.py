@@ -20,7 +20,6 @@ from everflow.clock import believed_ms, instant
 from everflow.operators.grouping import rows_by_task
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.processors.processor import (
-    NO_ROW,
     AskedTransformer,
     BatchProcessor,
     Forwarded,
@@ -45,7 +44,7 @@ from everflow.operators.processors.stores import (
     global_entries,
     index_of,
 )
-from everflow.operators.user_code import UserFunctionError, require_users
+from everflow.operators.user_code import NO_ROW, UserFunctionError, failure_at, require_users
 from everflow.records import (
     HEADERS,
     LAST_SEQ,
@@ -144,9 +143,6 @@ def results_of_batch(
     if "headers" in table.column_names:
         results.headers = column("headers", HEADERS)
     return results, at
-
-
-# --- the operator ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,27 +282,6 @@ class Results:
             raise failure_at(text, batch, one.row) from TypeError(text)
 
 
-def failure_at(
-    text: str,
-    batch: EdgeBatch,
-    row: int,
-    partition: int | None = None,
-    node: str | None = None,
-) -> UserFunctionError:
-    """The failure at a row, `NO_ROW` for a clock's call; ``partition``: of the task, None: the
-    record's."""
-    of_record = row != NO_ROW
-    if partition is None:
-        partition = int(batch.partition[row]) if of_record else 0
-    return UserFunctionError(
-        text,
-        source=int(batch.source[row]) if of_record else NO_ROW,
-        partition=partition,
-        offset=int(batch.offset[row]) if of_record else -1,
-        node=node,
-    )
-
-
 class Running:
     """One processor, made for one task and micro-batch."""
 
@@ -318,8 +293,7 @@ class Running:
         stores: tuple[Mapping[str, Entries | VersionEntries], Mapping[str, Shown]],
         onward: Onward | None,
     ) -> None:
-        """``stores``: their entries and what is shown of them. ``onward``: to those that it hands
-        records to."""
+        """``stores``: their entries and what is shown. ``onward``: to those that read it."""
         self.member = results.members[results.own]
         self.turn = turn
         self._results, self._place, self._spec = results, place, results.spec
@@ -603,8 +577,7 @@ _RECORDS = -1
 def run_processors(
     members: Sequence[SharingProcessor], surroundings: Surroundings
 ) -> list[TasksResult]:
-    """See `ProcessorOperator.run_together`. A failure of the user's code is the record's that was
-    being processed: UserFunctionError."""
+    """See `ProcessorOperator.run_together`. UserFunctionError of the record in hand."""
     results = [Results(_spec(one), members, number) for number, one in enumerate(members)]
     done = [
         TasksResult(one.batch, {}, dict(one.stream_times), {}, {}) for one in members
@@ -654,8 +627,7 @@ class _Task:
         self.is_due = any(self._idle) or any(any(due.values()) for due in self._due)
 
     def run(self, rows: Sequence[Int64], changed: Sequence[Sequence[Int64]]) -> None:
-        """``rows``: of each processor's records; ``changed``: of the updates of each of its
-        tables."""
+        """``rows``: of each processor's records; ``changed``: of the updates of its tables."""
         running, tables = [], []
         for number, member in enumerate(self._members):
             entries, read = self._stores(number, changed[number])
@@ -711,8 +683,7 @@ class _Task:
             ]
 
     def _last_of(self, member: SharingProcessor, ahead: dict[str, int]) -> dict[str, int]:
-        """When each method was last due: now where it never was, and where a clock that was wrong
-        has said so."""
+        """When each method was last due: now if never, or if a wrong clock has said so."""
         last = {}
         for name, kept in member.clocks.get(self._partition, {}).items():
             every_ms = member.operator.wall_clocks[name]
@@ -795,8 +766,7 @@ class _Task:
 def _in_turns(
     members: Sequence[SharingProcessor], rows: Sequence[Int64], changed: Sequence[Sequence[Int64]]
 ) -> list[tuple[int, int, int, int]]:
-    """What comes one after the other: of which processor, records or updates of which table, from
-    which to which."""
+    """What comes one after the other: processor, table or `_RECORDS`, from and to."""
     streams: list[tuple[int, int]] = []
     seqs: list[Int64] = []
     for number, member in enumerate(members):

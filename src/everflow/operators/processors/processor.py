@@ -23,6 +23,7 @@ from everflow.operators.processors.stores import (
     VersionEntries,
     WindowStore,
 )
+from everflow.operators.user_code import NO_ROW
 from everflow.records import TaskId
 from everflow.topology.graph import Surroundings
 from everflow.user_program import user_line
@@ -33,8 +34,7 @@ _Method = TypeVar("_Method", bound=Callable[..., None])
 
 
 class Record(NamedTuple):
-    """A record as a processor gets and forwards it: Python values, the time in ms, and headers in
-    their order."""
+    """A record as a processor gets and forwards it: Python values, time in ms, headers in order."""
 
     key: Any
     value: Any
@@ -64,10 +64,6 @@ class RecordMetadata(NamedTuple):
     topic: str
     partition: int
     offset: int
-
-
-NO_ROW = -1
-"""In place of a row of the batch: a method that a clock has called, without a record."""
 
 
 class Forwarded(NamedTuple):
@@ -325,8 +321,7 @@ class FunctionTransformer(ValueTransformer):
 
 
 class AskedTransformer(ValueTransformer):
-    """Is called for those who ask what a table's entries are. A record without a key asks
-    nothing."""
+    """Is called for those who ask for a table's entries. A record without a key asks nothing."""
 
     def __init__(self, supplier: Callable[[], Processor]) -> None:
         self.made = supplier()

@@ -120,8 +120,7 @@ class Entries:
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Stored]]:
-        """Entries ``start <= key < end`` in key order, as they are now, read as they are taken: as
-        long as the batch runs."""
+        """Entries ``start <= key < end`` in key order, as they are now, read as they are taken."""
         return self._top.range(start, end, reverse=reverse)
 
     def entries(self) -> int:
@@ -187,8 +186,7 @@ class _Store(_Named):
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """About how many entries there are, without a look at them: those whose time is over may
-        be counted for a while."""
+        """About how many entries there are; expired ones may be counted for a while."""
         return self._entries.entries()
 
     def _bound(self, key: Any) -> bytes | None:
@@ -326,8 +324,7 @@ class WindowStore(_Store):
     def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]: ...
 
     def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time. With one time it is `fetch_window`, as in Kafka
-        Streams."""
+        """The windows of one key, in order of time; with one time `fetch_window`."""
         if time_to is None:
             return self.fetch_window(key, time_from)
         return self._scan(*windows_of(self._key(key), time_from, time_to))
@@ -346,8 +343,7 @@ class WindowStore(_Store):
         return self.backward_fetch_range(None, None, time_from, time_to)
 
     def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Found]:
-        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
+        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
         bounds = self._bound(first), self._bound(last)
         return self._scan(*windows_between(*bounds, time_from, time_to))
 
@@ -396,8 +392,7 @@ class SessionStore(_Store):
         return self.backward_find_sessions(key, 0, TIME_MAX)
 
     def fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
-        """All sessions of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
+        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
         return self.find_sessions_range(first, last, 0, TIME_MAX)
 
     def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
@@ -417,8 +412,7 @@ class SessionStore(_Store):
     def find_sessions_range(
         self, first: Any, last: Any, earliest_end: int, latest_start: int
     ) -> Iterator[Found]:
-        """`find_sessions` of the keys ``first <= key <= last`` by key bytes; None leaves a side
-        open."""
+        """`find_sessions` of the keys ``first <= key <= last`` by bytes."""
         bounds = self._bound(first), self._bound(last)
         return self._scan(*sessions_between(*bounds, earliest_end, latest_start))
 
@@ -505,8 +499,7 @@ class VersionEntries:
         )
 
     def latest(self) -> Iterator[tuple[bytes, bytes]]:
-        """The latest version of each key that has a value, in the order of the keys' bytes, as they
-        are now."""
+        """The latest version of each key that has a value, by the keys' bytes, as they are now."""
         return self._latest.range(None, None)
 
     def changes(self, deleted_at: int) -> StoreChanges:
