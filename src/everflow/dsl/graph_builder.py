@@ -13,17 +13,16 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import re
 import threading
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar, cast
 
-from everflow.dsl.materialized import Materialized, kept_for, kept_globally, materialized
+from everflow.dsl.expressions import check_name
+from everflow.dsl.stores import Materialized, kept_for, kept_globally, materialized
 from everflow.errors import TopologyError, naming_the_line
 from everflow.foreign_names import entry_of
-from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first, require_direct
@@ -49,7 +48,6 @@ from everflow.user_program import place, user_line
 from everflow.windows import Duration
 
 _AnyNode = TypeVar("_AnyNode", bound=Node)
-_PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 
 
 class GraphBuilder:
@@ -381,17 +379,6 @@ def _travelling(node: Node) -> dict[str, object]:
     if isinstance(node, SourceNode):
         taken["timestamp"] = taken.pop("reading").timestamp
     return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
-
-
-def check_name(what: str, name: object) -> None:
-    """TopologyError unless ``name`` is text that Kafka allows in topic names."""
-    if not names_a_topic(name):
-        pattern = what == "topic" and isinstance(name, str) and _PATTERN.search(name)
-        cure = f"; a pattern is given as stream(re.compile({name!r}))" if pattern else ""
-        raise TopologyError(
-            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed"
-            f"{cure}"
-        )
 
 
 OTHER_KEYWORDS = {

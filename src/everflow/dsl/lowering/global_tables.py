@@ -23,7 +23,7 @@ from everflow.dsl.expressions import (
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.join_call import JoinCall, with_foreign_key
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.materialized import Materialized
+from everflow.dsl.stores import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.joined_table import joined_type
