@@ -94,18 +94,13 @@ class GraphBuilder:
         node = _with_line(node)
         taken = self._nodes.get(node.name)
         if taken is not None:
-            raise TopologyError(
-                f"the node name {node.name!r} is used twice (first at {_first(taken.where)}); give "
-                f"one of them another name=...{_or_anew(taken.where)}",
-                where=node.where,
-            )
+            raise _twice("node name", node.name, taken.where)
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
         if isinstance(node, StatefulNode):
             node = materialized(node, self._options)
         elif isinstance(node, GlobalTableNode):
-            node = replace(
-                node, store=kept_globally(node.store, self._options.get(node.store.name))
-            )
+            given = self._options.get(node.store.name)
+            node = replace(node, store=kept_globally(node.store, given))
         self._nodes[node.name] = node
         return node.name
 
@@ -196,10 +191,7 @@ class GraphBuilder:
         check_name("store", name)
         assert isinstance(name, str)
         if name in self._stores:
-            raise TopologyError(
-                f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); "
-                f"give one of them another name{_or_anew(self._stores[name])}"
-            )
+            raise _twice("store name", name, self._stores[name])
         self._stores[name] = where or user_line()
         if given is not None:
             self._options[name] = given
@@ -266,10 +258,7 @@ class GraphBuilder:
         check_name("repartition topic", name)
         if f"{name}-repartition" in self._repartitions:
             first = self._repartitions[f"{name}-repartition"][1]
-            raise TopologyError(
-                f"the repartition name {name!r} is used twice (first at {_first(first)}); give one "
-                f"of them another name{_or_anew(first)}"
-            )
+            raise _twice("repartition name", name, first)
         return name
 
     def repartition(
@@ -359,6 +348,13 @@ def _with_line(node: _AnyNode) -> _AnyNode:
 
 def _first(where: str | None) -> str:
     return "a line that is not known" if where is None else place(where)
+
+
+def _twice(what: str, name: str, first: str | None) -> TopologyError:
+    return TopologyError(
+        f"the {what} {name!r} is used twice (first at {_first(first)}); give one of them another "
+        f"name{_or_anew(first)}"
+    )
 
 
 def _or_anew(where: str | None) -> str:
