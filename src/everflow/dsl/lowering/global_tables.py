@@ -164,9 +164,10 @@ def _given(frame: object) -> tuple[Frame, DataFrame]:
     found = frame() if callable(frame) else frame
     if isinstance(found, DataFrame):
         return found if found is frame else cast(Frame, frame), found
+    verb = "which returned" if callable(frame) else "found"
     raise TopologyError(
         "global_table_from takes a DataFrame, or a function without arguments that returns one, "
-        f"found {found!r}"
+        f"{verb} {found!r}"
     )
 
 
