@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from everflow.assignment.api import TaskAssignment as TaskAssignment
     from everflow.assignment.api import TaskAssignor as TaskAssignor
     from everflow.config import StreamsConfig as StreamsConfig
-    from everflow.dsl.materialized import Materialized as Materialized
+    from everflow.dsl.stores import Materialized as Materialized
     from everflow.dsl.stores import Stores as Stores
     from everflow.dsl.streams import BranchedKStream as BranchedKStream
     from everflow.dsl.streams import CogroupedKStream as CogroupedKStream
@@ -120,8 +120,7 @@ _NAMES = {
         "TaskAssignment TaskAssignor"
     ),
     "config": "StreamsConfig",
-    "dsl.materialized": "Materialized",
-    "dsl.stores": "Stores",
+    "dsl.stores": "Materialized Stores",
     "dsl.streams": (
         "BranchedKStream CogroupedKStream GlobalKTable KGroupedStream KGroupedTable KStream KTable "
         "SessionWindowedCogroupedKStream SessionWindowedKStream TimeWindowedCogroupedKStream "

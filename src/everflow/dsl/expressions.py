@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from everflow import serdes
 from everflow.errors import EverflowError, TopologyError
+from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import normal_type, type_text
 from everflow.serdes.by_record import adopted, is_serde, no_serde
@@ -35,6 +36,7 @@ _PYTHON_TYPES: dict[object, str] = {
 }
 _PYTHON_TYPES |= {dict: "name string, amount double", list: "array<string>"}
 
+_PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 _A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
 
 Expression = Column | Callable[..., Any]
@@ -92,6 +94,17 @@ class Edge:
     def written_key(self, operator: str) -> Serde:
         """The key's serde, for a place that writes keys."""
         return _required(self.key_serde, "key", self.type.key, operator)
+
+
+def check_name(what: str, name: object) -> None:
+    """TopologyError unless ``name`` is text that Kafka allows in topic names."""
+    if not names_a_topic(name):
+        pattern = what == "topic" and isinstance(name, str) and _PATTERN.search(name)
+        cure = f"; a pattern is given as stream(re.compile({name!r}))" if pattern else ""
+        raise TopologyError(
+            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed"
+            f"{cure}"
+        )
 
 
 def column_named(name: str, type_: EdgeType) -> str | None:

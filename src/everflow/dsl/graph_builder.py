@@ -13,17 +13,16 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import re
 import threading
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar, cast
 
-from everflow.dsl.materialized import Materialized, kept_for, kept_globally, materialized
+from everflow.dsl.expressions import check_name
+from everflow.dsl.stores import Materialized, kept_for, kept_globally, materialized
 from everflow.errors import TopologyError, naming_the_line
 from everflow.foreign_names import entry_of
-from everflow.records import names_a_topic
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first, require_direct
@@ -49,7 +48,6 @@ from everflow.user_program import place, user_line
 from everflow.windows import Duration
 
 _AnyNode = TypeVar("_AnyNode", bound=Node)
-_PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 
 
 class GraphBuilder:
@@ -96,18 +94,13 @@ class GraphBuilder:
         node = _with_line(node)
         taken = self._nodes.get(node.name)
         if taken is not None:
-            raise TopologyError(
-                f"the node name {node.name!r} is used twice (first at {_first(taken.where)}); give "
-                f"one of them another name=...{_or_anew(taken.where)}",
-                where=node.where,
-            )
+            raise _twice("node name", node.name, taken.where)
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
         if isinstance(node, StatefulNode):
             node = materialized(node, self._options)
         elif isinstance(node, GlobalTableNode):
-            node = replace(
-                node, store=kept_globally(node.store, self._options.get(node.store.name))
-            )
+            given = self._options.get(node.store.name)
+            node = replace(node, store=kept_globally(node.store, given))
         self._nodes[node.name] = node
         return node.name
 
@@ -198,10 +191,7 @@ class GraphBuilder:
         check_name("store", name)
         assert isinstance(name, str)
         if name in self._stores:
-            raise TopologyError(
-                f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); "
-                f"give one of them another name{_or_anew(self._stores[name])}"
-            )
+            raise _twice("store name", name, self._stores[name])
         self._stores[name] = where or user_line()
         if given is not None:
             self._options[name] = given
@@ -268,10 +258,7 @@ class GraphBuilder:
         check_name("repartition topic", name)
         if f"{name}-repartition" in self._repartitions:
             first = self._repartitions[f"{name}-repartition"][1]
-            raise TopologyError(
-                f"the repartition name {name!r} is used twice (first at {_first(first)}); give one "
-                f"of them another name{_or_anew(first)}"
-            )
+            raise _twice("repartition name", name, first)
         return name
 
     def repartition(
@@ -363,6 +350,13 @@ def _first(where: str | None) -> str:
     return "a line that is not known" if where is None else place(where)
 
 
+def _twice(what: str, name: str, first: str | None) -> TopologyError:
+    return TopologyError(
+        f"the {what} {name!r} is used twice (first at {_first(first)}); give one of them another "
+        f"name{_or_anew(first)}"
+    )
+
+
 def _or_anew(where: str | None) -> str:
     """For a cell, which is run again when it has failed: the calls of its chain before the one that
     failed are still here."""
@@ -381,17 +375,6 @@ def _travelling(node: Node) -> dict[str, object]:
     if isinstance(node, SourceNode):
         taken["timestamp"] = taken.pop("reading").timestamp
     return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
-
-
-def check_name(what: str, name: object) -> None:
-    """TopologyError unless ``name`` is text that Kafka allows in topic names."""
-    if not names_a_topic(name):
-        pattern = what == "topic" and isinstance(name, str) and _PATTERN.search(name)
-        cure = f"; a pattern is given as stream(re.compile({name!r}))" if pattern else ""
-        raise TopologyError(
-            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed"
-            f"{cure}"
-        )
 
 
 OTHER_KEYWORDS = {

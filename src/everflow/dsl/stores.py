@@ -1,18 +1,147 @@
-"""`Stores`: declares the stores of processors."""
+"""Stores: `Materialized` wherever ``store=`` is taken, and `Stores` for processors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from everflow.dsl.expressions import checked_serde
-from everflow.dsl.graph_builder import check_name
+from everflow.dsl.expressions import check_name, checked_serde
+from everflow.errors import TopologyError
 from everflow.foreign_names import FittingClass, Telling
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
+from everflow.topology.graph import StatefulNode
 from everflow.user_program import user_line
-from everflow.windows import Duration, checked_ms
+from everflow.windows import Duration, checked_ms, duration_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Materialized(Telling, metaclass=FittingClass):
+    """A store's name and what is special about it: ``grouped.count(store=Materialized("counts",
+    retention="1 day"))``.
+
+    ``retention``: of windows and sessions, how long one is kept and can be queried behind the
+    latest one; at least as long as it takes records, which is the default (size + grace; of sliding
+    windows twice the difference + grace; of sessions gap + grace). ``caching`` False: every update
+    of the store is a result, not the last one of a micro-batch. ``logging`` False: no changelog;
+    the store is lost with its disk, and empty on an instance that takes the task over.
+    ``topic_config``: settings of its changelog topic, which win over those of ``topic.`` in the
+    configuration. ``history``: of ``table`` and ``to_table``: a versioned table (KIP-889), which
+    also keeps what its values were, for so long behind stream time. ``in_memory`` True: the store
+    lies in memory (``state.memory.dir``), not on disk; it is gone when the instance ends, and read
+    anew from its changelog at the next start. A join of streams has several stores, called after
+    ``name``, and all have the options.
+
+    TopologyError for what cannot be, with the cure.
+    """
+
+    name: str = field(kw_only=False)
+    retention: Duration | None = None
+    caching: bool = True
+    logging: bool = True
+    topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    history: Duration | None = None
+    in_memory: bool = False
+
+    _WRITTEN: ClassVar[str] = "Materialized('counts', retention='1 day')"
+
+    def __post_init__(self) -> None:
+        for option in ("retention", "history"):
+            given = getattr(self, option)
+            if given is not None:
+                checked_ms(given, f"Materialized({self.name!r}): {option}", 1)
+        for option in ("caching", "logging", "in_memory"):
+            if not isinstance(getattr(self, option), bool):
+                raise self._refused(f"{option} is True or False, found {getattr(self, option)!r}")
+        settings: object = self.topic_config
+        if not isinstance(settings, Mapping) or not all(
+            isinstance(text, str) for pair in settings.items() for text in pair
+        ):
+            raise self._refused(
+                "topic_config is a dict of texts, {'segment.bytes': '1000000'}, found "
+                f"{settings!r}"
+            )
+        if settings and not self.logging:
+            raise self._refused(
+                "topic_config= is for the changelog topic, and logging=False leaves that out"
+            )
+
+    def _refused(self, text: str) -> TopologyError:
+        return TopologyError(f"Materialized({self.name!r}): {text}")
+
+    @property
+    def retention_ms(self) -> int:
+        """`retention` as a number of ms; -1: as long as the windows take records."""
+        return -1 if self.retention is None else duration_ms(self.retention)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def kept_for(given: Materialized | None, least_ms: int) -> int:
+    """The retention of windows or sessions that need ``least_ms``; TopologyError for less."""
+    if given is None or given.retention is None:
+        return least_ms
+    if given.retention_ms < least_ms:
+        raise TopologyError(
+            f"store {given.name!r} keeps its windows for {given.retention_ms} ms, and they take "
+            f"records for {least_ms} ms; write Materialized({given.name!r}, "
+            f"retention='{least_ms} ms') or more, or a shorter grace"
+        )
+    return given.retention_ms
+
+
+def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> StatefulNode:
+    """The node with its stores as ``options``, by their names, have them."""
+    found = [options.get(spec.name) for spec in node.stores]
+    if not any(found):
+        return node
+    stores = tuple(
+        spec if given is None else _stored(spec, given)
+        for spec, given in zip(node.stores, found, strict=True)
+    )
+    operator: Any = node.operator
+    if not all(given is None or given.caching for given in found):
+        if "emit_every_update" not in {one.name for one in fields(operator)}:
+            raise TopologyError(
+                f"caching=False is for operators that give results by key, and {node.label} gives "
+                f"every one; leave it out",
+            )
+        operator = replace(operator, emit_every_update=True)
+    return replace(node, stores=stores, operator=operator)
+
+
+def kept_globally(spec: StoreSpec, given: Materialized | None) -> StoreSpec:
+    """The store of a global table with its options. TopologyError for those it has not."""
+    if given is None:
+        return spec
+    if given != Materialized(given.name, in_memory=given.in_memory):
+        raise TopologyError(
+            f"a global table has its topic for a changelog, and gives no results: of Materialized "
+            f"it takes in_memory= only, Materialized({given.name!r}, in_memory=True)",
+        )
+    return replace(spec, in_memory=given.in_memory)
+
+
+def _stored(spec: StoreSpec, given: Materialized) -> StoreSpec:
+    if given.retention is not None and spec.retention_ms != given.retention_ms:
+        raise TopologyError(
+            f"retention= is how long windows and sessions are kept, and store {spec.name!r} has "
+            "none of its own to choose; leave it out"
+        )
+    if given.history is not None and not spec.versioned:
+        raise TopologyError(
+            f"history= is of tables, in the call that makes one: table(..., "
+            f"store=Materialized({spec.name!r}, history='1 hour')), or to_table; leave it out"
+        )
+    return replace(
+        spec,
+        logging=given.logging,
+        topic_config=MappingProxyType(dict(given.topic_config)),
+        in_memory=given.in_memory,
+    )
 
 
 def _written(call: str, more: str = "") -> str:

@@ -24,12 +24,13 @@ from pyspark.sql import Column, DataFrame
 
 from everflow.dsl.expressions import (
     Expression,
+    check_name,
     checked_column,
     column_named,
     fields_from_options,
     in_expressions,
 )
-from everflow.dsl.graph_builder import builder_call, check_name
+from everflow.dsl.graph_builder import builder_call
 from everflow.dsl.lowering import stateless
 from everflow.dsl.lowering.aggregation import (
     Aggregation,
@@ -57,7 +58,7 @@ from everflow.dsl.lowering.table_joins import joined_by_foreign_key, joined_by_k
 from everflow.dsl.lowering.table_reads import checked_ttl, store_of
 from everflow.dsl.lowering.tables import TableCall, table_of
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
-from everflow.dsl.materialized import Materialized
+from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import EmitStrategy, Suppressed
 from everflow.dsl.topics import partitioner_of
 from everflow.errors import (

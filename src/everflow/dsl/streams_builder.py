@@ -16,7 +16,7 @@ from everflow.dsl.graph_builder import GraphBuilder, builder_call
 from everflow.dsl.lowering.global_tables import Frame, Key, loaded_table
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.lowering.table_reads import table_stores
-from everflow.dsl.materialized import Materialized
+from everflow.dsl.stores import Materialized
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
 from everflow.dsl.topics import idle_ms_of, key_partitioner_of, reset_of, time_of
 from everflow.errors import TopologyError

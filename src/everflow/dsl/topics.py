@@ -16,6 +16,7 @@ from everflow.columns.key_partitions import BY_HASH
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    check_name,
     check_parameters,
     function_name,
     is_column,
@@ -23,7 +24,6 @@ from everflow.dsl.expressions import (
     refuse_calls,
     required_parameters,
 )
-from everflow.dsl.graph_builder import check_name
 from everflow.errors import TopologyError
 from everflow.serdes.arrow_types import type_text
 from everflow.setting_checks import BY_DURATION, offset_reset

@@ -412,6 +412,7 @@ def _function_text(fn: Callable[..., Any]) -> str:
 
 _CHAR, _LINE, _PAD, _GAP, _ROW_GAP, _MARGIN = 6.7, 15, 10, 18, 26, 12
 _MOST_CHARS = 44
+_FILLS = {"topic": "rgba(120,120,120,.16)", "processor": "none", "store": "rgba(60,130,220,.18)"}
 _STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; height: auto"
 
 
@@ -482,10 +483,12 @@ def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[
                 edges.append((f"in {topic}", name))
     for name, entry in shown.items():
         before = [boxes[start].rank for start, end in edges if end == name]
+        node = entry.node
+        tip = f"{name}\n{type_text(node.out.key)} -> {type_text(node.out.value)}"
         boxes[name] = _Box(
             lines=(_short(name), *(_short(f"store {store}") for store in entry.stores)),
             kind="store" if entry.stores else "processor",
-            tip=_tip(entry),
+            tip=tip + (f"\nat {place(node.where)}" if node.where else ""),
             name=name,
             rank=max(before, default=-1) + 1,
         )
@@ -503,22 +506,16 @@ def _place(boxes: dict[str, _Box], edges: list[tuple[str, str]], top: float) -> 
     """Sets ``x`` and ``y``; returns the right and the lower end."""
     right, y = 0.0, top
     for rank in range(max(box.rank for box in boxes.values()) + 1):
-        row = [(name, box) for name, box in boxes.items() if box.rank == rank]
-        wanted = {
-            name: [
-                boxes[start].middle
-                for start, end in edges
-                if end == name and boxes[start].rank < rank
-            ]
-            for name, _ in row
-        }
-        row.sort(
-            key=lambda item: sum(wanted[item[0]]) / len(wanted[item[0]]) if wanted[item[0]] else 0.0
-        )
+        row = []
+        for name, box in boxes.items():
+            if box.rank == rank:
+                above = [boxes[start] for start, end in edges if end == name]
+                middles = [one.middle for one in above if one.rank < rank]
+                row.append((sum(middles) / len(middles) if middles else 0.0, box))
+        row.sort(key=lambda item: item[0])
         x = float(_MARGIN)
-        for name, box in row:
-            above = wanted[name]
-            box.x = max(x, sum(above) / len(above) - box.width / 2) if above else x
+        for middle, box in row:
+            box.x = max(x, middle - box.width / 2)
             box.y = y
             x = box.x + box.width + _GAP
             right = max(right, box.x + box.width)
@@ -526,20 +523,12 @@ def _place(boxes: dict[str, _Box], edges: list[tuple[str, str]], top: float) -> 
     return right, y - _ROW_GAP
 
 
-def _tip(entry: Shown) -> str:
-    node = entry.node
-    types = f"{type_text(node.out.key)} -> {type_text(node.out.value)}"
-    return f"{entry.name}\n{types}" + (f"\nat {place(node.where)}" if node.where else "")
-
-
 def _short(text: str) -> str:
     return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"
 
 
 def _drawn(box: _Box) -> str:
-    fill = {"topic": "rgba(120,120,120,.16)", "processor": "none", "store": "rgba(60,130,220,.18)"}[
-        box.kind
-    ]
+    fill = _FILLS[box.kind]
     shape = (
         f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" '
         f'rx="{10 if box.kind == "topic" else 3}" fill="{fill}" stroke="currentColor" '

@@ -647,19 +647,13 @@ def write_alike(one: Serde | None, other: Serde | None) -> bool:
         return True
     if one.kind != other.kind:
         return False
-    mine, its = _inner(one), _inner(other)
-    if mine is not None and its is not None:
-        return write_alike(mine, its)
+    if one.kind in ("time_windowed", "session_windowed", "list"):  # the inner ones tell all
+        mine, its = (getattr(serde, "inner", None) for serde in (one, other))
+        if mine is not None:
+            return write_alike(mine, its)
     if one.kind in ("json", "packed"):
         return same_type(one.type, other.type)
     return _same_of_users(one, other)
-
-
-def _inner(serde: Any) -> Serde | None:
-    """The serde of a window's key or of a list's entries, which writes all that tells apart."""
-    inner = ("time_windowed", "session_windowed", "list")
-    found: Serde | None = getattr(serde, "inner", None) if serde.kind in inner else None
-    return found
 
 
 def _same_of_users(one: Any, other: Any) -> bool:
@@ -677,11 +671,11 @@ def column_names(key: pa.DataType, value: pa.DataType) -> list[str]:
     """The names that a Column on an edge may use, with types; of structs one level deep."""
     names: list[str] = []
     for root, type_ in (("key", key), ("value", value)):
-        names.append(
-            f"{root} {type_text(type_)}" if not pa.types.is_struct(type_) else f"{root} struct"
-        )
         if pa.types.is_struct(type_):
+            names.append(f"{root} struct")
             names += [f"{root}.{field.name} {type_text(field.type)}" for field in type_]
+        else:
+            names.append(f"{root} {type_text(type_)}")
     return [
         *names,
         "timestamp bigint (ms)",

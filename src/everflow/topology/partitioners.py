@@ -111,11 +111,8 @@ def spread_otherwise(graph: Graph) -> dict[str, str]:
     for node, topics in _meetings(graph):
         for topic in sorted(topics & {one.name for one in graph.repartition_topics} & by.keys()):
             if by[topic] != MURMUR2:
-                found.update(
-                    dict.fromkeys(
-                        (store.name for store in node.stores), partitioner_name(by[topic])
-                    )
-                )
+                stores = (store.name for store in node.stores)
+                found.update(dict.fromkeys(stores, partitioner_name(by[topic])))
     return found
 
 

@@ -569,24 +569,22 @@ def emitting_every_update(topology: Graph) -> Graph:
     as Kafka Streams does without its record cache, instead of the last one per key (and window) of
     a micro-batch."""
 
-    def changed(node: Node) -> Node:
+    nodes = list(topology.nodes)
+    for at, node in enumerate(nodes):
         if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
-            return replace(node, operator=replace(node.operator, emit_every_update=True))
-        return node
-
-    return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
+            nodes[at] = replace(node, operator=replace(node.operator, emit_every_update=True))
+    return replace(topology, nodes=tuple(nodes))
 
 
 def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | None) -> _Graph:
     """The topology with ``default.timestamp.extractor`` for the user's topics that have none."""
 
-    def changed(node: Node) -> Node:
-        if not isinstance(node, SourceNode) or node.kind == "repartition":
-            return node
-        own = node.reading.timestamp
-        return replace(node, reading=replace(node.reading, timestamp=own or extractor))
-
-    return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
+    nodes = list(topology.nodes)
+    for at, node in enumerate(nodes):
+        if isinstance(node, SourceNode) and node.kind != "repartition":
+            time = node.reading.timestamp or extractor
+            nodes[at] = replace(node, reading=replace(node.reading, timestamp=time))
+    return replace(topology, nodes=tuple(nodes))
 
 
 def _step_op(

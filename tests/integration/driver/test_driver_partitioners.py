@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda s: s.to("out", partitioner=3),
         "to: partitioner takes a Column or a Python",
     ),
-    "a name": (lambda s: s.to("out", partitioner="value"), r"write F\.col\('value'\)"),
+    "a name": (lambda s: s.to("out", partitioner="value"), r"F\.col\('value'\)"),
     "a text": (lambda s: s.to("out", partitioner=F.col("key")), "is string; it is the number of"),
     "too few": (
         lambda s: s.to("out", partitioner=lambda value: 1),

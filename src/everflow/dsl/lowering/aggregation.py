@@ -40,7 +40,7 @@ from everflow.dsl.lowering.join_call import in_windows_of
 from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.lowering.table_reads import latest_updates, stored_table, tells_old, with_ttl
 from everflow.dsl.lowering.tables import closes_after_ms, emit_each_update, held_back
-from everflow.dsl.materialized import Materialized
+from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable

@@ -23,7 +23,7 @@ from everflow.dsl.expressions import (
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.join_call import JoinCall, with_foreign_key
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.materialized import Materialized
+from everflow.dsl.stores import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind
 from everflow.operators.joins.joined_table import joined_type
@@ -164,9 +164,10 @@ def _given(frame: object) -> tuple[Frame, DataFrame]:
     found = frame() if callable(frame) else frame
     if isinstance(found, DataFrame):
         return found if found is frame else cast(Frame, frame), found
+    verb = "which returned" if callable(frame) else "found"
     raise TopologyError(
         "global_table_from takes a DataFrame, or a function without arguments that returns one, "
-        f"found {found!r}"
+        f"{verb} {found!r}"
     )
 
 

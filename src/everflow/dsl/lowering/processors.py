@@ -17,6 +17,7 @@ from everflow.dsl.expressions import (
     Edge,
     Expression,
     FunctionSupplier,
+    check_name,
     check_parameters,
     default_serde,
     function_name,
@@ -28,10 +29,9 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
 )
-from everflow.dsl.graph_builder import check_name
 from everflow.dsl.lowering.stateless import with_answer
 from everflow.dsl.lowering.stream import Stream, window_store
-from everflow.dsl.materialized import Materialized
+from everflow.dsl.stores import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.joins import JoinedTable

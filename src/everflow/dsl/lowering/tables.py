@@ -25,7 +25,7 @@ from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
 from everflow.dsl.lowering.stream import Stream, bytes_store
 from everflow.dsl.lowering.table_reads import is_versioned, table_stores, tells_old
-from everflow.dsl.materialized import Materialized
+from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
