@@ -19,6 +19,7 @@ from everflow.kafka.errors import LinkLostError
 from everflow.kafka.reading.record_batches import batches, columns
 from everflow.kafka.writing import record_encoding
 from everflow.kafka.writing.record_encoding import (
+    CODECS,
     Producer,
     RecordColumns,
     batch_ends,
@@ -26,7 +27,6 @@ from everflow.kafka.writing.record_encoding import (
     encoded_headers,
     framed,
 )
-from everflow.kafka.writing.writer_settings import CODECS
 
 NOT_COORDINATOR = 16
 
