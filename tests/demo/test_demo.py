@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,58 @@ def temp_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+class Demo:
+    """The command, under way; its temporary files lie in ``temp_folder``."""
+
+    def __init__(self, folder: Path, temp_folder: Path, *arguments: str) -> None:
+        self._output = folder / "output"
+        with self._output.open("wb") as file:
+            self.process = subprocess.Popen(
+                command(*arguments),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(temp_folder)},
+            )
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def until(self, happened: Callable[[], bool], what: str) -> None:
+        wait_until(happened, 3 * TIMEOUT_S, what, lambda: [self.said])
+
+    def ended(self) -> str:
+        """What it said until its good end."""
+        self.until(lambda: self.process.poll() is not None, "the demo's end")
+        assert self.process.returncode == 0, self.said
+        return self.said
+
+    def interrupted(self, moment: str, number: int) -> int:
+        """Its exit code, of a signal when it has said that."""
+        self.until(lambda: moment in self.said, repr(moment))
+        self.process.send_signal(number)
+        return self.process.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def demo(tmp_path: Path, temp_folder: Path) -> Iterator[Callable[..., Demo]]:
+    with ExitStack() as stack:
+
+        def started(*arguments: str) -> Demo:
+            made = Demo(tmp_path, temp_folder, *arguments)
+            stack.callback(made.process.kill)
+            return made
+
+        yield started
+
+
 @pytest.mark.broker
 @pytest.mark.spark
-def test_every_result_of_a_slice_matches_the_batch(tmp_path: Path, temp_folder: Path) -> None:
+def test_every_result_of_a_slice_matches_the_batch(
+    demo: Callable[..., Demo], tmp_path: Path, temp_folder: Path
+) -> None:
     report = tmp_path / "demo.json"
-    done = subprocess.run(
-        command("--limit", str(FLIGHTS), "--json", str(report)),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "TMPDIR": str(temp_folder)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "matches batch: yes" in done.stdout
+    assert "matches batch: yes" in demo("--limit", str(FLIGHTS), "--json", str(report)).ended()
     expected = batch.figures(data.load_flights(FLIGHTS))
     written = json.loads(report.read_text())
     assert (written["records_in"], written["guarantee"], written["matches_batch"]) == (
@@ -82,17 +122,12 @@ def test_every_result_of_a_slice_matches_the_batch(tmp_path: Path, temp_folder: 
 @pytest.mark.broker
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_joined_flights_match_the_batch(limit: int, tmp_path: Path, temp_folder: Path) -> None:
+def test_flights_joined_with_airlines_weather_and_planes_match_the_batch(
+    demo: Callable[..., Demo], limit: int, tmp_path: Path, temp_folder: Path
+) -> None:
     report = tmp_path / "enrichment.json"
-    done = subprocess.run(
-        command("enrichment", "--limit", str(limit), "--json", str(report)),
-        capture_output=True,
-        text=True,
-        timeout=2 * TIMEOUT_S,
-        env={**os.environ, "TMPDIR": str(temp_folder)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "matches batch: yes" in done.stdout
+    ran = demo("enrichment", "--limit", str(limit), "--json", str(report))
+    assert "matches batch: yes" in ran.ended()
     written = json.loads(report.read_text())
     assert (written["records_in"]["departures"], written["matches_batch"]) == (limit, True)
     expected = enriched.figures(
@@ -133,30 +168,16 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
 
 
 @pytest.mark.parametrize("flights", [FLIGHTS, data.FLIGHTS_TOTAL])
-@pytest.mark.slow  # the default suite has instances that come and go in `test_elastic_slice`
+@pytest.mark.slow  # the default suite has instances that come and go in `test_elastic`
 @pytest.mark.broker
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_a_second_instance_comes_and_goes(flights: int, tmp_path: Path, temp_folder: Path) -> None:
-    report, output = tmp_path / "demo.json", tmp_path / "output"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command("--limit", str(flights), "--instances", "2", "--json", str(report)),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(temp_folder)},
-        )
-        try:
-            wait_until(
-                lambda: process.poll() is not None,
-                3 * TIMEOUT_S,
-                "the demo's end",
-                lambda: [output.read_text()],
-            )
-        finally:
-            process.kill()
-    assert process.returncode == 0, output.read_text()
-    check_two_instances(json.loads(report.read_text()), output.read_text(), flights)
+def test_a_second_instance_comes_and_goes_and_every_result_matches(
+    demo: Callable[..., Demo], flights: int, tmp_path: Path, temp_folder: Path
+) -> None:
+    report = tmp_path / "demo.json"
+    output = demo("--limit", str(flights), "--instances", "2", "--json", str(report)).ended()
+    check_two_instances(json.loads(report.read_text()), output, flights)
     assert list(temp_folder.iterdir()) == []
 
 
@@ -167,56 +188,21 @@ def test_a_second_instance_comes_and_goes(flights: int, tmp_path: Path, temp_fol
 @pytest.mark.parametrize(
     "moment", ["the second instance starts", "the second instance has its share"]
 )
-def test_an_interrupt_ends_the_second_too(moment: str, tmp_path: Path, temp_folder: Path) -> None:
-    output = tmp_path / "output"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command("--limit", str(FLIGHTS), "--instances", "2"),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(temp_folder)},
-        )
-        try:
-            wait_until(
-                lambda: moment in output.read_text(),
-                3 * TIMEOUT_S,
-                f"{moment!r}",
-                lambda: [output.read_text()],
-            )
-            process.send_signal(signal.SIGINT)
-            assert process.wait(TIMEOUT_S) == 130, output.read_text()
-        finally:
-            process.kill()
-    mine = [line for line in processes() if str(temp_folder) in line]
-    assert mine == []
-    assert list(temp_folder.iterdir()) == []
-
-
-def processes() -> list[str]:
-    """The command lines of everything that runs."""
+def test_an_interrupt_ends_the_second_instance_too(
+    demo: Callable[..., Demo], moment: str, temp_folder: Path
+) -> None:
+    ran = demo("--limit", str(FLIGHTS), "--instances", "2")
+    assert ran.interrupted(moment, signal.SIGINT) == 130, ran.said
     listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
-    return listed.stdout.splitlines()
+    assert [line for line in listed.stdout.splitlines() if str(temp_folder) in line] == []
+    assert list(temp_folder.iterdir()) == []
 
 
 @pytest.mark.broker
 @pytest.mark.spark
-def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, temp_folder: Path) -> None:
-    output = tmp_path / "output"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command("--limit", str(FLIGHTS)),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(temp_folder)},
-        )
-        try:
-            wait_until(
-                lambda: "are in topic flights" in output.read_text(),
-                TIMEOUT_S,
-                "the flights to be produced",
-            )
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(TIMEOUT_S) == 143, output.read_text()
-        finally:
-            process.kill()
+def test_an_interrupted_demo_leaves_nothing_behind(
+    demo: Callable[..., Demo], temp_folder: Path
+) -> None:
+    ran = demo("--limit", str(FLIGHTS))
+    assert ran.interrupted("are in topic flights", signal.SIGTERM) == 143, ran.said
     assert list(temp_folder.glob("everflow-*")) == []

@@ -18,8 +18,6 @@ from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
     Record,
-    last_by_key,
-    long,
     text,
     until_failed,
 )
@@ -58,7 +56,7 @@ def test_a_store_is_rebuilt_and_a_changelog_that_is_damaged_ends_the_instance(
         with caplog.at_level(logging.WARNING):
             cluster.write(source, records)
             app.until_processed(streams, source)
-        found = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
+        found = cluster.longs(output)
         assert found == {b"bad": 2, b"good": 2}
         assert "Rebuilding counts of task 0_0 from its changelog: Store counts" in caplog.text
 

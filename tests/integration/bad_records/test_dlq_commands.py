@@ -1,4 +1,5 @@
-"""`everflow dlq` on a real broker: looked at, grouped, and replayed once each."""
+"""Dead letters on a real broker, as the command and the page have them: listed, grouped, replayed
+once each."""
 
 from __future__ import annotations
 
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from everflow import StreamsConfig
 from everflow.cli.app import app as command
+from everflow.instance import observer
+from everflow.instance.observer import DeadLetterTopic, dead_letters_of
+from everflow.observe.page.letters import LetterCause
 from integration.lifecycle.lifecycle_cluster import Cluster, Record
 
 pytestmark = pytest.mark.broker
@@ -161,16 +166,6 @@ def test_records_without_the_headers_are_counted_and_not_listed(dlq: Dlq) -> Non
     assert f"`everflow dlq show {dlq.topic} 0@3`" in mixed.stderr
 
 
-def test_a_letter_that_was_replayed_is_told_to_be(dlq: Dlq) -> None:
-    assert "already" not in dlq("replay", dlq.topic, "--letter", "0@0").output
-    again = dlq("replay", dlq.topic, "--letter", "0@0")
-    assert again.exit_code == 0, again.output
-    assert f"1 dead letter was already replayed before: {dlq.topic}-0@0" in again.output
-    rest = dlq("replay", dlq.topic, "--dry-run")
-    assert "2 dead letters would be replayed" in rest.output
-    assert "1 dead letter was already replayed before" in rest.output
-
-
 def test_letters_without_a_source_are_left_out_unless_a_topic_is_named(dlq: Dlq) -> None:
     """Others may write into the topic, too: without the headers, or with some that say nothing."""
     odd = letter(dlq.source, 5, b"v5", "ValueError", "parse")
@@ -247,26 +242,69 @@ def test_letters_can_get_the_present_time(dlq: Dlq) -> None:
     assert dlq("replay", dlq.topic, "--timestamp", "tomorrow").exit_code == 2
 
 
-def test_headers_of_a_record_that_are_named_like_ours_do_no_harm(dlq: Dlq) -> None:
-    """Letters as everflow writes them, of records that read another dead letter topic."""
-    odd = letter(dlq.source, 11, b"odd", "ValueError", "parse")
-    own = (("__everflow.replayed", b"\xff"), ("__everflow.errors.left.out", b"x"))
-    renamed = tuple((f"__everflow.own.{name}", data) for name, data in own)
-    dlq.cluster.write(
-        dlq.topic,
-        [
-            odd._replace(headers=own + odd.headers[1:]),
-            odd._replace(value=b"new", headers=renamed + odd.headers[1:]),
-            Record(b"__everflow.replayed/0@0", b"", 5, 0, (("__everflow.replayed", b"0@1"),)),
-        ],
-    )
-    for name in ("list", "group"):
-        assert dlq(name, dlq.topic).exit_code == 0
-    assert "(replayed)" not in dlq("list", dlq.topic).stdout
-    for place in ("0@3", "0@4"):
-        assert "__everflow.replayed=b'\\xff'" in dlq("show", dlq.topic, place).stdout
-    done = dlq("replay", dlq.topic)
-    assert "5 dead letters replayed" in done.stderr
-    found = {record.value: record.headers for record in dlq.cluster.read(dlq.source)}
-    assert found[b"odd"][:2] == found[b"new"][:2] == own
-    assert "0 dead letters replayed" in dlq("replay", dlq.topic).stderr
+def desk_of(cluster: Cluster, topic: str) -> DeadLetterTopic:
+    keys = {"application.id": "a", "bootstrap.servers": cluster.bootstrap}
+    found = dead_letters_of(StreamsConfig({**keys, "errors.dead.letter.queue.topic.name": topic}))
+    assert found is not None
+    return found
+
+
+def test_they_are_replayed_once_and_the_command_knows(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dlq = Dlq(cluster)
+    desk = desk_of(cluster, dlq.topic)
+    values, lookup = desk.look().causes
+    assert values.cause == LetterCause("ValueError", "parse", dlq.source)
+    assert (values.letters, values.open, lookup.open) == (2, 2, 1)
+    assert "b'v4'" in values.sample
+    with monkeypatch.context() as patched:
+        patched.setattr(observer, "MOST_REPLAYED", 1)
+        first = desk.replay(values.cause, None)
+    assert (first.replayed, first.left, first.error) == (1, 1, "")
+    assert desk.replay(values.cause, None).replayed == 1
+    assert desk.replay(values.cause, None).replayed == 0
+    assert [record.value for record in dlq.cluster.read(dlq.source)] == [b"v3", b"v4"]
+    assert {one.cause.node: (one.letters, one.open) for one in desk.look().causes} == {
+        "parse": (2, 0),
+        "look-up": (1, 1),
+    }
+    assert "1 dead letter replayed" in dlq("replay", dlq.topic).output, "of the other cause"
+
+
+def test_letters_that_are_older_than_their_topic_are_counted_and_may_get_the_present_time(
+    cluster: Cluster,
+) -> None:
+    dlq = Dlq(cluster)
+    desk = desk_of(cluster, dlq.topic)
+    assert [one.late for one in desk.look().causes] == [0, 0]
+    cluster.write(dlq.source, [Record(b"k", b"v", 90_000, 0), Record(b"k", b"v", 7_004, 1)])
+    assert [one.late for one in desk.look().causes] == [1, 0], "one of the same time is not late"
+    assert desk.replay(desk.look().causes[0].cause, 95_000).replayed == 2
+    times = [one.timestamp for one in cluster.read(dlq.source)]
+    assert sorted(times)[-2:] == [95_000, 95_000]
+    assert {one.cause.node: one.late for one in desk.look().causes} == {"parse": 0, "look-up": 1}
+
+
+def test_a_topic_that_is_gone_is_said_and_holds_nobody_up(cluster: Cluster) -> None:
+    dead = cluster.topic("dead", 1)
+    cluster.write(dead, [letter(f"{cluster.prefix}-gone", 0, b"v", "ValueError", "parse")])
+    desk = desk_of(cluster, dead)
+    done = desk.replay(desk.look().causes[0].cause, None)
+    assert (done.replayed, done.left) == (0, 1)
+    assert "does not exist any more" in done.error
+    assert desk.look().causes[0].open == 1
+
+
+def test_only_the_end_of_a_large_topic_is_looked_at(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dlq = Dlq(cluster)
+    monkeypatch.setattr(observer, "MOST_LOOKED", 1)
+    found = desk_of(cluster, dlq.topic).look()
+    assert found.earlier > 0
+    assert sum(one.letters for one in found.causes) <= 1
+
+
+def test_a_topic_that_nobody_has_written_to_is_empty(cluster: Cluster) -> None:
+    assert desk_of(cluster, f"{cluster.prefix}-never").look().causes == []

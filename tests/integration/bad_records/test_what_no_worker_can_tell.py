@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import pytest
 from typer.testing import CliRunner
@@ -14,8 +13,6 @@ from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
     Record,
-    last_by_key,
-    long,
     text,
     until_failed,
 )
@@ -27,12 +24,6 @@ GOOD, BAD_AT = 60, 25
 def dies(value: str) -> str:
     if value == "die":
         os._exit(3)
-    return value
-
-
-def segfaults(value: str) -> str:
-    if value == "segfault":
-        os.kill(os.getpid(), signal.SIGSEGV)
     return value
 
 
@@ -49,11 +40,10 @@ def large(value: str) -> str:
     ("function", "bad", "stage"),
     [
         (dies, "die", "processing"),
-        (segfaults, "segfault", "processing"),
         (outgrows, "outgrow", "processing"),
         (large, "large", "production"),
     ],
-    ids=["worker-dies", "worker-segfaults", "out-of-memory", "too-large"],
+    ids=["worker-dies", "out-of-memory", "too-large"],
 )
 def test_the_record_is_a_dead_letter_and_the_others_come_out_in_order(
     app: Application, cluster: Cluster, function: object, bad: str, stage: str
@@ -101,7 +91,7 @@ def test_the_record_that_makes_an_aggregate_too_large_is_a_dead_letter(
         errors_dead_letter_queue_topic_name=dead,
         **{"producer.message.max.bytes": 20_000},
     )
-    found = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
+    found = cluster.longs(output)
     assert found == {b"k": 5, b"big": 18_000}
     (letter,) = cluster.read(dead)
     headers = dict(letter.headers)

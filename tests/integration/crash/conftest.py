@@ -4,9 +4,7 @@ tests."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,18 +21,3 @@ def standing(
     app = Application(name, broker, tmp_path_factory.mktemp("crash") / name)
     yield app
     app.close()
-
-
-@pytest.fixture
-def application(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Application]]:
-    """``application(program=..., settings=...)``: a new application, ended after the test."""
-    made: list[Application] = []
-
-    def create(**arguments: Any) -> Application:
-        name = f"app{uuid.uuid4().hex[:8]}"
-        made.append(Application(name, broker, tmp_path / name, **arguments))
-        return made[-1]
-
-    yield create
-    for each in made:
-        each.close()

@@ -240,19 +240,6 @@ class Application:
         assert producer.flush(30) == 0
         self.sent += records
 
-    def produce_at_once(self, records: Sequence[tuple[str, str]]) -> None:
-        """Append to the first input partition in one transaction: a committed reader sees all of
-        them or none."""
-        identity = {"transactional.id": f"{self.name}-input", "linger.ms": 5}
-        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers, **identity})
-        producer.init_transactions(30)
-        producer.begin_transaction()
-        for key, value in records:
-            producer.produce(input_topic(self.name), value, key, partition=0)
-            producer.poll(0)
-        producer.commit_transaction(30)
-        self.sent += records
-
     def ends(
         self, partitions: Iterable[TopicPartition], isolation: Any
     ) -> dict[TopicPartition, int]:
@@ -269,7 +256,15 @@ class Application:
 
     def drain(self) -> None:
         """Wait until all input is committed and the stores have followed."""
-        self.drain_committed()
+        ends = self.ends(self.inputs(), "read_uncommitted")
+
+        def drained() -> bool:
+            # Beyond these ends where the markers of a transaction of the input have landed since
+            # (KAFKA-10167).
+            committed = self.committed()
+            return all(committed.get(tp, -1) >= end for tp, end in ends.items())
+
+        wait_until(drained, DRAIN_S, "all input to be committed", self.history)
         # Nothing is committed any more: the stores are to have what the changelogs have now.
         last = {tp.partition: self.read(tp)[-1:] for tp in self.changelogs()}
 
@@ -281,18 +276,6 @@ class Application:
             )
 
         wait_until(followed, DRAIN_S, "the stores to hold all that is committed", self.history)
-
-    def drain_committed(self) -> None:
-        """Wait until all input is committed."""
-        ends = self.ends(self.inputs(), "read_uncommitted")
-
-        def drained() -> bool:
-            # Beyond these ends where the markers of a transaction of the input have landed since
-            # (KAFKA-10167).
-            committed = self.committed()
-            return all(committed.get(tp, -1) >= end for tp, end in ends.items())
-
-        wait_until(drained, DRAIN_S, "all input to be committed", self.history)
 
     def read(self, tp: TopicPartition, isolation: str = "read_committed") -> list[Record]:
         """All records of a partition up to its present end."""

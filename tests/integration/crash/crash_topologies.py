@@ -14,8 +14,6 @@ import sys
 import threading
 from typing import Any
 
-from pyspark.sql import functions as F
-
 from everflow import KafkaStreams, ProcessorContext, Record, Stores, StreamsBuilder, serdes
 from everflow.spark.session import get_context
 
@@ -66,35 +64,6 @@ def tell_count(record: Record, context: ProcessorContext) -> None:
     context.forward(record.with_value(context.store(COUNTS).get(record.key)))
 
 
-def column_that_fails_on_bad(application: str) -> StreamsBuilder:
-    """`counts_and_copies`, behind a Column that raises for the value ``bad`` only."""
-    builder = StreamsBuilder()
-    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
-    value = F.col("value")
-    checked = records.map_values(
-        F.when(value == "bad", value.cast("int").cast("string")).otherwise(value)
-    )
-    checked.to(copies_topic(application))
-    checked.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
-    return builder
-
-
-def step_that_fails_on_bad(application: str) -> StreamsBuilder:
-    """`counts_and_copies`, behind a Python function that raises for the value ``bad`` only."""
-    builder = StreamsBuilder()
-    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
-    checked = records.map_values(refuse_bad, returns="string")
-    checked.to(copies_topic(application))
-    checked.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
-    return builder
-
-
-def refuse_bad(value: str) -> str:
-    if value == "bad":
-        raise ValueError("a bad record")
-    return value
-
-
 def _cancel_jobs() -> None:
     """On SIGUSR2: fail the running Spark jobs without touching their Python workers (scenario
     34). A session would first start Spark SQL."""
@@ -104,8 +73,6 @@ def _cancel_jobs() -> None:
 PROGRAMS = {
     "counts-and-copies": counts_and_copies,
     "shared-store": shared_store,
-    "column-fails": column_that_fails_on_bad,
-    "step-fails": step_that_fails_on_bad,
 }
 
 

@@ -1,7 +1,5 @@
 """What happens around a micro-batch that fails while its instance lives: other readers, zombies,
-late failures, idleness.
-
-Real broker, real Spark. The cheap cases share one running application.
+orphans, idleness. The cases share one running application.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ import os
 import signal
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,68 +127,6 @@ def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Applicatio
     assert app.running
 
 
-def test_offsets_that_a_coordinator_has_forgotten_are_waited_for(app: Application) -> None:
-    """Note 064: after its load was cut off it tells offsets that are minutes old."""
-    said = len(app.said())
-    truth = _offsets(app)
-    app.arm(OFFSETS_SENT)
-    app.produce(records(KEYS, 20, "forgotten"))
-    worker = app.wait_reached(OFFSETS_SENT)
-    _set_offsets(app, [ClientPartition(tp.topic, tp.partition, 1, tp.metadata) for tp in truth])
-    kill(worker)
-    _wait_told(app, said, "this instance has seen that")
-    assert all(tp.offset == 1 for tp in _offsets(app)), "nothing went on from there"
-    _set_offsets(app, truth)
-    app.drain()
-    app.check()
-    assert app.running
-
-
-def test_a_store_knows_what_was_committed_in_an_earlier_life(app: Application) -> None:
-    """Note 064: whatever restarts the broker may have restarted the instance, too."""
-    truth = _offsets(app)
-    assert app.stop() == 0
-    _set_offsets(app, [ClientPartition(tp.topic, tp.partition, 1, tp.metadata) for tp in truth])
-    said = len(app.said())
-    app.launch()
-    _wait_told(app, said, "a store in the state folder has applied it")
-    app.produce(records(KEYS, 20, "after"))
-    assert all(tp.offset == 1 for tp in _offsets(app)), "nothing went on from there"
-    _set_offsets(app, truth)
-    app.drain()
-    app.check()
-
-
-def _offsets(app: Application) -> list[ClientPartition]:
-    """The group's committed offsets on the input, with what stands beside them."""
-    reader = Consumer({"bootstrap.servers": app.broker.bootstrap_servers, "group.id": app.name})
-    try:
-        asked = [ClientPartition(tp.topic, tp.partition) for tp in app.inputs()]
-        found: list[ClientPartition] = reader.committed(asked, timeout=20)
-        return found
-    finally:
-        reader.close()
-
-
-def _set_offsets(app: Application, offsets: list[ClientPartition]) -> None:
-    """As a producer may that names no member of the group: the broker refuses everybody else."""
-    bootstrap = {"bootstrap.servers": app.broker.bootstrap_servers}
-    producer = Producer({**bootstrap, "transactional.id": f"{app.name}-offsets"})
-    reader = Consumer({**bootstrap, "group.id": app.name})
-    try:
-        producer.init_transactions(30)
-        producer.begin_transaction()
-        producer.send_offsets_to_transaction(offsets, reader.consumer_group_metadata(), 30)
-        producer.commit_transaction(30)
-    finally:
-        reader.close()
-
-
-def _wait_told(app: Application, since: int, witness: str) -> None:
-    told = lambda: f"was committed before: {witness}" in app.said()[since:]  # noqa: E731
-    wait_until(told, 60, "the instance to say that offsets went back", app.history)
-
-
 def test_nothing_is_read_beyond_an_open_transaction_of_the_input(app: Application) -> None:
     """Scenario 5: ranges end at the last stable offset; what was open is read when its writer
     commits."""
@@ -257,7 +192,7 @@ def test_a_second_instance_on_the_same_state_folder_is_refused(app: Application)
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param(FIRST_RECORD, id="in-its-transaction"),
+        pytest.param(OFFSETS_SENT, id="in-its-transaction"),
         pytest.param(COMMITTED, id="before-the-apply", marks=pytest.mark.slow),
     ],
 )
@@ -287,84 +222,6 @@ def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application
     app.produce(records(KEYS, 20, "successor"))
     app.drain()
     app.check()
-
-
-GROWING = (1_000, 4_000, 16_000)
-"""A plan with Python functions begins with 1,000 records, and a full batch makes the next one four
-times as large: behind these one takes 64,000."""
-
-
-@pytest.mark.parametrize(
-    ("program", "cause", "good"),
-    [
-        # The batch is run again up to the record (note 014), which is then the first of the next.
-        pytest.param(
-            "column-fails", "'bad'", 81_000, id="column", marks=pytest.mark.slow
-        ),  # `test_end_marker` has it without a broker
-        pytest.param("step-fails", "a bad record", 21_000, id="step", marks=pytest.mark.slow),
-    ],
-)
-def test_a_late_failure_in_a_large_batch_commits_nothing_of_it(
-    program: str, cause: str, good: int, application: Callable[..., Application]
-) -> None:
-    """Scenario 33: the sink just sees its input end. Without the end marker it would commit what
-    came before.
-
-    The culprit is the last of more than 60,000 records of one transaction: their end is seen at
-    once, and one batch takes them all.
-    """
-    # No time bound makes a batch smaller than it may be, on any machine.
-    limits = {"max.batch.ms": 300_000, "transaction.timeout.ms": 600_000, "task.timeout.ms": 1_000}
-    app = application(program=program, settings=limits)
-    app.start()
-    for number in GROWING:
-        app.produce_at_once(records(1_000, number, f"first-{number}"))
-        app.drain()
-    app.produce_at_once([*records(1_000, 60_000, "good"), ("k0", "bad")])
-    assert app.wait_end(300) != 0
-    assert cause in app.said()
-    copies = Counter((record.key, record.value) for record in app.read_all(copies_topic(app.name)))
-    assert copies == Counter((key.encode(), value.encode()) for key, value in app.sent[:good])
-    if program == "step-fails":  # what was committed with the last batch is not counted any more
-        app.sent = app.sent[:good]
-        app.check()
-    committed, ends = (
-        sum(app.committed().values()),
-        sum(app.ends(app.inputs(), "read_uncommitted").values()),
-    )
-    markers = len(GROWING)  # of the transactions before, and the last one has its own
-    assert (committed, ends) == (good + markers, 81_001 + markers + 1)
-
-
-@pytest.mark.slow  # `test_restoration_loading` has it without a broker
-def test_a_recreated_changelog_is_never_mixed_with_the_old_store(
-    application: Callable[..., Application],
-) -> None:
-    """Scenario 14: the offsets look valid, the topic's id tells; the store is rebuilt from what the
-    changelog now holds."""
-    app = application()
-    app.start()
-    app.produce(records(KEYS, 40, "old"))
-    app.drain()
-    assert app.stop() == 0
-    old, changelog = app.store_paths(), app.changelogs()[0].topic
-    app.admin.delete_topics([changelog])
-    wait_until(
-        lambda: not app.admin.describe_topics([changelog]), 20, "the changelog to be deleted"
-    )
-    app.broker.create_topic(changelog, 2, {"cleanup.policy": "compact"})
-    filler = Producer({"bootstrap.servers": app.broker.bootstrap_servers})
-    for partition in range(2):
-        for _ in range(100):  # longer than the old one was: a position in it would look valid
-            filler.produce(changelog, (7).to_bytes(8, "big"), b"other", partition)
-    assert filler.flush(10) == 0
-    app.start()
-    app.drain()
-    assert "deleted and created again" in app.said()
-    for partition in range(2):
-        assert app.store_content(partition) == app.changelog_fold(partition)
-        assert list(app.store_content(partition)) == [b"other"]
-    assert not set(old.values()) & set(app.store_paths().values())
 
 
 def _settled(pid: int) -> Callable[[], bool]:

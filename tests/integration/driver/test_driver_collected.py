@@ -12,8 +12,7 @@ import pytest
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
-from everflow.errors import RecordError
+from everflow import StreamsBuilder, agg, serdes
 from everflow.operators.agg import precision_of
 from everflow.operators.aggregates.folds import Bounds, Items, StateColumn, distinct, estimates
 from everflow.testing import TopologyTestDriver
@@ -113,44 +112,3 @@ def test_an_estimate_is_sparks_to_the_last_digit(counted: int, rsd: float) -> No
     items = Items.of_groups([pa.nulls(1, pa.binary())], np.zeros(counted, np.int64), [hashes])
 
     assert estimates(distinct([column], items)[0], precision).to_pylist() == [expected]
-
-
-def test_windows_and_sessions_collect_too() -> None:
-    builder = StreamsBuilder()
-    grouped = builder.stream("in", key=TEXT, value=SALE).group_by_key()
-    listed = agg.collect_list("value.n", 3, when_full="keep_last")
-    best = agg.top_n(F.struct("value.n", "value.item"), 1, by="value.n")
-    grouped.windowed_by(TimeWindows.of_size(10).grace(10)).aggregate(
-        store="w", listed=listed, best=best
-    )
-    grouped.windowed_by(SessionWindows.of_inactivity_gap(5).grace(20)).aggregate(
-        store="s", listed=listed, about=agg.approx_count_distinct("value.n")
-    )
-    with TopologyTestDriver(builder.build()) as driver:
-        topic = driver.create_input_topic("in", TEXT, SALE)
-        for n, time in ((1, 0), (3, 8), (2, 4), (7, 12), (None, 13)):
-            topic.pipe_input("k", {"item": f"i{n}", "amount": 0.0, "n": n, "day": None}, time)
-
-        windows = [value for _, value in driver.get_window_store("w").all()]
-        sessions = [value for _, value in driver.get_session_store("s").all()]
-
-    assert windows == [
-        {"listed": [1, 3, 2], "best": [{"n": 3, "item": "i3"}]},
-        {"listed": [7], "best": [{"n": 7, "item": "i7"}]},
-    ]
-    assert sessions == [{"listed": [3, 2, 7], "about": 4}]
-
-
-def test_a_list_that_is_full_stops_with_the_record_and_the_cure() -> None:
-    builder = StreamsBuilder()
-    grouped = builder.stream("in", key=TEXT, value=SALE).group_by_key()
-    grouped.aggregate(store="s", items=agg.collect_list("value.item", limit=2))
-    with TopologyTestDriver(builder.build()) as driver:
-        topic = driver.create_input_topic("in", TEXT, SALE)
-        for at in range(2):
-            topic.pipe_input("k", {"item": "x", "amount": 0.0, "n": 1, "day": None}, at)
-        with pytest.raises(RecordError) as failed:
-            topic.pipe_input("k", {"item": "x", "amount": 0.0, "n": 1, "day": None}, 2)
-
-    assert "limit=20" in str(failed.value)
-    assert failed.value.offset == 2

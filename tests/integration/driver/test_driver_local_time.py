@@ -1,5 +1,5 @@
-"""What comes out does not depend on the machine's time zone: Python functions of every kind see
-UTC, and so do Columns."""
+"""What comes out does not depend on the machine: Python functions of every kind see UTC, and so do
+Columns; what goes by the small and capital letters of a language is refused."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pyspark.sql import functions as pyspark_functions
 from everflow import Processor, StreamsBuilder, TopologyError, agg, serdes
 from everflow.clock import in_utc
 from everflow.dsl.streams import KStream
+from everflow.spark.session import get_session, letters_of, note_letters
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import TestRecord
 
@@ -93,19 +94,6 @@ def times(at: dt.datetime) -> dict[str, Any]:
 
 PROGRAMS: dict[str, Callable[[KStream], Any]] = {
     "map_values": lambda s: s.map_values(seen, returns="string"),
-    "map": lambda s: s.map(lambda k, v: (seen(k), seen(v)), returns=("string", "string")),
-    "flat_map": lambda s: s.flat_map(lambda k, v: [(seen(v), 1)], returns=("string", "int")),
-    "flat_map_values": lambda s: s.flat_map_values(lambda v: [seen(v)], returns="string"),
-    "filter": lambda s: s.filter(lambda v: dt.datetime.fromtimestamp(0).hour == 0),
-    "select_key": lambda s: s.select_key(lambda v: seen(v), returns="string"),
-    "group_by": lambda s: s.group_by(lambda v: seen(v), returns="string", name="by").count(
-        store="s"
-    ),
-    "reducer": lambda s: (
-        s.map_values(seen, returns="string")
-        .group_by_key()
-        .reduce(lambda old, new: seen(old, new), store="s")
-    ),
     "aggregator": lambda s: s.group_by_key().aggregate(
         initializer=lambda: [seen()],
         aggregator=lambda k, v, found: [*found, seen(v)],
@@ -121,11 +109,6 @@ PROGRAMS: dict[str, Callable[[KStream], Any]] = {
     "table": lambda s: s.to_table(store="t").transform_values(
         lambda k, v: seen(v), returns="string"
     ),
-    "table groups": lambda s: (
-        s.to_table(store="t")
-        .group_by(lambda v: seen(v), returns="string", name="by")
-        .count(store="s")
-    ),
     "foreign key": lambda s: (
         lambda table: table.join(
             s.map(key=F.lit(0), value=F.lit("x")).to_table(store="other", name="other"),
@@ -137,20 +120,15 @@ PROGRAMS: dict[str, Callable[[KStream], Any]] = {
     "processor": lambda s: s.process(Sees, returns=("string", "string")),
     "deduplicate": lambda s: s.deduplicate(10, by=seen, returns="string", store="s"),
     "udf": lambda s: s.map_values(F.udf(seen, "string")(*fields())),
-    "udf on arrow": lambda s: s.map_values(F.udf(seen, "string", useArrow=True)(*fields())),
     "pickled udf": lambda s: s.map_values(F.udf(seen, "string", useArrow=False)(*fields())),
     "udf of the whole": lambda s: s.map_values(F.udf(seen, "string")("value")),
     "pandas_udf": lambda s: s.map_values(series_udf()(*fields())),
-    "pandas_udf of a struct": lambda s: s.map_values(series_udf()("value.s")),
     "pandas_udf in turn": lambda s: s.map_values(
         F.pandas_udf(of_series_in_turn, "string", F.PandasUDFType.SCALAR_ITER)(*fields())
     ),
     "arrow_udf": lambda s: s.map_values(F.arrow_udf(of_arrays, "string")(*fields())),
     "returned": lambda s: s.map_values(lambda v: times(v["t"]), returns=RETURNED),
     "returned by a udf": lambda s: s.map_values(F.udf(times, RETURNED)("value.t")),
-    "returned by a pickled udf": lambda s: s.map_values(
-        F.udf(times, RETURNED, useArrow=False)("value.t")
-    ),
     "returned by a pandas_udf": lambda s: s.map_values(
         F.pandas_udf(lambda t: pd.Series([NAIVE] * len(t)), "timestamp")("value.t")
     ),
@@ -199,17 +177,7 @@ def results(program: Callable[[KStream], Any], zone: str) -> list[TestRecord]:
             return out.read_records()
 
 
-OF_ONE_KIND = {
-    *("map", "flat_map", "flat_map_values", "filter", "select_key", "group_by", "reducer"),
-    *("table groups", "udf on arrow", "pandas_udf of a struct", "returned by a pickled udf"),
-}
-"""Called as another one of the default suite is."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(one, marks=[pytest.mark.slow] * (one in OF_ONE_KIND)) for one in PROGRAMS],
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_nothing_depends_on_the_machines_zone(name: str) -> None:
     zone = ("America/New_York", "Asia/Kolkata")[sorted(PROGRAMS).index(name) % 2]
     found = results(PROGRAMS[name], zone)
@@ -275,3 +243,44 @@ def test_a_constant_without_a_zone_is_refused_where_it_would_be_another(
     assert "datetime(2024, 3, 10, 7, 30, 0, 1)" in str(raised.value)
     with local_time("UTC"):
         built()
+
+
+@pytest.fixture(params=["tr", "az", "lt"])
+def language(request: pytest.FixtureRequest) -> Iterator[str]:
+    session = get_session()
+    jvm: Any = session._jvm
+    locale = jvm.java.util.Locale
+    before = locale.getDefault()
+    try:
+        locale.setDefault(locale.forLanguageTag(request.param))
+        note_letters(session)
+        yield request.param
+        assert locale.getDefault().getLanguage() == request.param
+    finally:
+        locale.setDefault(before)
+        note_letters(session)
+
+
+BY_LANGUAGE: dict[str, Callable[[KStream], Any]] = {
+    "upper": lambda s: s.map_values(F.upper("value")),
+    "lower": lambda s: s.filter(F.length(F.lower("value")) > 1),
+    "initcap": lambda s: s.select_key(F.initcap("value")),
+    "ilike": lambda s: s.filter(F.col("value").ilike("éi")),
+    "SQL": lambda s: s.map_values(F.expr("struct(concat('a', ucase(value)) as a)")),
+    "an aggregate": lambda s: s.group_by_key().aggregate(store="s", n=agg.max(F.lcase("value"))),
+}
+
+
+def test_what_goes_by_the_language_is_refused_and_the_rest_is_not(language: str) -> None:
+    for place in BY_LANGUAGE.values():
+        with pytest.raises(TopologyError, match=r"user\.language=en") as raised:
+            place(StreamsBuilder().stream("in", key=TEXT, value=TEXT))
+        assert repr(language) in str(raised.value)
+        assert raised.value.where is not None
+    StreamsBuilder().stream("in", key=TEXT, value=TEXT).map_values(F.reverse("value"))
+
+
+def test_elsewhere_nothing_is_refused() -> None:
+    assert letters_of() == ""
+    for place in BY_LANGUAGE.values():
+        place(StreamsBuilder().stream("in", key=TEXT, value=TEXT))

@@ -1,16 +1,21 @@
-"""A test driver with several partitions shows what is lost where equal keys do not meet."""
+"""Partitions in the test driver: what is lost where equal keys do not meet, partitioners of sinks,
+and topics that a pattern names."""
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 from everflow import (
     JoinWindows,
+    KStream,
     Materialized,
     StreamsBuilder,
     TimeWindows,
@@ -18,6 +23,7 @@ from everflow import (
     TopologyError,
     serdes,
 )
+from everflow.errors import RecordError
 from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark
@@ -153,7 +159,8 @@ def test_a_join_by_a_foreign_key_finds_tables_of_other_producers() -> None:
     )
     joined = orders.join(customers, on=F.col("value.customer"), name="of-customer")
     joined.map_values(F.col("value.right")).to_stream().to("out", value=TEXT)
-    with TopologyTestDriver(builder.build(), partitions=4) as driver:
+    partitions = {"orders": 2, "customers": 3}
+    with TopologyTestDriver(builder.build(), partitions=partitions) as driver:
         asked = driver.create_input_topic("orders", TEXT, ORDER)
         told = driver.create_input_topic("customers", TEXT, TEXT)
         for n in range(30):
@@ -161,3 +168,165 @@ def test_a_join_by_a_foreign_key_finds_tables_of_other_producers() -> None:
             told.pipe_input(f"c{n}", f"city {n}", 2)
         out = driver.create_output_topic("out", TEXT, TEXT).read_table()
         assert out == {f"o{n}": f"city {n}" for n in range(30)}
+
+
+LONG = serdes.long()
+
+
+def nowhere() -> Any:
+    return F.array().cast("array<int>")
+
+
+def written(partitioner: Any, topic: Any = "out", rows: tuple[int, ...] = (0, 1, 2)) -> list[int]:
+    """The values that are written; every topic of a driver has one partition."""
+    builder = StreamsBuilder()
+    builder.stream("in", key=TEXT, value=LONG).to(topic, partitioner=partitioner)
+    with TopologyTestDriver(builder.build()) as driver:
+        source = driver.create_input_topic("in", TEXT, LONG)
+        source.pipe_batch([("k", row) for row in rows])
+        out = driver.create_output_topic("out", TEXT, LONG)
+        return [value for _, value in out.read_key_values()]
+
+
+def asked(topic: str, key: str, value: int, partitions: int) -> Any:
+    assert (topic, key, partitions) == ("out", "k", 1)
+    return [None, [0], []][value]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "topic"),
+    [
+        (lambda: F.when(F.col("value") < 2, F.array(F.lit(0))).otherwise(nowhere()), "out"),
+        (lambda: asked, "out"),
+        (lambda: asked, lambda value: "out"),
+        (lambda: asked, lambda: F.lit("out")),
+    ],
+)
+def test_no_partition_drops_the_record_and_none_leaves_it_to_the_key(
+    partitioner: Any, topic: Any
+) -> None:
+    StreamsBuilder()
+    given = topic() if callable(topic) and topic.__code__.co_argcount == 0 else topic
+    assert written(partitioner(), given) == [0, 1]
+
+
+def test_a_column_of_numbers_says_the_partition() -> None:
+    StreamsBuilder()
+    null = F.when(F.col("value") > 0, F.lit(0))
+    assert written(null) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "says"),
+    [
+        (lambda: F.col("value"), r"1.*partitions 0.*0.*in-0@1"),
+        (lambda: F.array("value"), r"1.*partitions 0.*0.*in-0@1"),
+        (lambda: lambda topic, key, value, count: -value, r"gave -1; out has .*in-0@1"),
+        (lambda: lambda topic, key, value, count: str(value), r"gave '0'; out has .*in-0@0"),
+        (lambda: lambda topic, key, value, count: 1 / 0, r"ZeroDivisionError.*in-0@0"),
+    ],
+)
+def test_a_partition_that_is_not_there_names_the_record(partitioner: Any, says: str) -> None:
+    StreamsBuilder()
+    with pytest.raises(RecordError, match=says):
+        written(partitioner())
+
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "a number": (
+        lambda s: s.to("out", partitioner=3),
+        "to: partitioner takes a Column or a Python",
+    ),
+    "a name": (lambda s: s.to("out", partitioner="value"), r"F\.col\('value'\)"),
+    "a text": (lambda s: s.to("out", partitioner=F.col("key")), "is string; it is the number of"),
+    "too few": (
+        lambda s: s.to("out", partitioner=lambda value: 1),
+        r"calls its function with \(topic, key, value, partitions\)",
+    ),
+    "a udf's Column": (
+        lambda s: s.to("out", partitioner=F.udf(lambda value: 1, LongType())("value")),
+        "cannot be a Column that calls Python functions",
+    ),
+    "both Columns": (
+        lambda s: s.to(F.col("key"), partitioner=F.col("value")),
+        "partitioner and topic are both Columns; give one of them as a function",
+    ),
+    "of a repartition topic": (
+        lambda s: s.repartition(name="r", partitioner=F.col("key")),
+        "repartition: partitioner: .* is string",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_partitioner_that_is_none_is_refused_at_its_line(mistake: str) -> None:
+    call, says = MISTAKES[mistake]
+    stream: KStream = StreamsBuilder().stream("in", key=TEXT, value=LONG)
+    with pytest.raises(TopologyError, match=says) as raised:
+        call(stream)
+    assert f"{__file__}:" in str(raised.value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert written(lambda topic, key, value, count: np.int32(0)) == [0, 1, 2]
+
+
+def of_pattern(pattern: str) -> Topology:
+    builder = StreamsBuilder()
+    stream = builder.stream(re.compile(pattern), key=TEXT, value=TEXT)
+    stream.map_values(F.concat("topic", F.lit(" "), "value")).to("out")
+    stream.group_by_key().count(store="n").to_stream().to("counts", value=serdes.long())
+    return builder.build()
+
+
+def test_all_topics_that_match_as_a_whole_are_one_stream() -> None:
+    existing = [
+        *("orders-eu", "orders-us", "orders", "my-orders-eu", "__orders-x"),
+        "a-n-changelog",
+    ]
+    with TopologyTestDriver(
+        of_pattern(r".*orders-.*|.*changelog"), topics=existing, application_id="a"
+    ) as driver:
+        europe, america, mine = (
+            driver.create_input_topic(name, TEXT, TEXT)
+            for name in ("orders-eu", "orders-us", "my-orders-eu")
+        )
+        europe.pipe_input("k", "1", 5)
+        driver.pipe_batch({america: [("k", "3", 9)], mine: [("k", "2", 7)]})
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        assert [value for _, value in out.read_key_values()] == [
+            *("orders-eu 1", "my-orders-eu 2", "orders-us 3")
+        ]
+        assert driver.get_key_value_store("n").get("k") == 3
+        for topic in ("orders", "__orders-x", "a-n-changelog"):
+            with pytest.raises(TopologyError, match="topic"):
+                driver.create_input_topic(topic, TEXT, TEXT)
+
+
+def test_the_pattern_is_shown_before_there_are_topics() -> None:
+    """As in Kafka Streams, without brackets."""
+    assert "Source: KSTREAM-SOURCE-0000000000 (topics: in\\..*)" in of_pattern(r"in\..*").describe()
+
+
+@pytest.mark.parametrize(
+    ("topics", "says"),
+    [
+        (["other"], r"no topic matches the pattern 'in\.\*'; create one before"),
+        ([], r"TopologyTestDriver\(topology.*topics="),
+    ],
+)
+def test_a_pattern_without_a_topic(topics: list[str], says: str) -> None:
+    with pytest.raises(TopologyError, match=says) as caught:
+        TopologyTestDriver(of_pattern("in.*"), topics=topics)
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(__file__)
+
+
+def test_a_topic_belongs_to_one_source() -> None:
+    builder = StreamsBuilder()
+    builder.stream("in-a", key=TEXT, value=TEXT).for_each(print)
+    builder.stream(re.compile("in-.*"), key=TEXT, value=TEXT).for_each(print)
+    with pytest.raises(
+        TopologyError, match=r"'in-a' matches the pattern 'in-\.\*', and the source"
+    ):
+        TopologyTestDriver(builder.build(), topics=["in-a", "in-b"])

@@ -20,7 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
 
-from everflow import KafkaStreams, Topology
+from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
 from everflow.errors import EverflowError
 from everflow.instance.client_state import ClientState
 from everflow.metrics import LAG
@@ -66,6 +66,14 @@ def in_json(key: str | None, value: object, timestamp: int = 1, partition: int =
 
 def long(data: bytes | None) -> int | None:
     return None if data is None else int.from_bytes(data, "big", signed=True)
+
+
+def counting(source: str, output: str) -> Topology:
+    """Counts the records of each key, in the store ``counts``."""
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.group_by_key().count(store="counts").to_stream().to(output)
+    return builder.build()
 
 
 @dataclass
@@ -239,6 +247,10 @@ class Cluster:
                 position = max(position, consumer.position([partition])[0].offset)
         consumer.unassign()
         return found
+
+    def longs(self, topic: str) -> dict[bytes | None, int | None]:
+        """The table of longs that a topic of changes stands for."""
+        return {key: long(value) for key, value in last_by_key(self.read(topic)).items()}
 
     def committed(
         self, group: str, topic: str, isolation: str = "read_committed"

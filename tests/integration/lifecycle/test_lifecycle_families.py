@@ -25,7 +25,7 @@ from integration.lifecycle.lifecycle_cluster import (
     Record,
 )
 from semantics.families import PAGES
-from semantics.probes import TEXT, VIEWS, Step, built
+from semantics.probes import TEXT, VIEWS, Step, built, with_own_names
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -34,9 +34,12 @@ FOREIGN = re.compile(r"^table\.\w*join\(.*on=")
 """Joins by a foreign key: only the last result of a key is fixed (docs/differences.md)."""
 PHASES = 2
 EACH: dict[str, Any] = {"emit_every_update": True}
-WITH_A_STANDBY = {"aggregations.md", "time.md"}
+WITH_A_STANDBY = ("aggregations.md", "time.md")
 """Pages whose second start is with the stores of a standby; the others start without stores."""
-AT_LEAST_ONCE = {"operators.md", "time.md"}
+STARTS = {
+    "with-a-standby": WITH_A_STANDBY,
+    "without-stores": [page for page in PAGES if page not in WITH_A_STANDBY],
+}
 
 
 class Output(NamedTuple):
@@ -47,16 +50,17 @@ class Output(NamedTuple):
 
 
 class Families:
-    """All programs of a page in one topology, each with topics of its own."""
+    """All programs of some pages in one topology, each with topics of its own."""
 
-    def __init__(self, page: str, prefix: str) -> None:
+    def __init__(self, pages: Sequence[str], prefix: str) -> None:
         builder = StreamsBuilder()
         self.phases: list[dict[str, list[Record]]] = [{} for _ in range(PHASES)]
         self.outputs: list[Output] = []
         self.stores: list[str] = []
-        for name, family in PAGES[page].items():
+        for name, family in (one for page in pages for one in PAGES[page].items()):
             for at, source in enumerate(family.programs.values()):
-                made = built(builder, family, source, f"{prefix}-{name}-{at}")
+                own = with_own_names(source, f"{name}-{at}")
+                made = built(builder, family, own, f"{prefix}-{name}-{at}")
                 self.outputs.append(Output(made.output, FOREIGN.match(source) is not None))
                 self.stores += made.stores
                 for side, topics in made.sides.items():
@@ -157,14 +161,16 @@ def copied_to(app: Application, families: Families, folder: str) -> None:
         wait_until(copied, CAUGHT_UP_S, "a copy of each store on both")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_family_goes_on_where_it_was(app: Application, cluster: Cluster, page: str) -> None:
-    families = Families(page, cluster.prefix)
+@pytest.mark.parametrize(("start", "guarantee"), zip(STARTS, GUARANTEES, strict=True))
+def test_families_go_on_where_they_were(
+    app: Application, cluster: Cluster, start: str, guarantee: str
+) -> None:
+    families = Families(STARTS[start], cluster.prefix)
     cluster.make(*families.inputs, *(one.topic for one in families.outputs))
-    settings: dict[str, Any] = {**EACH, "processing_guarantee": GUARANTEES[page in AT_LEAST_ONCE]}
+    settings: dict[str, Any] = {**EACH, "processing_guarantee": guarantee}
     for number, phase in enumerate(families.phases):
         last = number == PHASES - 1
-        if last and page in WITH_A_STANDBY:
+        if last and start == "with-a-standby":
             settings["state_dir"] = str(app.folder / "other")
             copied_to(app, families, settings["state_dir"])
         elif last:

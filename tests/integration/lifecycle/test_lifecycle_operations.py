@@ -1,27 +1,55 @@
-"""What may be asked of a running instance: threads more and fewer, a pause, clean-up, the end of
-the whole application."""
+"""What may be asked of a running instance: threads more and fewer, a pause, clean-up, calls of the
+clock, an end while a batch hangs; and how it runs in Spark, with little memory too (note 045)."""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from everflow import ClientState, KafkaStreams, RestoreProgress, StreamsBuilder, Topology, serdes
-from everflow.errors import ShutdownRequestedError
+from everflow import (
+    KafkaStreams,
+    Materialized,
+    Processor,
+    ProcessorContext,
+    PunctuationType,
+    RestoreProgress,
+    Stores,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    memory,
+    punctuate,
+    serdes,
+)
+from everflow import (
+    Record as ProcessorRecord,
+)
+from everflow.instance import assembly, kafka_streams, life
 from everflow.instance.thread.stream_thread import StreamThread
+from everflow.memory import MIB, WORKER_BYTES, BatchMemory, MemoryBudget, least_budget
 from everflow.metrics import ALIVE_STREAM_THREADS, LAG
+from everflow.state.disk import MEMORY_DIR, MemoryFolder
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
     Record,
+    counting,
+    in_json,
     last_by_key,
     long,
     text,
-    until_failed,
     until_running,
 )
 
@@ -31,14 +59,7 @@ PARTITIONS = 4
 WAIT_S = 60.0
 
 
-def counting(source: str, output: str) -> Topology:
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    stream.group_by_key().count(store="counts").to_stream().to(output)
-    return builder.build()
-
-
-def records(first: int, count: int) -> list[Record]:
+def keyed(first: int, count: int) -> list[Record]:
     return [
         text(f"p{n % PARTITIONS}-{n % 12}", "v", n, n % PARTITIONS)
         for n in range(first, first + count)
@@ -75,7 +96,7 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(
 
     def write(count: int) -> None:
         nonlocal sent
-        cluster.write(source, records(sent, count))
+        cluster.write(source, keyed(sent, count))
         sent += count
 
     try:
@@ -123,8 +144,8 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(
     logged = sum(cluster.ends(f"{app.id}-counts-changelog").values())
     clean_up(app, streams)
     assert restored_by_the_next_start(app, topology, source, lambda: write(100)) >= logged > 0
-    counts = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
-    assert counts == Counter(record.key for record in records(0, sent))
+    counts = cluster.longs(output)
+    assert counts == Counter(record.key for record in keyed(0, sent))
 
 
 def clean_up(app: Application, streams: KafkaStreams) -> None:
@@ -149,25 +170,237 @@ def restored_by_the_next_start(
     return restored.offsets
 
 
-def test_one_instance_ends_all_of_the_application(
+def test_one_worker_serves_all_batches(app: Application, cluster: Cluster) -> None:
+    """Two would be two producers with one transactional id, and two views of a store."""
+    source, workers, counts = (cluster.topic(name, 1) for name in ("in", "workers", "counts"))
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(lambda value: str(os.getpid()), returns=serdes.string()).to(workers)
+    stream.group_by_key().count(store="counts").to_stream().to(counts)
+    for start in range(2):
+        with app.running(builder.build(), num_stream_threads=1) as streams:
+            before = len(cluster.read(workers))
+            for records in (5, 200):
+                cluster.write(source, [text("k", "v")] * records)
+                app.until_processed(streams, source)
+            assert len({record.value for record in cluster.read(workers)[before:]}) == 1, start
+    assert long(cluster.read(counts)[-1].value) == 410
+
+
+def test_spark_s_ui_names_instance_thread_and_sub_topologies(
+    app: Application, cluster: Cluster, spark: SparkSession
+) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    again = stream.group_by(lambda key, value: value, returns="string", name="again")
+    again.count(store="counts").to_stream().to(output)
+    with app.running(builder.build(), num_stream_threads=2) as streams:
+        app.until_processed(streams, source)
+        jobs: Any = spark.sparkContext._jsc
+        listed = jobs.sc().statusStore().jobsList(None)
+        running = [listed.apply(at) for at in range(listed.size())]
+        names = {job.description().get() for job in running if job.status().toString() == "RUNNING"}
+        for number in range(2):
+            (name,) = [one for one in names if app.id in one and f"thread {number}:" in one]
+            assert name.endswith("sub-topologies 0, 1")
+
+
+TEXT = serdes.string()
+
+
+class Ticking(Processor):
+    """Counts records and calls of the wall clock, and tells the second."""
+
+    def init(self, context: ProcessorContext) -> None:
+        self.context = context
+        self.counts = context.store("counts")
+
+    def process(self, record: ProcessorRecord) -> None:
+        self._count("records")
+
+    @punctuate("300 ms", PunctuationType.WALL_CLOCK_TIME)
+    def tick(self, time: int) -> None:
+        told = f"{self._count('ticks')} {self.counts.get('records', 0)}"
+        self.context.forward(ProcessorRecord(str(self.context.task_id), told, time))
+
+    def _count(self, name: str) -> int:
+        count = int(self.counts.get(name, 0)) + 1
+        self.counts.put(name, count)
+        return count
+
+
+def program(source: str, output: str) -> Topology:
+    builder = StreamsBuilder()
+    counts = Stores.key_value("counts", key=serdes.string(), value=serdes.long())
+    (
+        builder.stream(source, key=serdes.string(), value=serdes.string())
+        .process(Ticking, stores=[counts], returns=("string", "string"))
+        .to(output, key=serdes.string(), value=serdes.string())
+    )
+    return builder.build()
+
+
+def ticks(cluster: Cluster, output: str) -> dict[str, tuple[int, int]]:
+    """Task -> calls so far, and records."""
+    found = last_by_key(cluster.read(output))
+    told = {key: value.split() for key, value in found.items() if key and value}
+    return {key.decode(): (int(calls), int(records)) for key, (calls, records) in told.items()}
+
+
+def test_tasks_without_records_are_called_and_a_restart_goes_on(
+    app: Application, cluster: Cluster
+) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, [text("k", "v", partition=0)])
+    topology = program(source, output)
+
+    def called(at_least: int) -> bool:
+        found = ticks(cluster, output)
+        return set(found) == {"0_0", "0_1"} and min(n for n, _ in found.values()) >= at_least
+
+    def seen() -> list[object]:
+        return [ticks(cluster, output)]
+
+    with app.running(topology) as streams:
+        app.until_processed(streams, source)
+        wait_until(lambda: called(4), 60, "four calls of each task", seen)
+    before = ticks(cluster, output)
+    assert {task: records for task, (_, records) in before.items()} == {"0_0": 1, "0_1": 0}
+    with app.running(topology):
+        wait_until(lambda: called(max(n for n, _ in before.values()) + 2), 60, "more calls", seen)
+    every = [
+        (record.key, int(record.value.split()[0]))
+        for record in cluster.read(output)
+        if record.value is not None
+    ]
+    for task in (b"0_0", b"0_1"):
+        calls = [n for key, n in every if key == task]
+        assert calls == list(range(1, len(calls) + 1)), "a call twice, or lost"
+
+
+# --- stores in memory ---------------------------------------------------------------------------
+
+
+def in_memory_program(source: str, cities: str, output: str) -> Topology:
+    """A table, a processor's store without a changelog and a global table, all in memory; and a
+    window store on disk beside them."""
+    builder = StreamsBuilder()
+    visits = builder.stream(source, key=TEXT, value=TEXT)
+    known = builder.global_table(
+        cities, key=TEXT, value=TEXT, store=Materialized("cities", in_memory=True)
+    )
+    visits.group_by_key().count(store=Materialized("counts", in_memory=True))
+    seen = Stores.key_value("seen", key=TEXT, value=TEXT, logging=False, in_memory=True)
+
+    def first(record: ProcessorRecord, context: ProcessorContext) -> None:
+        if context.store("seen").put_if_absent(record.key, record.value) is None:
+            context.forward(record)
+
+    firsts = visits.process(first, stores=[seen])
+    firsts.join(known, on=F.col("value")).to(output, value=serdes.json("left string, right string"))
+    hours = visits.group_by_key().windowed_by(TimeWindows.of_size("1 hour"))
+    hours.count(store="hourly")
+    return builder.build()
+
+
+def test_stores_in_memory_end_with_the_instance_and_come_back_from_the_changelog(
     app: Application, cluster: Cluster, tmp_path: Path
 ) -> None:
-    source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
-    topology = counting(source, output)
-    both = [app.instance(topology, state_dir=str(tmp_path / str(n))) for n in range(2)]
-    try:
-        for streams in both:
-            streams.start()
-        wait_until(lambda: cluster.members(app.id) == 2, WAIT_S, "both to be members")
-        for streams in both:
-            until_running(streams)
-        both[1].shut_down_application()
-        for streams in both:
-            error = until_failed(streams)
-            assert isinstance(error, ShutdownRequestedError)
-            assert "asked the whole application to shut down" in str(error)
-            assert streams.state is ClientState.ERROR
-    finally:
-        for streams in both:
-            streams.close(WAIT_S)
+    source, cities, output = cluster.topic("in"), cluster.topic("cities", 1), cluster.topic("out")
+    cluster.write(cities, [text("b", "Berne")])
+    topology = in_memory_program(source, cities, output)
+    memory = MemoryFolder(Path(MEMORY_DIR)).place(app.state / app.id)
+    wanted = {"k": 0, "m": 0}
+    for _ in range(2):
+        cluster.write(source, [text(key, "b", at) for at, key in enumerate("kkm")])
+        with app.running(topology) as streams:
+            app.until_processed(streams, source)
+            wanted["k"] += 2
+            wanted["m"] += 1
+            assert {key: streams.store("counts").get(key) for key in wanted} == wanted
+            lie = {path.name for path in memory.glob("*/*")}
+            assert lie == {"cities-0", "counts-0", "seen-0"}
+            lie = {path.name for path in (app.state / app.id).glob("*_*/*")}
+            assert lie == {"hourly-0"}
+        assert not memory.exists()
+    # What had no changelog was forgotten: each key was a first one twice.
+    assert sorted(one.key or b"" for one in cluster.read(output)) == [b"k", b"k", b"m", b"m"]
+
+
+RECORDS = 300
+LARGE = "x" * 60_000
+COMMITTED = re.compile(r"Stream thread 0: batch \S+, (\d+) records .* memory (.*)$")
+FIRST = BatchMemory()
+
+
+def test_a_backlog_is_worked_off_in_batches_that_fit(
+    app: Application,
+    cluster: Cluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_back, shared = list[int](), list[bool]()
+    monkeypatch.setattr(kafka_streams, "share_one_area", lambda: shared.append(True))
+    monkeypatch.setattr(memory, "EVERY_S", 0.0)
+    monkeypatch.setattr(assembly, "trim_of_libc", lambda: given_back.append)
+    source, output = cluster.topic("in"), cluster.topic("out")
+    written = [in_json(f"k{n % 7}", {"n": n, "text": LARGE}, n, n % 2) for n in range(RECORDS)]
+    cluster.write(source, written)
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.json("n bigint, text string"))
+    stream.map_values(n=F.col("value.n"), length=F.length("value.text")).to(output)
+    total = least_budget(1)
+    most = FIRST.most_bytes(256 * MIB, MemoryBudget(total).worker(1))
+    assert most < RECORDS * len(LARGE) / 2
+    with caplog.at_level(logging.DEBUG, "everflow"):
+        app.run_through(
+            builder.build(),
+            source,
+            num_stream_threads=1,
+            max_memory_bytes=total,
+            processing_guarantee="exactly_once_v2",
+        )
+    read = [COMMITTED.search(record.getMessage()) for record in caplog.records]
+    batches = [(int(found[1]), found[2]) for found in read if found is not None]
+    full = [count for count, _ in batches if count]
+    assert sum(full) == RECORDS
+    assert max(full) <= most * 2 // len(LARGE), "a worker learns, and may read more than at first"
+    assert full[0] <= most // len(LARGE) + 2, "one of each partition may be more"
+    assert f"idle={WORKER_BYTES}" not in batches[-1][1], "the worker has told what it takes"
+    values = [serdes.json("n bigint, length bigint").decode(r.value) for r in cluster.read(output)]
+    assert sorted(value["n"] for value in values) == list(range(RECORDS))
+    assert {value["length"] for value in values} == {len(LARGE)}
+    assert len(given_back) > 1
+    assert shared
+
+
+def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
+    app: Application,
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(life, "HANGS_MS", 2_000.0)
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "loop")])
+    reached = tmp_path / "reached"
+
+    def hangs(value: str) -> str:
+        reached.touch()
+        threading.Event().wait()  # for ever
+        return value
+
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(hangs, returns="string").to(output)
+    streams = app.instance(builder.build())
+    streams.start()
+    wait_until(reached.exists, 60, "the function to be called")
+    began = time.monotonic()
+    with caplog.at_level(logging.INFO):
+        assert streams.close(timeout=60)
+    assert time.monotonic() - began < 40
     assert cluster.members(app.id) == 0
+    assert "its batch is cut off (it has not ended within 2 s)" in caplog.text

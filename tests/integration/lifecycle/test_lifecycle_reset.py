@@ -208,17 +208,3 @@ def test_an_open_transaction_commits_no_offsets_behind_the_reset(
     assert {name: words.cluster.topic_id(name) for name in words.internal} == ids
     foreign.abort_transaction(30)
     reader.close()
-
-
-def test_what_is_wrong_is_said_before_anything_changes(words: Words) -> None:
-    wrong = {
-        "--input-topics=nobody": f"the program reads no such topic. It reads {words.source}",
-        "--to=yesterday": "--to 'yesterday' is none of earliest, latest",
-        "--to=2999-01-01": "lies in the future",
-    }
-    for option, says in wrong.items():
-        refused = words.reset("--yes", option)
-        assert (refused.exit_code, says in refused.output) == (2, True), refused.output
-    words.cluster.delete(words.source)
-    missing = words.reset("--yes")
-    assert (missing.exit_code, "EF-SOURCE-TOPIC" in missing.output) == (2, True), missing.output

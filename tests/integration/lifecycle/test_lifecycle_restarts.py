@@ -3,9 +3,9 @@ refuses."""
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,10 @@ from everflow.snapshots.query_errors import InvalidStateStoreError, StateElsewhe
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
-    GUARANTEES,
     Application,
     Cluster,
     Record,
-    last_by_key,
-    long,
+    counting,
     text,
     until_running,
 )
@@ -46,31 +44,8 @@ def words(n: int, first: int = 0) -> list[Record]:
     ]
 
 
-def counting(source: str, output: str) -> Topology:
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    stream.group_by_key().count(store="counts").to_stream().to(output)
-    return builder.build()
-
-
-def windowed(source: str, output: str) -> Topology:
-    """Count per key and 10 s, without grace."""
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    counts = (
-        stream.group_by_key().windowed_by(TimeWindows.of_size("10 seconds")).count(store="windows")
-    )
-    counts.to_stream().to(output)
-    return builder.build()
-
-
 def counts_of(records: list[Record]) -> dict[bytes | None, int]:
     return Counter(record.key for record in records)
-
-
-def found(cluster: Cluster, topic: str) -> dict[bytes | None, int | None]:
-    """The table of longs in a topic."""
-    return {key: long(value) for key, value in last_by_key(cluster.read(topic)).items()}
 
 
 def share(streams: KafkaStreams) -> dict[str, int]:
@@ -81,52 +56,23 @@ def share(streams: KafkaStreams) -> dict[str, int]:
         return {}
 
 
-def assert_either_answers_for_both(
-    first: KafkaStreams, second: KafkaStreams, mine: dict[str, int], others: dict[str, int]
-) -> None:
-    """The first instance reads its own keys, names the second for the others, and has them in its
-    standbys too."""
+def by_number(key: bytes, partitions: int) -> int:
+    return int(key[1:]) % partitions
 
-    def by_number(key: bytes, partitions: int) -> int:
-        return int(key[1:]) % partitions
 
-    def owners(streams: KafkaStreams) -> dict[str, tuple[str | None, tuple[str, ...]]]:
-        found = {
-            key: streams.query_metadata_for_key("counts", key, by_number)
-            for key in (*mine, *others)
-        }
-        return {key: (place.active_host, place.standby_hosts) for key, place in found.items()}
-
-    def copies(streams: KafkaStreams) -> dict[str, int]:
-        try:
-            return dict(streams.store("counts", stale=True, max_lag=0).all())
-        except InvalidStateStoreError:
-            return {}
-
-    expected = {
-        **dict.fromkeys(mine, ("first:1", ("second:1",))),
-        **dict.fromkeys(others, ("second:1", ("first:1",))),
+def hosts(streams: KafkaStreams, keys: Iterable[str]) -> dict[str, str | None]:
+    """Key -> the instance that has it, as this one knows."""
+    return {
+        key: streams.query_metadata_for_key("counts", key, by_number).active_host for key in keys
     }
-    counts = first.store("counts", partitioner=by_number)
-    assert {key: counts.get(key) for key in mine} == mine
-    for streams in (first, second):
-        wait_until(
-            partial(lambda s: owners(s) == expected, streams),
-            20,
-            "the host map",
-            partial(lambda s: [owners(s)], streams),
-        )
-        wait_until(
-            partial(lambda s: copies(s) == {**mine, **others}, streams),
-            20,
-            "standbys",
-            partial(lambda s: [copies(s)], streams),
-        )
-        assert set(streams.all_local_store_partition_lags()["counts"]) == {0, 1, 2, 3}
-    for key in others:
-        with pytest.raises(StateElsewhereError, match="A copy") as raised:
-            counts.get(key)
-        assert raised.value.host == "second:1"
+
+
+def copies(streams: KafkaStreams) -> dict[str, int]:
+    """Counts of all keys, of tasks and of copies that are whole; none while one is not."""
+    try:
+        return dict(streams.store("counts", stale=True, max_lag=0).all())
+    except InvalidStateStoreError:
+        return {}
 
 
 def consumed(streams: KafkaStreams) -> float:
@@ -151,44 +97,26 @@ class Listener:
         self.calls.append(("suspended", progress))
 
 
-def test_states_are_kafka_streams_and_the_listener_sees_each(
+def test_a_restart_goes_on_where_the_last_instance_committed(
     app: Application, cluster: Cluster
 ) -> None:
-    source, output = cluster.topic("in"), cluster.topic("out")
-    streams = app.instance(counting(source, output))
-    seen: list[tuple[str, str]] = []
-    streams.set_state_listener(lambda new, old: seen.append((old.name, new.name)))
-    assert streams.state is ClientState.CREATED
-    streams.start()
-    until_running(streams)
-    assert cluster.members(app.id) == 1
-    assert streams.metrics()[metrics.REBALANCES] == 1, (
-        "the changelog that this start created must not cost another rebalance"
-    )
-    assert streams.close(60.0)
-    assert streams.state is ClientState.NOT_RUNNING
-    assert cluster.members(app.id) == 0, (
-        "a closed instance must leave its group at once, not time out"
-    )
-    names = ["CREATED", "REBALANCING", "RUNNING", "PENDING_SHUTDOWN", "NOT_RUNNING"]
-    assert seen == list(itertools.pairwise(names))
-
-
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_restart_goes_on_where_the_last_instance_committed(
-    app: Application, cluster: Cluster, guarantee: str
-) -> None:
+    """At least once; exactly once `test_crash_points_killed` and the families have it."""
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(70))
     topology = counting(source, output)
-    app.run_through(topology, source, processing_guarantee=guarantee)
+    app.settings = {"processing_guarantee": "at_least_once"}
+    with app.running(topology) as streams:
+        app.until_processed(streams, source)
+        assert streams.metrics()[metrics.REBALANCES] == 1, (
+            "the changelog that this start created must not cost another rebalance"
+        )
     before = len(cluster.read(output))
-    with app.running(topology, processing_guarantee=guarantee) as streams:
+    with app.running(topology) as streams:
         cluster.write(source, words(7, first=70))
         app.until_processed(streams, source)
         wait_until(lambda: consumed(streams) > 0, 10, "the batch to be counted")
     assert consumed(streams) == 7, "records before the committed offset were read again"
-    assert found(cluster, output) == counts_of(words(77))
+    assert cluster.longs(output) == counts_of(words(77))
     assert len(cluster.read(output)) - before <= 7
 
 
@@ -226,42 +154,23 @@ def test_a_quiet_store_stays_fresh_and_state_without_a_role_is_removed(
         wait_until(lambda: not list((folder / ".removed").iterdir()), 20, "its files to be deleted")
         cluster.write(source, words(7, first=70))
         app.until_processed(streams, source)
-    assert found(cluster, output) == counts_of(words(77))
+    assert cluster.longs(output) == counts_of(words(77))
 
 
-def test_offsets_carry_the_batch_id_and_stream_time(app: Application, cluster: Cluster) -> None:
-    source, output = cluster.topic("in"), cluster.topic("out")
-    records = words(40)
-    cluster.write(source, records)
-    app.run_through(windowed(source, output), source)
-    for partition, (offset, text_) in cluster.committed(app.id, source).items():
-        mine = [record for record in records if record.partition == partition]
-        metadata = parse_metadata(text_)
-        assert offset == len(mine)
-        incarnation, counter, attempt = (metadata.batch_id or "").split(".")
-        assert incarnation
-        assert int(counter) >= 0
-        assert int(attempt) >= 0
-        assert set(metadata.stream_times.values()) == {max(record.timestamp for record in mine)}
-        stores = {name: kept for name, kept in metadata.layouts.items() if name[0] != "*"}
-        assert stores == {"windows": ["window of 10000 ms", "string", "bigint (count)"]}
-
-
-@pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_deleted_state_folder_is_restored_from_the_changelog(
-    app: Application, cluster: Cluster, guarantee: str
+    app: Application, cluster: Cluster
 ) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(700))
     topology = counting(source, output)
-    with app.running(topology, processing_guarantee=guarantee, max_batch_records=200) as streams:
+    with app.running(topology, max_batch_records=200) as streams:
         app.until_processed(streams, source)
         before = dict(streams.store("counts").all())
     outputs = cluster.read(output)
     shutil.rmtree(app.state)
 
     listener = Listener()
-    streams = app.instance(topology, processing_guarantee=guarantee)
+    streams = app.instance(topology)
     streams.set_global_state_restore_listener(listener)
     try:
         streams.start()
@@ -282,33 +191,6 @@ def test_a_deleted_state_folder_is_restored_from_the_changelog(
         assert calls[-1][1].fraction == 1.0
         assert calls[0][1].position == 0
     assert sum(progress.records for kind, progress in listener.calls if kind == "end") == changelog
-
-
-def test_missing_changelogs_are_an_error_and_are_not_made_again(
-    app: Application, cluster: Cluster
-) -> None:
-    """Invariant I10."""
-    source, output = cluster.topic("in"), cluster.topic("out")
-    cluster.write(source, words(50))
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    for name in ("one", "two", "three", "four"):
-        stream.group_by_key().count(store=name).to_stream().to(output)
-    topology = builder.build()
-    app.run_through(topology, source)
-    lost = [f"{app.id}-{name}-changelog" for name in ("four", "two")]
-    cluster.delete(*lost)
-
-    streams = app.instance(topology)
-    with pytest.raises(InternalTopicError) as error:
-        streams.start()
-    assert streams.state is ClientState.ERROR
-    message = str(error.value)
-    assert all(topic in message for topic in lost)
-    assert f"{app.id}-one-changelog" not in message
-    assert "so they were deleted" in message
-    assert f"everflow reset MODULE:NAME --application-id {app.id}" in message
-    assert not set(lost) & set(cluster.topics())
 
 
 def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
@@ -335,6 +217,13 @@ def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
         cluster.write(source, [text("k", "v")])
         app.until_processed(streams, source)
         assert (streams.state, dict(streams.store("seen").all())) == (ClientState.RUNNING, {"k": 4})
+    before = cluster.committed(app.id, source), cluster.read(f"{app.id}-seen-changelog")
+    with pytest.raises(StoreLayoutError, match="seen"):
+        app.instance(program("double", 1)).start()
+    assert before == (
+        cluster.committed(app.id, source),
+        cluster.read(f"{app.id}-seen-changelog"),
+    )
     with pytest.raises(InternalTopicError, match="seen-anew-changelog"):
         app.instance(program("double", 1, "seen-anew")).start()
     cluster.write(source, [text("k", "v")])
@@ -346,19 +235,6 @@ def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
         own.until_processed(streams, source)
         assert dict(streams.store("seen").all()) == {"k": 5.0}
     own.cluster.close()
-
-
-def test_lost_offsets_are_an_error_and_nothing_is_counted_again(
-    app: Application, cluster: Cluster
-) -> None:
-    source, output = cluster.topic("in"), cluster.topic("out")
-    cluster.write(source, words(20))
-    topology = counting(source, output)
-    app.run_through(topology, source)
-    cluster.delete_group(app.id)
-    with pytest.raises(OffsetsExpiredError, match=f"everflow reset MODULE:NAME .* {app.id}"):
-        app.instance(topology).start()
-    assert found(cluster, output) == counts_of(words(20))
 
 
 def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
@@ -418,20 +294,7 @@ def test_an_input_made_again_while_stopped_is_told_and_read_from_its_beginning(
     ClusterAdmin({"bootstrap.servers": cluster.bootstrap}).commit_offsets(app.id, beginnings, "")
     cluster.write(source, words(5, first=20))
     app.run_through(topology, source)
-    assert found(cluster, output) == counts_of(words(25))
-
-
-def test_offsets_of_another_client_are_where_a_first_start_begins(
-    app: Application, cluster: Cluster
-) -> None:
-    source, output = cluster.topic("in", 1), cluster.topic("out")
-    cluster.write(source, [text("k", str(n)) for n in range(5)])
-    ClusterAdmin({"bootstrap.servers": cluster.bootstrap}).commit_offsets(
-        app.id, {TopicPartition(source, 0): 3}, ""
-    )
-    with app.running(counting(source, output)) as streams:
-        app.until_processed(streams, source)
-    assert found(cluster, output) == {b"k": 2}
+    assert cluster.longs(output) == counts_of(words(25))
 
 
 def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Cluster) -> None:
@@ -486,7 +349,7 @@ def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
         app.until_processed(streams, source, topic)
     with app.running(topology):
         pass
-    assert found(cluster, output) == counts_of(words(110))
+    assert cluster.longs(output) == counts_of(words(110))
 
 
 def test_two_instances_share_the_partitions_and_hand_them_over(
@@ -507,45 +370,36 @@ def test_two_instances_share_the_partitions_and_hand_them_over(
             num_standby_replicas=1,
         )
 
+    def until(condition: Callable[[KafkaStreams], object], what: str) -> None:
+        for streams in both:
+            wait_until(partial(condition, streams), 30, what, partial(share, streams))
+
     with running("first") as first:
         cluster.write(source, batch(1))
         app.until_processed(first, source)
         with running("second") as second:
-            wait_until(lambda: cluster.members(app.id) == 2, 20, "two members")
-            for streams in (first, second):
-                wait_until(
-                    partial(lambda s: 0 < len(share(s)) < 23, streams),
-                    30,
-                    "a share of the keys each",
-                )
-            until_running(first)
-            until_running(second)
+            both = (first, second)
+            until(lambda one: 0 < len(share(one)) < 23, "a share of the keys each")
+            for streams in both:
+                until_running(streams)
             cluster.write(source, batch(2))
             app.until_processed(None, source)
-            total = {
-                str(key, "utf-8"): n
-                for key, n in counts_of([*batch(1), *batch(2)]).items()
-                if key is not None
-            }
-            wait_until(
-                lambda: {**share(first), **share(second)} == total,
-                20,
-                "the stores to have followed",
-            )
-            seen = [share(streams) for streams in (first, second)]
-            assert not set(seen[0]) & set(seen[1]), "a key may be active on one instance only"
-            assert set(seen[0]) | set(seen[1]) == {f"w{i}" for i in range(23)}
-            assert_either_answers_for_both(first, second, *seen)
-            for streams in (first, second):
-                wait_until(
-                    partial(lambda s: consumed(s) > 0, streams),
-                    10,
-                    "each instance to have processed its share",
-                )
+            counted = counts_of([*batch(1), *batch(2)])
+            total = {(key or b"").decode(): n for key, n in counted.items()}
+            until(lambda one: copies(one) == total, "the stores and their copies to have followed")
+            mine, others = map(share, both)
+            assert not set(mine) & set(others), "a key may be active on one instance only"
+            assert {**mine, **others} == total
+            expected = dict.fromkeys(mine, "first:1") | dict.fromkeys(others, "second:1")
+            until(lambda one: hosts(one, total) == expected, "the host map")
+            with pytest.raises(StateElsewhereError, match="A copy") as raised:
+                first.store("counts", partitioner=by_number).get(next(iter(others)))
+            assert raised.value.host == "second:1"
+            until(lambda one: consumed(one) > 0, "each to have processed its share")
         cluster.write(source, batch(3))
         app.until_processed(first, source)
         assert len(dict(first.store("counts").all())) == 23
-    assert found(cluster, output) == counts_of([*batch(1), *batch(2), *batch(3)])
+    assert cluster.longs(output) == counts_of([*batch(1), *batch(2), *batch(3)])
 
 
 def test_metadata_is_kept_for_partitions_that_did_not_move(
@@ -563,8 +417,12 @@ def test_metadata_is_kept_for_partitions_that_did_not_move(
         store="windows"
     )
     app.run_through(builder.build(), left)
+    assert cluster.members(app.id) == 0, "it must leave its group at once, not time out"
     ((end, first),) = cluster.committed(app.id, left).values()
     ((unmoved, second),) = cluster.committed(app.id, right).values()
     assert (end, unmoved) == (1, 0)
     assert first == second
-    assert list(parse_metadata(first).stream_times.values()) == [20_000]
+    metadata = parse_metadata(first)
+    assert list(metadata.stream_times.values()) == [20_000]
+    stores = {name: kept for name, kept in metadata.layouts.items() if name[0] != "*"}
+    assert stores == {"windows": ["window of 10000 ms", "string", "bigint (count)"]}

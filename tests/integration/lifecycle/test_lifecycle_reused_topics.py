@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, read_state, serdes
-from everflow.errors import TopologyError
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 
@@ -104,28 +103,10 @@ def people(app: Application, cluster: Cluster) -> dict[str, str]:
     }
 
 
-def processed(app: Application, cluster: Cluster, names: dict[str, str], **more: Any) -> None:
-    for records in (FIRST, SECOND, THIRD):
-        cluster.write(names["people"], records)
-        with app.running(topology(names.__getitem__), **SETTINGS, **more) as streams:
-            app.until_processed(streams, names["people"])
-            kept = held(streams)
-    assert kept == VALUES
-
-
-def test_a_lost_store_is_restored_as_it_was(
-    app: Application, cluster: Cluster, people: dict[str, str]
-) -> None:
-    processed(app, cluster, people)
-    shutil.rmtree(app.folder)
-    with app.running(topology(people.__getitem__), **SETTINGS) as streams:
-        assert held(streams) == VALUES
-    assert shown(app, topology(people.__getitem__)) == WANTED
-
-
 def test_a_standby_has_what_the_task_has_and_takes_it_over(
     app: Application, cluster: Cluster, people: dict[str, str]
 ) -> None:
+    """And what a start without stores restores, and what the topic says without an instance."""
     program = topology(people.__getitem__)
     other = str(app.folder / "other")
     with ExitStack() as running:
@@ -151,11 +132,7 @@ def test_a_standby_has_what_the_task_has_and_takes_it_over(
     for folder in (str(app.state), other):  # what both have on their disks, the tail of it replayed
         with app.running(program, state_dir=folder, **SETTINGS) as streams:
             assert held(streams) == VALUES
-
-
-def test_a_topic_that_deletes_records_is_refused_at_the_start(
-    app: Application, cluster: Cluster
-) -> None:
-    names = {one: cluster.topic(one, 1) for one in ("people", "out")}
-    with pytest.raises(TopologyError, match=r"cleanup\.policy=delete"):
-        app.instance(topology(names.__getitem__), **SETTINGS).start()
+    shutil.rmtree(app.folder)
+    with app.running(program, **SETTINGS) as streams:
+        assert held(streams) == VALUES
+    assert shown(app, program) == WANTED

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql import functions as F
 
 from everflow import (
     EmitStrategy,
@@ -27,8 +26,6 @@ from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
     Record,
-    last_by_key,
-    long,
     text,
 )
 
@@ -115,37 +112,6 @@ def test_a_partitions_time_is_kept_over_a_restart(app: Application, cluster: Clu
         assert found == wanted, result
     skipped = [one for written in given for one in written["skipped"] if one.timestamp < 0]
     assert dropped > len(skipped) > 0
-
-
-def test_a_backlog_behind_a_rekey_is_not_late(app: Application, cluster: Cluster) -> None:
-    """Both partitions are in order and as old as each other: nothing of one may come before all of
-    the other."""
-    source, output = cluster.topic("in"), cluster.topic("out")
-    cluster.write(source, [text("x", f"shop-{i % 3}", 5_000 * i, i % 2) for i in range(1, 1_441)])
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=TEXT, value=TEXT).group_by(F.col("value"), name="by-shop")
-    windows = TimeWindows.of_size("10 minutes").grace("1 minute")
-    stream.windowed_by(windows).count(store="counts").to_stream().to(output)
-    with app.running(builder.build()) as streams:
-        app.until_processed(streams, source, f"{app.id}-by-shop-repartition")
-        assert streams.metrics()[DROPPED_RECORDS] == 0
-    found = last_by_key(cluster.read(output))
-    assert sum(long(value) or 0 for value in found.values()) == 1_440
-
-
-def test_merge_follows_record_time(app: Application, cluster: Cluster) -> None:
-    """Both topics are full before the start, so the task must take the smaller head each time,
-    whatever the batches are."""
-    left, right, output = (cluster.topic(name, 1) for name in ("left", "right", "out"))
-    times = {left: range(30, 3_000, 30), right: range(10, 3_000, 70)}
-    for topic, at in times.items():
-        cluster.write(topic, [text("k", f"{topic}@{t}", t) for t in at])
-    builder = StreamsBuilder()
-    one, other = (builder.stream(topic, key=TEXT, value=TEXT) for topic in times)
-    one.merge(other).to(output)
-    app.run_through(builder.build(), left, right, max_batch_records=40)
-    expected = sorted((t, f"{topic}@{t}".encode()) for topic, at in times.items() for t in at)
-    assert [r.value for r in cluster.read(output)] == [value for _, value in expected]
 
 
 def test_a_task_waits_for_the_late_input_and_then_goes_on_without_it(

@@ -6,7 +6,6 @@ import base64
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,6 @@ def topology(source: str, sink: str) -> Topology:
         .to(sink, name="out")
     )
     return builder.build()
-
-
-@pytest.fixture
-def proxy(bootstrap: str) -> Iterator[KafkaProxy]:
-    with KafkaProxy(bootstrap) as standing:
-        yield standing
 
 
 def get(streams: KafkaStreams, path: str, password: str = TOKEN) -> str:
@@ -125,11 +118,11 @@ def says(streams: KafkaStreams, beginning: str) -> None:
     )
 
 
-def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Path) -> None:
+def test_it_says_what_happens(own_proxy: KafkaProxy, cluster: Cluster, tmp_path: Path) -> None:
     source, sink, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
     token = tmp_path / "token"
     token.write_text(TOKEN)
-    behind = Cluster(proxy.bootstrap_servers, cluster.prefix)
+    behind = Cluster(own_proxy.bootstrap_servers, cluster.prefix)
     app = Application(
         behind,
         tmp_path,
@@ -166,7 +159,7 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
         told = [event["text"] for event in view(streams)["events"]]
         assert any(text.startswith("Replayed 2 dead letters") for text in told)
         held_back_by_somebody(streams, cluster, app, source)
-        proxy.cut()
+        own_proxy.cut()
         says(streams, "The brokers have not answered for")
         assert view(streams)["lags"]["rows"], "as they were"
         silent = next(
@@ -175,53 +168,9 @@ def test_it_says_what_happens(proxy: KafkaProxy, cluster: Cluster, tmp_path: Pat
             if line.startswith("everflow_brokers_silent_seconds")
         )
         assert float(silent.rpartition(" ")[2]) > 0
-        proxy.mend()
+        own_proxy.mend()
         says(streams, "It keeps up")
         cluster.write(source, [text("k", "good", 1, 0)])
         app.until_processed(streams, source)
     assert len(cluster.read(sink)) == 4
     assert len(cluster.read(dead)) == 4 + 2, "letters, and the notes that two were replayed"
-
-
-def test_the_page_of_one_shows_all(cluster: Cluster, tmp_path: Path) -> None:
-    source, sink = cluster.topic("in", 2), cluster.topic("out", 2)
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    app = Application(
-        cluster,
-        tmp_path,
-        {
-            "http_listen": "127.0.0.1:0",
-            "query_listen": "127.0.0.1:0",
-            "query_token_file": str(token),
-        },
-    )
-
-    def rows(streams: KafkaStreams) -> list[dict[str, Any]]:
-        return list(view(streams)["instances"]["rows"])
-
-    with app.running(topology(source, sink)) as one:
-        assert [row["own"] for row in rows(one)] == [True]
-        with app.running(topology(source, sink), state_dir=str(tmp_path / "other")) as two:
-
-            def tell(streams: KafkaStreams, other: KafkaStreams) -> bool:
-                found = rows(streams)
-                hosts = [(row["host"], row["own"], row["state"]) for row in found]
-                return hosts == [
-                    (streams.query_address, True, "RUNNING"),
-                    (other.query_address, False, "RUNNING"),
-                ] and [row["active"] for row in found] == [1, 1]
-
-            wait_until(lambda: tell(one, two), WAIT_S, "the second one to be on the first's page")
-            wait_until(lambda: tell(two, one), WAIT_S, "the first one to be on the second's page")
-            cluster.write(source, [text("k", "good", 1, partition) for partition in (0, 1)])
-            app.until_processed(one, source)
-            says(one, "It keeps up")
-            answered = lambda: all(row["error"] == "" for row in rows(one))  # noqa: E731
-            wait_until(answered, WAIT_S, "an answer of the other one")
-            shown = view(one)
-            assert shown["tasks"]["counts"] == {"active": 2}
-            assert {row["host"] for row in shown["tasks"]["rows"]} == {"", two.query_address}
-            assert {row["partition"] for row in shown["lags"]["rows"]} == {0, 1}
-        wait_until(lambda: len(rows(one)) == 1, WAIT_S, "the other one to be gone")
-        says(one, "It keeps up")

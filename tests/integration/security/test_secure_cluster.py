@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -334,14 +334,6 @@ def test_a_token_endpoint_that_is_away_is_an_outage(secure: EmbeddedBroker) -> N
     assert "gave no token" in "".join(lines)
 
 
-def counting(source: str, output: str) -> Any:
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    counts = stream.group_by(lambda key, value: value, returns="string", name="by-word")
-    counts.count(store="words").to_stream().to(output)
-    return builder.build()
-
-
 @cache
 def inside(broker: EmbeddedBroker) -> Cluster:
     """The same cluster through the listener without a password."""
@@ -372,8 +364,16 @@ def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int | None]:
 
 
 @contextmanager
-def running(topology: Any, folder: Path, **given: Any) -> Iterator[KafkaStreams]:
-    streams = KafkaStreams(topology, {"state.dir": str(folder), "num.stream.threads": 1, **given})
+def running(
+    parts: Mapping[str, str], folder: Path, config: Mapping[str, Any]
+) -> Iterator[KafkaStreams]:
+    """Counts the words of the source into the output."""
+    builder = StreamsBuilder()
+    stream = builder.stream(parts["source"], key=serdes.string(), value=serdes.string())
+    counted = stream.group_by(lambda key, value: value, returns="string", name="by-word")
+    counted.count(store="words").to_stream().to(parts["output"])
+    own = {"state.dir": str(folder), "num.stream.threads": 1}
+    streams = KafkaStreams(builder.build(), {**own, **config})
     streams.start()
     try:
         yield streams
@@ -387,6 +387,31 @@ def shown(secret: str) -> list[str]:
     data = secret.encode()
     packed = [base64.b64encode(b"\0" * shift + data).decode()[4:-4] for shift in range(3)]
     return [secret, quote(secret), quote_plus(secret), *packed]
+
+
+def granted(
+    broker: EmbeddedBroker, name: str, given: Settings, user: str, words: list[str]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Topics with ``words`` in the first, allowed to ``user`` as the guide says: what they are
+    called, and the settings of an application."""
+    parts = {part: f"{name}-{part}" for part in ("source", "output", "application")}
+    topics(broker, parts["source"], parts["output"])
+    write(broker, parts["source"], words)
+    allow_what_the_guide_says(broker, user, **parts)
+    named = {"application.id": parts["application"], "processing.guarantee": "exactly_once_v2"}
+    return parts, {**named, **given}
+
+
+def until_counted(
+    broker: EmbeddedBroker, streams: KafkaStreams, topic: str, wanted: Mapping[str, int]
+) -> None:
+    wait_until(
+        lambda: streams.error or counts(broker, topic) == wanted,
+        60,
+        "the counts",
+        history=lambda: [streams.state, streams.error, counts(broker, topic)],
+    )
+    assert streams.error is None
 
 
 @pytest.mark.spark
@@ -415,27 +440,11 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
     caplog.set_level(logging.DEBUG)
     for logger in ("py4j", "kafka", "everflow"):
         caplog.set_level(logging.DEBUG, logger)
-    source, output, application = (f"open-{name}-{part}" for part in ("in", "out", "app"))
-    topics(secure, source, output)
-    write(secure, source, ["a", "b", "a", "c", "a"])
     user = "client" if door == "certificate" else "bob"
-    parts = {"application": application, "source": source, "output": output}
-    allow_what_the_guide_says(secure, user, **parts)
-    given = settings(secure, token_url, door, names, user if user == "bob" else "alice")
-    wanted = {"a": 3, "b": 1, "c": 1}
-    config = {
-        "application.id": application,
-        "processing.guarantee": "exactly_once_v2",
-        **given,
-    }
-    with running(counting(source, output), tmp_path, **config) as streams:
-        wait_until(
-            lambda: streams.error or counts(secure, output) == wanted,
-            60,
-            "the counts",
-            history=lambda: [streams.state, streams.error, counts(secure, output)],
-        )
-        assert streams.error is None
+    given = settings(secure, token_url, door, names, "bob")
+    parts, config = granted(secure, f"open-{name}", given, user, ["a", "b", "a", "c", "a"])
+    with running(parts, tmp_path, config) as streams:
+        until_counted(secure, streams, parts["output"], {"a": 3, "b": 1, "c": 1})
     told = [*capfd.readouterr(), caplog.text]
     told += [path.read_text() for path in tmp_path.rglob("*.log")]
     assert "Command to send" in told[2], "py4j does not tell what it sends: nothing was looked at"
@@ -445,78 +454,54 @@ def test_a_program_counts_exactly_once_on_a_secure_cluster(
             assert not any(form in text for text in told), (secret, form)
 
 
-FORBIDDEN: dict[str, tuple[ResourceType, str, str]] = {
-    "the input topic": (ResourceType.TOPIC, "{source}", "{source}"),
-    "the output topic": (ResourceType.TOPIC, "{output}", "{output}"),
-    "the group": (ResourceType.GROUP, "{application}", "{application}"),
-    "the transactional id": (ResourceType.TRANSACTIONAL_ID, "{application}", "{application}"),
+FORBIDDEN: dict[str, tuple[ResourceType, str]] = {
+    "the input topic": (ResourceType.TOPIC, "source"),
+    "the output topic": (ResourceType.TOPIC, "output"),
+    "the group": (ResourceType.GROUP, "application"),
+    "the transactional id": (ResourceType.TRANSACTIONAL_ID, "application"),
 }
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("what", FORBIDDEN)
+@pytest.mark.parametrize(
+    "when", ["at the start", pytest.param("while it runs", marks=pytest.mark.slow)]
+)
 def test_what_is_forbidden_is_named_and_ends_the_instance(
-    secure: EmbeddedBroker, token_url: str, what: str, name: str, tmp_path: Path, spark: object
+    secure: EmbeddedBroker,
+    token_url: str,
+    when: str,
+    what: str,
+    name: str,
+    tmp_path: Path,
+    spark: object,
 ) -> None:
-    kind, resource, named = FORBIDDEN[what]
-    parts = {"source": f"shut-{name}-in", "output": f"shut-{name}-out"}
-    parts["application"] = f"shut-{name}-app"
-    topics(secure, parts["source"], parts["output"])
-    write(secure, parts["source"], ["a", "b"])
-    allow_what_the_guide_says(secure, "alice", **parts)
-    forbidden = resource.format(**parts)
-    allow(secure, "alice", kind, forbidden, prefix=True, deny=True)
+    """Not after task.timeout.ms; what was committed before stays."""
+    kind, part = FORBIDDEN[what]
     given = settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice")
-    began = time.monotonic()
-    error = ended(
-        lambda: running(
-            counting(parts["source"], parts["output"]),
-            tmp_path,
-            **{
-                "application.id": parts["application"],
-                "processing.guarantee": "exactly_once_v2",
-                **given,
-            },
-        )
-    )
-    assert named.format(**parts) in str(error)
+    parts, config = granted(secure, f"shut-{name}", given, "alice", ["a", "b"])
+    error: BaseException | None
+    try:
+        if when == "at the start":
+            allow(secure, "alice", kind, parts[part], prefix=True, deny=True)
+        with running(parts, tmp_path, config) as streams:
+            if when == "while it runs":
+                until_counted(secure, streams, parts["output"], {"a": 1, "b": 1})
+                allow(secure, "alice", kind, parts[part], prefix=True, deny=True)
+                write(secure, parts["source"], ["a"])
+            wait_until(
+                lambda: streams.state is ClientState.ERROR,
+                60,
+                "an error",
+                history=lambda: [streams.state, streams.error],
+            )
+            error = streams.error
+    except EverflowError as at_the_start:
+        error = at_the_start
+    assert parts[part] in str(error)
     assert "uthoriz" in str(error) or "permitted" in str(error) or "ACL" in str(error), error
-    assert time.monotonic() - began < 60
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("what", FORBIDDEN)
-def test_what_is_forbidden_while_it_runs_is_named_and_ends_the_instance(
-    secure: EmbeddedBroker, token_url: str, what: str, name: str, tmp_path: Path, spark: object
-) -> None:
-    """In the middle: not after task.timeout.ms, and what was committed stays."""
-    kind, resource, named = FORBIDDEN[what]
-    parts = {part: f"closed-{name}-{part}" for part in ("source", "output")}
-    parts["application"] = f"closed-{name}-app"
-    topics(secure, parts["source"], parts["output"])
-    write(secure, parts["source"], ["a", "b"])
-    allow_what_the_guide_says(secure, "alice", **parts)
-    config = {
-        "application.id": parts["application"],
-        "processing.guarantee": "exactly_once_v2",
-        **settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice"),
-    }
-    topology = counting(parts["source"], parts["output"])
-    with running(topology, tmp_path, **config) as streams:
-        wait_until(lambda: counts(secure, parts["output"]) == {"a": 1, "b": 1}, 60, "the counts")
-        allow(secure, "alice", kind, resource.format(**parts), prefix=True, deny=True)
-        write(secure, parts["source"], ["a"])
-        wait_until(
-            lambda: streams.state is ClientState.ERROR,
-            60,
-            "an error",
-            history=lambda: [streams.state, streams.error],
-        )
-        error = str(streams.error)
-    assert named.format(**parts) in error
-    assert "uthoriz" in error or "permitted" in error or "ACL" in error, error
-    assert counts(secure, parts["output"]) == {"a": 1, "b": 1}
+    wanted = {"a": 1, "b": 1} if when == "while it runs" else {}
+    assert counts(secure, parts["output"]) == wanted
 
 
 def test_the_command_makes_a_secure_broker(tmp_path: Path) -> None:
@@ -540,19 +525,3 @@ def started(command: list[str]) -> Iterator[Iterator[str]]:
             yield iter(process.stdout)
         finally:
             process.send_signal(signal.SIGTERM)
-
-
-def ended(begun: Callable[[], Any]) -> BaseException:
-    """The error that ends it, at the start or soon behind it."""
-    try:
-        with begun() as streams:
-            wait_until(
-                lambda: streams.error or streams.state is ClientState.ERROR,
-                60,
-                "an error",
-                history=lambda: [streams.state, streams.error],
-            )
-            found: BaseException = streams.error
-            return found
-    except EverflowError as error:
-        return error

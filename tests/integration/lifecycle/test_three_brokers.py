@@ -21,6 +21,7 @@ from integration.lifecycle.lifecycle_cluster import (
     Application,
     Cluster,
     closed,
+    counting,
     last_by_key,
     long,
     text,
@@ -63,13 +64,6 @@ def until(check: Callable[[], object], what: str) -> None:
 
 def until_another(find: Callable[[], EmbeddedBroker], before: EmbeddedBroker) -> None:
     until(lambda: find() is not before, "another broker in the place of the one before")
-
-
-def counting(source: str, output: str) -> Topology:
-    builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    stream.group_by_key().count(store="counts").to_stream().to(output)
-    return builder.build()
 
 
 def two_counts(prefix: str) -> Topology:
@@ -129,9 +123,7 @@ class Counted:
         assert streams.error is None
 
     def require_counted_once(self) -> None:
-        found = {
-            key: long(value) for key, value in last_by_key(self.cluster.read(self.output)).items()
-        }
+        found = self.cluster.longs(self.output)
         assert found == Counter(b"k%d" % (n % 7) for n in range(self.sent))
 
 

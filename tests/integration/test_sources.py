@@ -1,5 +1,5 @@
-"""Sources with a pattern on a broker: topics that are there are read, and one that comes later is
-read by the instances that run, from its beginning and once (note 037)."""
+"""Sources on a broker: with a pattern, whose topics may come later (note 037), with partitions that
+come while instances run, and runs that end by themselves."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import KafkaStreams, StreamsBuilder, Topology, TopologyError, serdes
+from everflow import (
+    KafkaStreams,
+    Materialized,
+    SlidingWindows,
+    StreamsBuilder,
+    Topology,
+    TopologyError,
+    serdes,
+)
+from everflow.instance.client_state import ClientState
 from everflow.instance.instance import Extension
 from everflow.instance.topics import topic_watch
 from everflow.records import TaskId
-from everflow.testing import wait_until
+from everflow.testing import TopologyTestDriver, wait_until
 from integration.lifecycle.lifecycle_cluster import (
     CAUGHT_UP_S,
     Application,
@@ -39,7 +48,7 @@ def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_watch, "PERIOD_MS", 200.0)
 
 
-def program(cluster: Cluster, out: str, counts: str) -> Topology:
+def of_a_pattern(cluster: Cluster, out: str, counts: str) -> Topology:
     builder = StreamsBuilder()
     pattern = re.compile(re.escape(f"{cluster.prefix}-in.") + ".*")
     stream = builder.stream(pattern, key=TEXT, value=TEXT, offset_reset="earliest")
@@ -64,13 +73,13 @@ def test_a_topic_that_comes_later_is_read_by_the_instance_that_runs(
 ) -> None:
     out, counts = cluster.topic("out", 1), cluster.topic("counts", 2)
     with pytest.raises(TopologyError, match=r"matches.*pattern"):
-        app.instance(program(cluster, out, counts)).start()
+        app.instance(of_a_pattern(cluster, out, counts)).start()
     first, second = cluster.topic("in.a", 2), cluster.topic("in.b", 2)
     cluster.write(first, [text("k", "1", 1), text("l", "1", 1, 1)])
     cluster.write(second, [text("k", "2", 2)])
     with (
         caplog.at_level(logging.WARNING, "everflow"),
-        app.running(program(cluster, out, counts)) as streams,
+        app.running(of_a_pattern(cluster, out, counts)) as streams,
     ):
         app.until_processed(streams, first, second)
         before = incarnations(streams)
@@ -89,9 +98,9 @@ def test_a_topic_that_comes_later_is_read_by_the_instance_that_runs(
         cluster.write(third, [text("k", "6", 6)])
         app.until_processed(streams, third)
     with pytest.raises(TopologyError, match="different partition counts"):
-        app.instance(program(cluster, out, counts)).start()
+        app.instance(of_a_pattern(cluster, out, counts)).start()
     cluster.delete(wide)
-    with app.running(program(cluster, out, counts)) as streams:
+    with app.running(of_a_pattern(cluster, out, counts)) as streams:
         app.until_processed(streams, first, second, third)
     assert values(cluster, out) == [*("a 1", "a 1", "a 5", "b 2", "c 3", "c 4", "c 6")]
     table = last_by_key(cluster.read(counts))
@@ -169,3 +178,107 @@ def test_two_instances_take_a_topic_up_one_after_the_other(
     assert values(cluster, out) == sorted(expected)
     table = last_by_key(cluster.read(counts))
     assert {long(value) for value in table.values()} == {turn + 1}
+
+
+def two_sources(free: str, kept: str, out: str) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream(free, key=TEXT, value=TEXT, offset_reset="earliest").to(out)
+    builder.stream(kept, key=TEXT, value=TEXT).group_by_key().count(store="n")
+    return builder.build()
+
+
+def test_new_partitions_of_a_stateless_part_are_read_beside_a_stateful_one(
+    app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_watch, "PERIOD_MS", 200.0)
+    free, kept, out = cluster.topic("free", 2), cluster.topic("kept", 1), cluster.topic("out", 1)
+    cluster.write(free, [text("k", "1"), text("k", "2", 1, 1)])
+    cluster.write(kept, [text("k", "v")])
+
+    def written() -> list[str]:
+        return sorted((one.value or b"").decode() for one in cluster.read(out))
+
+    with app.running(two_sources(free, kept, out)) as streams:
+        app.until_processed(streams, free)
+        cluster.grow(free, 4)
+        cluster.write(free, [text("k", str(n), 1, n - 1) for n in (3, 4)])
+        cluster.write(free, [text("k", "5", 1, 0)])
+        wait_until(lambda: written() == list("12345"), 90, "the records of the new partitions")
+        assert streams.state is ClientState.RUNNING
+        assert dict(streams.store("n").all()) == {"k": 1}
+
+
+SLIDING = SlidingWindows.of_time_difference_and_grace("10 ms", "5 ms")
+TIMES = (1, 4, 12, 13, 30, 28, 45, 29, 46, 58)
+"""29 is late for the windows that have closed."""
+RESULTS = ("near", "counts")
+
+
+def topology(name: Callable[[str], str]) -> Topology:
+    """Every update of both tables is a result; one has options for its changelog, one has no
+    changelog. ``name``: a topic's full name."""
+    builder = StreamsBuilder()
+    groups = builder.stream(name("in"), key=serdes.string(), value=serdes.string()).group_by_key()
+    near = Materialized(
+        "near", retention="1 hour", caching=False, topic_config={"segment.ms": "600000"}
+    )
+    groups.windowed_by(SLIDING).count(store=near).to_stream().map_values(str, returns="string").to(
+        name("near")
+    )
+    lost = Materialized("counts", caching=False, logging=False)
+    groups.count(store=lost).to_stream().to(name("counts"))
+    return builder.build()
+
+
+def by_the_driver(records: list[Record]) -> dict[str, list[tuple[bytes | None, bytes | None, int]]]:
+    raw = serdes.bytes_()
+    with TopologyTestDriver(topology(str)) as driver:
+        source = driver.create_input_topic("in", raw, raw)
+        for one in records:
+            source.pipe_input(one.key, one.value, one.timestamp)
+        return {
+            result: [
+                (found.key, found.value, found.timestamp)
+                for found in driver.create_output_topic(result, raw, raw).read_records()
+            ]
+            for result in RESULTS
+        }
+
+
+def test_runs_that_end_give_what_the_driver_gives(app: Application, cluster: Cluster) -> None:
+    records = [text(f"k{n % 2}", "v", at) for n, at in enumerate(TIMES)]
+    wanted = by_the_driver(records)
+    names = {topic: cluster.topic(topic, 1) for topic in ("in", *RESULTS)}
+    outputs = [names[result] for result in RESULTS]
+    program = topology(names.__getitem__)
+
+    def ended(streams: KafkaStreams) -> None:
+        assert streams.state is ClientState.NOT_RUNNING
+        assert streams.error is None
+
+    streams = app.instance(program)
+    begun = time.monotonic()
+    nothing = streams.run(timeout=1, collect=outputs)
+    assert time.monotonic() - begun >= 1
+    assert nothing == {topic: [] for topic in outputs}
+    ended(streams)
+
+    cluster.write(names["in"], records)
+    streams = app.instance(program)
+    total = sum(map(len, wanted.values()))
+    given = streams.run(count=total, timeout="1 minute", collect=outputs)
+    ended(streams)
+    assert isinstance(given, dict)
+    assert [(one.key, one.value) for one in given[names["counts"]]] == [
+        (f"k{n % 2}", 1 + n // 2) for n in range(len(records))
+    ]
+    assert {one.key.end - one.key.start for one in given[names["near"]]} == {10}
+    for result in RESULTS:
+        found = [(one.key, one.value, one.timestamp) for one in cluster.read(names[result])]
+        assert found == wanted[result], result
+
+    changelogs = [topic for topic in cluster.topics() if topic.endswith("-changelog")]
+    assert changelogs == [f"{app.id}-near-changelog"], "counts has none"
+    assert cluster.config(changelogs[0])["segment.ms"] == "600000"
+    long_kept = 100 * 365 * 86_400_000 + 3_600_000
+    assert cluster.config(changelogs[0])["retention.ms"] == str(long_kept)
