@@ -78,7 +78,7 @@ class World:
         ("stream.join(world, on=F.col('key'), store='x')", "windows=.*store="),
         ("stream.join(world, on=F.col('key'), windows=FIVE)", r"windows=.*grace="),
         ("stream.outer_join(world)", r"changes.*results"),
-        ("foreign.join(world, on=F.col('key'))", r"global.*StreamsBuilder"),
+        ("foreign.join(world, on=F.col('key'))", "same StreamsBuilder"),
         (
             "stream.join(world, lambda k, m, l, r, x: 1, on=F.col('key'), returns='int')",
             "calls.*fun",
