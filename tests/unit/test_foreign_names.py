@@ -308,7 +308,7 @@ def test_a_folder_that_hides_a_library_is_named(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", ["orjson", "pyarrow", "lmdb", "anyio"])
 def test_a_file_that_hides_an_installed_package_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("mine = 1\n")
-    program = "from everflow import serdes\nfrom everflow.testing import EmbeddedBroker\n"
+    program = "from everflow import KafkaStreams\nfrom everflow.testing import EmbeddedBroker\n"
     said = run(tmp_path, program + "import everflow.testing as t\nt.TopologyTestDriver\n")
     file = tmp_path.resolve() / f"{name}.py"
     assert f"SetupError: {file} hides the installed package {name} (" in said
