@@ -72,9 +72,7 @@ class RestoringDriver(TopologyTestDriver):
         ]
         return replace(request, tasks=tasks)
 
-    def note_left_out(
-        self, request: BatchRequest, result: StepResult, sources: Sources
-    ) -> None:
+    def note_left_out(self, request: BatchRequest, result: StepResult, sources: Sources) -> None:
         """What the batch leaves out of topics that are changelogs."""
         for one in left_out_entries(
             request, result, sources, lambda _, store, key: self._stores[store].get_many([key])[0]
@@ -141,8 +139,6 @@ class _Sink(_MemorySink):
         super().__init__(driver._handlers.topic, driver._topics.count)
         self._driver = driver
 
-    def __call__(
-        self, request: BatchRequest, result: StepResult, sources: Sources
-    ) -> BatchResult:
+    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
         self._driver.note_left_out(request, result, sources)
         return super().__call__(request, result, sources)

@@ -307,13 +307,14 @@ class NodeColumns:
         records[self.output] = batch if self.made is None else self._made(self.made, batch, client)
 
     def _made(self, selection: Selection, batch: EdgeBatch, client: ColumnClient) -> EdgeBatch:
-        names = selection.made.names
+        called, index = batch, None
         if self.skips_null and batch.value.null_count:
             index = np.flatnonzero(batch.value.is_valid().to_numpy(zero_copy_only=False))
-            found = self._computed(selection, batch.take(index), client)
-            value = spread(found[names.index("value")], index, len(batch))
-            return batch.with_columns(value=value)
-        made = dict(zip(names, self._computed(selection, batch, client), strict=True))
+            called = batch.take(index)
+        columns = self._computed(selection, called, client)
+        if index is not None:
+            columns = [spread(column, index, len(batch)) for column in columns]
+        made = dict(zip(selection.made.names, columns, strict=True))
         for what in made.keys() - {"key", "value"}:
             made["value"] = pa.StructArray.from_arrays([made[what], batch.value], [what, "value"])
         return batch.with_columns(made.get("key"), made.get("value"))
