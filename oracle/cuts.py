@@ -110,7 +110,9 @@ def taken_in_turn(program: Program) -> InTurn:
     One record has made several of equal times, which come to one place through two repartition
     topics; in a join of tables each key's results are in order. Or it has made several entries of
     one key, which come to the left side of a join by a foreign key through a topic: an entry is
-    answered before the next one comes, or is gone by then."""
+    answered before the next one comes, or is gone by then. Or several entries of one key come at
+    once to a table that is joined with one made of it, behind a topic: the test driver takes what
+    follows from the first of them before the second."""
     found, above = InTurn(set(), set()), dict[str, set[str]]()
     routes, changed, several = dict[str, set[str]](), set[str](), set[str]()
     of_one_key, apart = set[str](), set[str]()
@@ -139,6 +141,10 @@ def taken_in_turn(program: Program) -> InTurn:
         folds = op == "cogroup"  # one record comes to it by two topics
         open_order = two and not of_tables and (folds or bool(several.intersection(sides)))
         open_order |= op == "foreign" and node["left"] in apart
+        of_each_other = of_tables and any(
+            one in apart and one in above[other] for one in sides for other in sides if one != other
+        )
+        open_order |= two and of_each_other
         one_of_keys = bool(found.of_keys.intersection(sides))
         if found.unknown.intersection(sides) or open_order or (one_of_keys and not keyed):
             found.unknown.add(name)

@@ -9,6 +9,7 @@ from oracle.cuts import left_out, taken_in_turn, unsettled
 from oracle.programs import Node, Program
 
 STREAM: Node = {"op": "stream", "id": "s", "topic": "in0"}
+FINAL = {"gap": 3, "grace": 30, "results": "final"}
 TABLE: Node = {"op": "table", "id": "t", "topic": "in1", "store": "t"}
 
 
@@ -43,6 +44,32 @@ def grouped(name: str) -> Node:
             ],
             "j o",
             "p",
+        ),
+        # A table joined with one that is made of it: of windows that close, several entries of a
+        # key may come at once.
+        (
+            [
+                STREAM,
+                {"op": "count", "id": "w", "in": "s", "store": "w", "windows": FINAL},
+                {"op": "to_table", "id": "u", "in": "w", "store": "u"},
+                {"op": "group_reduce", "id": "g", "in": "u", "store": "g"},
+                {"op": "group_aggregate", "id": "h", "in": "g", "store": "h"},
+                {"op": "join", "id": "j", "left": "g", "right": "h", "store": "j"},
+            ],
+            "",
+            "j",
+        ),
+        (
+            [
+                *(
+                    TABLE,
+                    grouped("g"),
+                    {"op": "group_aggregate", "id": "h", "in": "g", "store": "h"},
+                ),
+                {"op": "join", "id": "j", "left": "g", "right": "h", "store": "j"},
+            ],
+            "j",
+            "",
         ),
         # A stream behind a new key, and the table that is made of it: one record, one result.
         (
