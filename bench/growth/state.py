@@ -82,8 +82,8 @@ class CountedStore:
         self._stack.close()
         self._view = None
 
-    def _read(self, read: Callable[..., Any], *given: Any) -> Any:
-        found = read(*given)
+    def _read(self, read: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        found = read(*given, **named)
         if isinstance(found, list):
             self._reads.entries += sum(
                 len(one) if isinstance(one, list) else one is not None for one in found

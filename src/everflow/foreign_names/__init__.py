@@ -86,12 +86,6 @@ _OWN: Mapping[str, tuple[str, ...]] = {
         *("producer", "shared_client", "topic"),
     ),
     "InputTopic": ("rewind", "written"),
-    "KGroupedStream": ("graph",),
-    "CogroupedKStream": ("graph",),
-    "TimeWindowedCogroupedKStream": ("graph",),
-    "SessionWindowedCogroupedKStream": ("graph",),
-    "TimeWindowedKStream": ("graph",),
-    "SessionWindowedKStream": ("graph",),
     "agg": ("result_type",),
 }
 OWN = frozenset(f"{owner}.{name}" for owner, names in _OWN.items() for name in names)
