@@ -31,7 +31,7 @@ from everflow.kafka.reading.fetch_connection import (
     FetchConnection,
     FetchPlace,
 )
-from everflow.kafka.reading.record_batches import Batch
+from everflow.kafka.reading.record_batches import Portion
 from everflow.kafka.reading.record_columns import Columns, CorruptBatchError, LogChunk
 from everflow.records import UNBOUNDED_BYTES, TopicPartition
 
@@ -41,6 +41,7 @@ WAIT_MS = 20
 """How long a broker holds a fetch back from the end of a log, where not said otherwise."""
 _LEAST_BYTES = 64 << 10
 _NOTHING = record_batches.columns(b"", [])
+_TOGETHER_BYTES = 1 << 16
 _OTHER_TOPIC = (client_errors.UnknownTopicIdError, client_errors.InconsistentTopicIdError)
 _PAUSE_S = 0.05
 """After a passing fault a log is fetched again so much later."""
@@ -214,6 +215,7 @@ class FetchTap:
         self, wanted: Iterable[_Stream], most_bytes: int, most_records: int
     ) -> dict[TopicPartition, LogChunk]:
         found: dict[TopicPartition, LogChunk] = {}
+        _parse_together(wanted)
         for one in wanted:
             if most_records <= 0:
                 break
@@ -305,6 +307,21 @@ class FetchTap:
             raise fault
 
 
+def _parse_together(streams: Iterable[_Stream]) -> None:
+    """Take the next records of several logs apart at once, if they are few: it costs by the call.
+    What is damaged is left to its log."""
+    portions = [(one, portion) for one in streams if (portion := one.next_portion()) is not None]
+    size = sum(batches[-1].end - batches[0].begin for _, (_, batches) in portions)
+    if len(portions) < 2 or size > _TOGETHER_BYTES:
+        return
+    try:
+        found = record_batches.columns_together([portion for _, portion in portions])
+    except EverflowError:
+        return
+    for (one, (_, batches)), columns in zip(portions, found, strict=True):
+        one.parsed(columns, len(batches))
+
+
 class _Stream:
     """One log: what was received and not yet taken."""
 
@@ -315,7 +332,7 @@ class _Stream:
         self._fetched = start
         self._epoch = -1
         self._end = -1
-        self._unparsed: deque[tuple[bytes, list[Batch]]] = deque()
+        self._unparsed: deque[Portion] = deque()
         self._held: Columns | None = None
         self.position = start
         """Offset behind what was taken."""
@@ -347,7 +364,8 @@ class _Stream:
         end = self.latest
         if self._held is None and not self._unparsed and self._fetched == self.position:
             return None
-        self._parse(end)
+        while (portion := self.next_portion()) is not None:
+            self.parsed(record_batches.columns(*portion), len(portion[1]))
         held = _NOTHING if self._held is None else self._held
         part = held.between(0, end).up_to(most_bytes).of(slice(0, most_records))
         if len(part.offsets):
@@ -388,21 +406,24 @@ class _Stream:
         ]
         self._fetched, self._epoch = behind, found[-1].epoch
 
-    def _parse(self, end: int) -> None:
-        """Take apart what was received, until there is a record; nothing that begins at ``end`` or
-        behind it."""
-        while self._held is None and self._unparsed:
-            data, portion = self._unparsed[0]
-            count = bisect_left(portion, end, key=attrgetter("base_offset"))
-            if not count:
-                return
-            whole = record_batches.columns(data, portion[:count])
-            found = whole.between(self.position, sys.maxsize)
-            self._held = found if len(found.offsets) else None
-            if count < len(portion):
-                self._unparsed[0] = (data, portion[count:])
-            else:
-                self._unparsed.popleft()
+    def next_portion(self) -> Portion | None:
+        """The record batches to be taken apart next; None while records are here, or nothing that
+        may be taken."""
+        if self._held is not None or not self._unparsed:
+            return None
+        data, portion = self._unparsed[0]
+        count = bisect_left(portion, self.latest, key=attrgetter("base_offset"))
+        return (data, portion[:count]) if count else None
+
+    def parsed(self, whole: Columns, count: int) -> None:
+        """The first ``count`` batches of the next portion, taken apart."""
+        found = whole.between(self.position, sys.maxsize)
+        self._held = found if len(found.offsets) else None
+        data, portion = self._unparsed[0]
+        if count < len(portion):
+            self._unparsed[0] = (data, portion[count:])
+        else:
+            self._unparsed.popleft()
 
     def _next_offset(self) -> int:
         if self._held is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import kafka.errors as client_errors
 import numpy as np
@@ -193,6 +193,10 @@ def committed(
             yield batch
 
 
+Portion: TypeAlias = tuple[bytes, list[Batch]]
+"""Record batches, and the bytes in which they lie."""
+
+
 def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
     """The same batches in stretches of about ``most_bytes`` (one batch at least), compressed ones
     taken for eight times as many: so that a well compressed response does not become columns of a
@@ -234,6 +238,21 @@ def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
         raise CorruptBatchError(
             f"record batches from offset {filled[0].base_offset}: broken records ({failure})"
         ) from failure
+
+
+def columns_together(portions: Sequence[Portion]) -> list[Columns]:
+    """As `columns`, of several logs; a damaged one fails all."""
+    parts, moved, at = list[bytes](), list[Batch](), 0
+    for data, batches in portions:
+        begin, end = batches[0].begin, batches[-1].end
+        parts.append(data[begin:end])
+        moved += [
+            one._replace(begin=one.begin - begin + at, end=one.end - begin + at) for one in batches
+        ]
+        at += end - begin
+    whole = columns(b"".join(parts), moved)
+    behind = np.cumsum([sum(one.records for one in batches) for _, batches in portions]).tolist()
+    return [whole.of(slice(first, end)) for first, end in zip([0, *behind], behind, strict=False)]
 
 
 # --- one batch ------------------------------------------------------------------------------------

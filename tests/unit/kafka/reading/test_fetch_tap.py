@@ -498,3 +498,29 @@ def test_a_batch_that_is_too_large_is_told_with_its_log(monkeypatch: pytest.Monk
     tap.go_to({TP: 0})
     with pytest.raises(FatalError, match=r"log-0.*offset 0"):
         tap.take({TP: 1}, 1.0)
+
+
+def two_logs(second: bytes) -> FetchTap:
+    broker = Broker({0: batch(0, [b"a"]) + markers(1) + batch(2, [b"b", b"c"])})
+    broker.logs[TWO] = {0: [second]}
+    tap = tap_of(broker, check_crcs=False)
+    tap.go_to({TP: 0, TWO: 0})
+    return tap
+
+
+def test_few_records_of_several_logs_are_taken_apart_together() -> None:
+    found = two_logs(batch(0, [b"x", b"y"])).take({TP: 4, TWO: 2}, 1.0)
+    assert {tp: chunk.values for tp, chunk in found.items()} == {
+        TP: [b"a", b"b", b"c"],
+        TWO: [b"x", b"y"],
+    }
+
+
+def test_a_damaged_log_beside_others_is_named_and_they_are_read() -> None:
+    broken = bytearray(batch(0, [b"x", b"y"]))
+    broken[61] = 0x41  # a record of negative length
+    tap = two_logs(bytes(broken))
+    assert tap.take({TP: 4, TWO: 2}, 1.0)[TP].values == [b"a", b"b", b"c"]
+    with pytest.raises(CorruptBatchError) as damaged:
+        tap.take({TWO: 2}, 1.0)
+    assert damaged.value.partitions == {TWO}
