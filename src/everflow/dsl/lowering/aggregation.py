@@ -86,6 +86,8 @@ class Groups:
     """What Kafka Streams' names of its nodes begin with."""
     numbers = 0
     """How many of its numbers Kafka Streams uses up before."""
+    built_in: type[AggregateSpec] = AggregateSpec
+    """What built-in aggregates are made of."""
 
     def __init__(self, graph: GraphBuilder, edge: Edge) -> None:
         self.graph, self.edge = graph, edge
@@ -99,17 +101,6 @@ class Groups:
         """What the operator ``name`` reads of each record, and of what that takes back."""
         edge = Edge.inside(self.edge.type.key, value.type)
         return (stream.projected(f"{name}-inputs", PREPARE, edge, value=value),)
-
-    def built_in(
-        self,
-        store: str,
-        key_serde: Serde,
-        lowered: list[Aggregator],
-        names: list[str] | None,
-        inputs: pa.DataType,
-        cut: TimeWindows | None,
-    ) -> AggregateSpec:
-        return AggregateSpec.of(store, key_serde, lowered, names, inputs, window=cut)
 
     def called(self, options: dict[str, Any]) -> tuple[Callable[..., Any], Any]:
         """The user's functions as one aggregator, and one of them for messages."""
@@ -147,6 +138,7 @@ class GroupedTable(Groups):
 
     nodes = "KTABLE-{label}-"
     numbers = 2  # sink and source come first in the original
+    built_in = TableAggregateSpec
 
     def __init__(self, graph: GraphBuilder, changes: str, edge: Edge, name: str) -> None:
         super().__init__(graph, edge)
@@ -172,17 +164,6 @@ class GroupedTable(Groups):
             listed = stream.projected(f"{name}-{side}", PREPARE, entry, value=one)
             sides += super().inputs(f"{name}-{side}", listed, value)
         return tuple(sides)
-
-    def built_in(
-        self,
-        store: str,
-        key_serde: Serde,
-        lowered: list[Aggregator],
-        names: list[str] | None,
-        inputs: pa.DataType,
-        cut: TimeWindows | None,
-    ) -> AggregateSpec:
-        return TableAggregateSpec.of(store, key_serde, lowered, names, inputs)
 
     def called(self, options: dict[str, Any]) -> tuple[Callable[..., Any], Any]:
         adder = _keyed(options["adder"], "adder")
@@ -306,8 +287,8 @@ class Aggregation:
         inputs = self._inputs(columns, edge)
         names = None if bare else list(fields)
         try:
-            built_in = self.group.built_in(
-                self.store, key_serde, lowered, names, inputs.type, self.cut
+            built_in = self.group.built_in.of(
+                self.store, key_serde, lowered, names, inputs.type, window=self.cut
             )
         except EverflowError as error:
             raise TopologyError(f"aggregate in store {self.store!r}: {error}") from None
