@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,12 +13,12 @@ from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import LetterGroup
-from everflow.records import Bytes, EdgeBatch, Int64, TopicPartition
+from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.state.left_out import as_written
 from everflow.topology.plan import Source
 from everflow.worker.decode import Judge, decoded_records
 from everflow.worker.letters import Letters, take_letters
-from everflow.worker.sink import FLUSH_TIMEOUT_S
+from everflow.worker.sink import FLUSH_TIMEOUT_S, LetterWriter
 from everflow.worker.task_step import StepResult
 
 KEYLESS = "null-key"
@@ -38,23 +37,6 @@ class TakenRecords:
 Left = Callable[[int, Mapping[str, Mapping[str, int]], Sequence[LetterGroup], Sequence[str]], None]
 """Takes the records that did not enter the store: the number of dead letters; others by node and
 reason; those that their handler left out, by cause, and the first few in a line each."""
-
-
-class LetterWriter(Protocol):
-    """The part of a `RecordWriter` that is needed here."""
-
-    def begin(self) -> None: ...
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None: ...
-    def send(self) -> None: ...
-    def flush(self, timeout_s: float) -> None: ...
 
 
 @dataclass(frozen=True)
