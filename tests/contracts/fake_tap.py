@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
@@ -22,6 +23,26 @@ class FakeLog:
     start: int = 0
     damage: RetriableError | None = None
     """Told instead of its records."""
+
+
+def as_columns(columns: LogColumns) -> Columns:
+    """The inverse of `Columns.arrow`, of records without headers."""
+    keys, values = columns.keys, columns.values
+    rows = pc.binary_join_element_wise(
+        keys.fill_null(b""), values.fill_null(b""), pa.scalar(b"\0"), pa.scalar(b"")
+    )
+    _, begins, data = rows.buffers()
+    key_at = np.frombuffer(begins or b"", np.int32)[: len(rows)].astype(np.int64)
+    sizes = [np.asarray(pc.binary_length(one).fill_null(-1), np.int64) for one in (keys, values)]
+    return Columns(
+        data.to_pybytes() if data else b"",
+        columns.offsets,
+        columns.timestamps,
+        key_at,
+        sizes[0],
+        key_at + np.maximum(sizes[0], 0),
+        sizes[1],
+    )
 
 
 class Folding(Columns):
@@ -41,7 +62,7 @@ def held(found: list[tuple[int, bytes | None]]) -> Columns:
         offsets=offsets,
         timestamps=1000 + offsets,
     )
-    return Folding(*Columns.made(columns))
+    return Folding(*as_columns(columns))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from contracts.fake_tap import as_columns
 from everflow.kafka.reading.record_columns import Columns, LogChunk, LogColumns
 from everflow.records import TopicPartition
 
@@ -20,7 +21,7 @@ Record = tuple[bytes | None, bytes | None, int]
 def held(found: list[tuple[int, Record]]) -> Columns:
     """Records by offset, as a tap hands them out."""
     keys, values = ([record[at] for _, record in found] for at in (0, 1))
-    return Columns.made(
+    return as_columns(
         LogColumns(
             keys=pa.array(keys, pa.binary()),
             values=pa.array(values, pa.binary()),

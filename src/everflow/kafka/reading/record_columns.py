@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from everflow.errors import RetriableError
@@ -113,30 +112,6 @@ class Columns(NamedTuple):
     key_sizes: Int64
     value_at: Int64
     value_sizes: Int64
-
-    @staticmethod
-    def made(columns: LogColumns, headers: pa.Array | None = None) -> Columns:
-        """The inverse of `arrow`. ``headers``: of each record as a batch has them, with their
-        number."""
-        keys, values = columns.keys, columns.values
-        own = pa.scalar(b"\0") if headers is None else headers
-        rows = pc.binary_join_element_wise(
-            keys.fill_null(b""), values.fill_null(b""), own, pa.scalar(b"")
-        )
-        _, begins, data = rows.buffers()
-        key_at = np.frombuffer(begins or b"", np.int32)[: len(rows)].astype(np.int64)
-        sizes = [
-            np.asarray(pc.binary_length(one).fill_null(-1), np.int64) for one in (keys, values)
-        ]
-        return Columns(
-            data.to_pybytes() if data else b"",
-            columns.offsets,
-            columns.timestamps,
-            key_at,
-            sizes[0],
-            key_at + np.maximum(sizes[0], 0),
-            sizes[1],
-        )
 
     @property
     def sizes(self) -> Int64:
