@@ -27,9 +27,9 @@ GROWTH = 4
 MERGED_SHARE = 4
 """A merge that reads a fourth of what was planned is bounded by its ranges; one that reads less
 waits for an input, and larger ranges of the others would only be read in vain."""
-REST_SHARE = 0.25
-"""Minimal rest of a thread that has caught up, as a share of its last batch: it saves a fifth of
-the batches, and delays a record by at most a quarter of a batch (note 018)."""
+REST_SHARE = 1 / 3
+"""Minimal rest of a thread that has caught up, as a share of its last batch: it saves a quarter of
+the batches, and delays a record by at most a third of a batch (note 018)."""
 MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it

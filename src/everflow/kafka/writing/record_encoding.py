@@ -221,7 +221,8 @@ def _joined(columns: RecordColumns, bounds: Int64) -> list[EncodedRecords]:
     firsts = np.repeat(bounds[:-1], counts)
     places = np.arange(len(columns), dtype=np.int64)
     delays = columns.timestamps - columns.timestamps[firsts]
-    key_sizes, value_sizes = _told_lengths(columns.keys), _told_lengths(columns.values)
+    # a record has -1 as the length of what is null
+    key_sizes, value_sizes = _lengths(columns.keys, -1), _lengths(columns.values, -1)
     inner = [_varints(delays), _varints(places - firsts), _varints(key_sizes)]
     middle = _varints(value_sizes)
     length = np.maximum(key_sizes, 0) + np.maximum(value_sizes, 0) + middle.sizes + 1
@@ -288,14 +289,12 @@ def _column(numbers: Sequence[_Numbers]) -> pa.Array:
     )
 
 
-def _lengths(column: pa.Array) -> Int64:
-    """Bytes of each value; 0 for a null."""
-    return np.asarray(pc.binary_length(column).fill_null(0), np.int64)
-
-
-def _told_lengths(column: pa.Array) -> Int64:
-    """Bytes of each value; -1 for a null, as a record says it."""
-    return np.asarray(pc.binary_length(column).fill_null(-1), np.int64)
+def _lengths(column: pa.Array, of_null: int = 0) -> Int64:
+    """Bytes of each value."""
+    sizes = pc.binary_length(column)
+    if sizes.null_count:
+        sizes = sizes.fill_null(of_null)
+    return np.asarray(sizes, np.int64)
 
 
 def _filled(column: pa.Array) -> pa.Array:

@@ -76,7 +76,7 @@ def test_what_comes_meanwhile_is_left_where_several_logs_are_merged(world: World
 
 
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
-    """A quarter as long as the last batch took and `most_rest_ms` at the most; not behind a full
+    """A third as long as the last batch took and `most_rest_ms` at the most; not behind a full
     batch, and not before a command."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
@@ -90,7 +90,7 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
         return world.commit(request)
 
     world.behave = commit
-    for took_ms, rest_ms in ((20.0, 5.0), (500.0, 40.0)):
+    for took_ms, rest_ms in ((30.0, 10.0), (500.0, 40.0)):
         world.end += 5
         assert world.turn()
         ended_ms = world.clock.monotonic_ms()
