@@ -248,7 +248,7 @@ SUPPRESSED = Family(
         "SessionWindows": SessionWindows,
         "Suppressed": Suppressed,
         "TEN": TimeWindows.of_size(10).grace(5),
-        "total": lambda so_far, value: so_far + value or None,
+        "total": lambda so_far, value: so_far + (value or 0) or None,
     },
 )
 
