@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from typer.testing import CliRunner
 
@@ -129,6 +129,16 @@ def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset(
         finally:
             broker.resume()
     assert [ask(30) for ask in asks] == before
+    # The controller has fenced it, and gives it no new topic until it is heard again.
+    wait_until(lambda: _created(broker, f"{name}-again"), 20, "a broker that takes topics")
+
+
+def _created(broker: EmbeddedBroker, name: str) -> bool:
+    try:
+        broker.create_topic(name)
+    except KafkaException:
+        return False
+    return True
 
 
 def _until_refused(ask: Callable[[float], object]) -> None:

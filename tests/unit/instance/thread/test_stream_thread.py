@@ -108,12 +108,12 @@ def test_a_commit_of_many_tasks_is_rarer() -> None:
     """What a commit costs grows with the tasks that it touches, not with their records."""
     limits = BatchLimits(100_000, 64 << 20, 500, most_rest_ms=150)
 
-    def rest_ms(tasks: int, subtopologies: int = 1, took_ms: float = 40.0, read: int = 50) -> float:
+    def rest_ms(tasks: int, subtopologies: int = 1, took_ms: float = 48.0, read: int = 50) -> float:
         names = [TaskId(number % subtopologies, number) for number in range(tasks)]
         return BatchSize().rest_ms(limits, read, took_ms, names)
 
-    assert [rest_ms(tasks) for tasks in (1, 4, 6, 8, 100)] == [10.0, 15.0, 50.625, 120.0, 120.0]
-    assert [rest_ms(24, deep) for deep in (1, 2, 4)] == [120.0, 80.0, 60.0], "a re-key rests again"
+    assert [rest_ms(tasks) for tasks in (1, 4, 6, 8, 100)] == [16.0, 18.0, 60.75, 144.0, 144.0]
+    assert [rest_ms(24, deep) for deep in (1, 2, 4)] == [144.0, 96.0, 72.0], "a re-key rests again"
     assert rest_ms(100, took_ms=400.0) == 150, "commit.interval.ms holds"
     assert rest_ms(100, read=100_000) == 0, "there is more to read"
 
