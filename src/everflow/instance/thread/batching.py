@@ -107,12 +107,12 @@ class BatchSize:
     def rest_ms(
         self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
     ) -> float:
-        """The wait behind a batch for more records, and for the broker to end its transaction; 0
-        behind a full one. ``tasks``: that had records."""
+        """The wait behind a batch for more records; 0 behind a full one. ``tasks``: that had
+        records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
         share = max(REST_SHARE, min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks))
-        return min(elapsed_ms * share, limits.most_rest_ms) + self.held_ms
+        return min(elapsed_ms * share, limits.most_rest_ms)
 
     def records(self, limits: BatchLimits) -> int:
         """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""

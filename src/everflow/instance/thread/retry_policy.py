@@ -550,14 +550,15 @@ class RetryPolicy:
         tasks: Tasks,
         elapsed_ms: float,
         now_ms: float,
-    ) -> float:
+    ) -> tuple[float, float]:
         """``read`` offsets brought the tasks ``progressed`` forward. Returns how long the thread
-        rests, ms."""
+        rests for more records, and then for the broker, which still ends the transaction; ms."""
         for task in progressed:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
         bounds = self.bounds
         rest_ms = self.size.rest_ms(bounds, read, elapsed_ms, progressed)
+        ending_ms = self.size.held_ms if rest_ms else 0.0
         self._learn(result, planned.records, read, elapsed_ms, bounds)
         self._forget_failures()
         if self._skipped:
@@ -565,7 +566,7 @@ class RetryPolicy:
             for topic, partition, offset in list(self._skipped):
                 if at.get(TopicPartition(topic, partition), 0) > offset:
                     del self._skipped[topic, partition, offset]
-        return rest_ms
+        return rest_ms, ending_ms
 
     def uncaught(
         self,

@@ -219,7 +219,8 @@ class StreamThread:
         )
         self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
         self._last_job_ms = self.clock.monotonic_ms()
-        self._rested_ms = 0.0
+        self._rested_ms = 0.0  # when its rest ends
+        self._rest_ms = 0.0
         """Until then records wait to share the next batch's commit (`commit.interval.ms`)."""
         self._running: Running | None = None
 
@@ -403,7 +404,9 @@ class StreamThread:
             self.tasks, keep_alive=self._keep_alive_left_ms() <= 0
         )
         if planned is None:
-            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms))
+            if self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms)):
+                # A record has come to a thread without any: others share its batch (note 018).
+                self._rested_ms = self.clock.monotonic_ms() + self._rest_ms
             return False
         # 4. Run it; the workers commit through the gate.
         self._planned = planned
@@ -459,13 +462,15 @@ class StreamThread:
     def _keep_alive_left_ms(self) -> float:
         return max(0.0, self._last_job_ms + self.settings.keep_alive_ms - self.clock.monotonic_ms())
 
-    def _wait(self, timeout_ms: float) -> None:
+    def _wait(self, timeout_ms: float) -> bool:
+        """True if something has come: records or a command."""
         if self._stop.is_set():
-            return
+            return False
         self._counts.log_drops(self.clock.monotonic_ms())
         self.services.ends.idle(self.number, not self.services.paused())
-        self.clock.wait(self.wake, timeout_ms)
+        woken = self.clock.wait(self.wake, timeout_ms)
         self.services.ends.idle(self.number, False)
+        return woken
 
     # --- step 4 ----------------------------------------------------------------------------------
 
@@ -632,12 +637,12 @@ class StreamThread:
             if moved:
                 progressed.append(task.id)
         now_ms = self.clock.monotonic_ms()
-        rest_ms = self.retries.batch_committed(
+        self._rest_ms, ending_ms = self.retries.batch_committed(
             result, planned, read, progressed, self.tasks, elapsed_ms, now_ms
         )
         self._planner.committed(planned, result, read, self.tasks)
         self._next = self._next._replace(counter=self._next.counter + 1)
-        self._rested_ms = self.clock.monotonic_ms() + rest_ms
+        self._rested_ms = self.clock.monotonic_ms() + self._rest_ms + ending_ms
         log.debug(
             "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s",
             self.number,

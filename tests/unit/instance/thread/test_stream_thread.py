@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -102,6 +103,36 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     world.end += 200  # full batches
     assert world.turn()
     assert world.turn()
+
+
+def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.thread.retries.limits = replace(world.thread.settings.limits, most_rest_ms=40)
+    world.give_task()
+    world.turn()
+
+    def commit(request: BatchRequest) -> BatchResult:
+        world.clock.advance(30.0)
+        return world.commit(request)
+
+    world.behave = commit
+    world.end += 5
+    assert world.turn()
+    world.clock.advance(1_000)
+
+    def wait(event: threading.Event, timeout_ms: float) -> bool:
+        world.end += 5
+        world.ends.poll_once()
+        world.clock.advance(min(timeout_ms, 4.0))
+        return event.is_set()
+
+    monkeypatch.setattr(world.clock, "wait", wait)
+    idle_ms = world.clock.monotonic_ms()
+    while not world.turn():
+        pass
+    assert world.clock.monotonic_ms() - idle_ms == 4.0 + 10.0 + 30.0
+    assert world.requests[-1].ranges[IN] == (5, 25)
 
 
 def test_a_commit_of_many_tasks_is_rarer() -> None:
