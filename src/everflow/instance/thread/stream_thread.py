@@ -219,9 +219,11 @@ class StreamThread:
         )
         self._counts = BatchCounts(self.services.metrics, self.clock, self.number)
         self._last_job_ms = self.clock.monotonic_ms()
-        self._rested_ms = 0.0  # when its rest ends
-        self._rest_ms = 0.0
+        self._rests_until_ms = 0.0
         """Until then records wait to share the next batch's commit (`commit.interval.ms`)."""
+        self._rest_ms = 0.0
+        """How long they wait so behind the last batch, and behind a record that wakes the thread
+        (note 018)."""
         self._running: Running | None = None
 
     @property
@@ -397,7 +399,8 @@ class StreamThread:
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         # 3. Plan: the range of a failed attempt again, or new offsets.
-        if self._planned is None and (rest_ms := self._rested_ms - self.clock.monotonic_ms()) > 0:
+        rest_ms = self._rests_until_ms - self.clock.monotonic_ms()
+        if self._planned is None and rest_ms > 0:
             self.clock.wait(self.wake, rest_ms)  # a command ends it
             return False
         planned = self._planned or self._planner.plan(
@@ -405,8 +408,8 @@ class StreamThread:
         )
         if planned is None:
             if self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms)):
-                # A record has come to a thread without any: others share its batch (note 018).
-                self._rested_ms = self.clock.monotonic_ms() + self._rest_ms
+                # A record has come to a thread without any: others share its batch.
+                self._rests_until_ms = self.clock.monotonic_ms() + self._rest_ms
             return False
         # 4. Run it; the workers commit through the gate.
         self._planned = planned
@@ -642,7 +645,7 @@ class StreamThread:
         )
         self._planner.committed(planned, result, read, self.tasks)
         self._next = self._next._replace(counter=self._next.counter + 1)
-        self._rested_ms = self.clock.monotonic_ms() + self._rest_ms + ending_ms
+        self._rests_until_ms = self.clock.monotonic_ms() + self._rest_ms + ending_ms
         log.debug(
             "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s",
             self.number,

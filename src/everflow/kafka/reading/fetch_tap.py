@@ -41,7 +41,9 @@ WAIT_MS = 20
 """How long a broker holds a fetch back from the end of a log, where not said otherwise."""
 _LEAST_BYTES = 64 << 10
 _NOTHING = record_batches.columns(b"", [])
-_TOGETHER_BYTES = 1 << 16
+_TOGETHER_BYTES = 64 << 10
+"""Record batches of several logs are taken apart in one call up to so many bytes: they are copied
+for it."""
 _OTHER_TOPIC = (client_errors.UnknownTopicIdError, client_errors.InconsistentTopicIdError)
 _PAUSE_S = 0.05
 """After a passing fault a log is fetched again so much later."""
@@ -212,7 +214,7 @@ class FetchTap:
         return True
 
     def _here(
-        self, wanted: Iterable[_Stream], most_bytes: int, most_records: int
+        self, wanted: Collection[_Stream], most_bytes: int, most_records: int
     ) -> dict[TopicPartition, LogChunk]:
         found: dict[TopicPartition, LogChunk] = {}
         _parse_together(wanted)
@@ -307,7 +309,7 @@ class FetchTap:
             raise fault
 
 
-def _parse_together(streams: Iterable[_Stream]) -> None:
+def _parse_together(streams: Collection[_Stream]) -> None:
     """Take the next records of several logs apart at once, if they are few: it costs by the call.
     What is damaged is left to its log."""
     portions = [(one, portion) for one in streams if (portion := one.next_portion()) is not None]
