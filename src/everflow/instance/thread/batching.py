@@ -30,6 +30,9 @@ waits for an input, and larger ranges of the others would only be read in vain."
 REST_SHARE = 1 / 3
 """Minimal rest of a thread that has caught up, as a share of its last batch: it saves a quarter of
 the batches, and delays a record by at most a third of a batch (note 018)."""
+FEW_RECORDS = 12
+"""Behind a batch of so few records it rests for as long as that took: a batch costs almost the same
+with one record as with twenty. Up to three times as many, the share goes down to the smallest."""
 MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it
@@ -111,7 +114,11 @@ class BatchSize:
         records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
-        share = max(REST_SHARE, min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks))
+        share = max(
+            REST_SHARE,
+            min(FEW_RECORDS / max(1, records), 1.0),
+            min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks),
+        )
         return min(elapsed_ms * share, limits.most_rest_ms)
 
     def records(self, limits: BatchLimits) -> int:

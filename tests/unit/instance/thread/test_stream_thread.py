@@ -91,7 +91,7 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
         return world.commit(request)
 
     world.behave = commit
-    for took_ms, rest_ms in ((30.0, 10.0), (500.0, 40.0)):
+    for took_ms, rest_ms in ((30.0, 30.0), (500.0, 40.0)):
         world.end += 5
         assert world.turn()
         ended_ms = world.clock.monotonic_ms()
@@ -131,8 +131,8 @@ def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
     idle_ms = world.clock.monotonic_ms()
     while not world.turn():
         pass
-    assert world.clock.monotonic_ms() - idle_ms == 4.0 + 10.0 + 30.0
-    assert world.requests[-1].ranges[IN] == (5, 25)
+    assert world.clock.monotonic_ms() - idle_ms == 4.0 + 30.0 + 30.0
+    assert world.requests[-1].ranges[IN] == (5, 50)
 
 
 def test_a_commit_of_many_tasks_is_rarer() -> None:
@@ -145,6 +145,8 @@ def test_a_commit_of_many_tasks_is_rarer() -> None:
 
     assert [rest_ms(tasks) for tasks in (1, 4, 6, 8, 100)] == [16.0, 18.0, 60.75, 144.0, 144.0]
     assert [rest_ms(24, deep) for deep in (1, 2, 4)] == [144.0, 96.0, 72.0], "a re-key rests again"
+    few = [rest_ms(1, read=read) for read in (0, 1, 12, 18, 24, 36, 48)]
+    assert few == [48.0, 48.0, 48.0, 32.0, 24.0, 16.0, 16.0]
     assert rest_ms(100, took_ms=400.0) == 150, "commit.interval.ms holds"
     assert rest_ms(100, read=100_000) == 0, "there is more to read"
 
