@@ -30,9 +30,11 @@ waits for an input, and larger ranges of the others would only be read in vain."
 REST_SHARE = 1 / 3
 """Minimal rest of a thread that has caught up, as a share of its last batch: it saves a quarter of
 the batches, and delays a record by at most a third of a batch (note 018)."""
-FEW_RECORDS = 12
-"""Behind a batch of so few records it rests for as long as that took: a batch costs almost the same
-with one record as with twenty. Up to three times as many, the share goes down to the smallest."""
+FEW_SHARE = 0.6
+"""The share behind a batch of few records, for each of up to three tasks that had some: a batch
+costs almost the same with one record as with twenty, and records of more tasks share the next."""
+FEW_RECORDS = 3
+"""So many of each task are few; with twice as many the share is a fourth of that."""
 MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it
@@ -114,9 +116,10 @@ class BatchSize:
         records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
+        few = FEW_RECORDS * len(tasks) / max(1, records)
         share = max(
             REST_SHARE,
-            min(FEW_RECORDS / max(1, records), 1.0),
+            FEW_SHARE * min(len(tasks), 3) * min(few, 1.0) ** 2,
             min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks),
         )
         return min(elapsed_ms * share, limits.most_rest_ms)

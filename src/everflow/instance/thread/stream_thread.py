@@ -408,8 +408,10 @@ class StreamThread:
         )
         if planned is None:
             if self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms)):
-                # A record has come to a thread without any: others share its batch.
-                self._rests_until_ms = self.clock.monotonic_ms() + self._rest_ms
+                # A record has come to a thread without any: others share its batch, where they come
+                # as seldom as it was waited for.
+                now_ms = self.clock.monotonic_ms()
+                self._rests_until_ms = now_ms + min(self._rest_ms, now_ms - self._rests_until_ms)
             return False
         # 4. Run it; the workers commit through the gate.
         self._planned = planned

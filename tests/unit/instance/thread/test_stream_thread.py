@@ -91,11 +91,11 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
         return world.commit(request)
 
     world.behave = commit
-    for took_ms, rest_ms in ((30.0, 30.0), (500.0, 40.0)):
-        world.end += 5
+    for took_ms, rest_ms in ((30.0, 18.0), (500.0, 40.0)):
+        world.end += 3
         assert world.turn()
         ended_ms = world.clock.monotonic_ms()
-        world.end += 5
+        world.end += 3
         while not world.turn():
             pass
         assert world.clock.monotonic_ms() - ended_ms == rest_ms + took_ms
@@ -105,8 +105,9 @@ def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: 
     assert world.turn()
 
 
+@pytest.mark.parametrize(("idle_ms", "rest_ms", "end"), [(1_000.0, 18.0, 33), (2.0, 6.0, 18)])
 def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, idle_ms: float, rest_ms: float, end: int
 ) -> None:
     world.thread.retries.limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.give_task()
@@ -117,9 +118,9 @@ def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
         return world.commit(request)
 
     world.behave = commit
-    world.end += 5
+    world.end += 3
     assert world.turn()
-    world.clock.advance(1_000)
+    world.clock.advance(18.0 + idle_ms)
 
     def wait(event: threading.Event, timeout_ms: float) -> bool:
         world.end += 5
@@ -128,11 +129,11 @@ def test_records_that_come_behind_the_first_to_an_idle_thread_share_its_batch(
         return event.is_set()
 
     monkeypatch.setattr(world.clock, "wait", wait)
-    idle_ms = world.clock.monotonic_ms()
+    began_ms = world.clock.monotonic_ms()
     while not world.turn():
         pass
-    assert world.clock.monotonic_ms() - idle_ms == 4.0 + 30.0 + 30.0
-    assert world.requests[-1].ranges[IN] == (5, 50)
+    assert world.clock.monotonic_ms() - began_ms == 4.0 + rest_ms + 30.0
+    assert world.requests[-1].ranges[IN] == (3, end)
 
 
 def test_a_commit_of_many_tasks_is_rarer() -> None:
@@ -145,8 +146,11 @@ def test_a_commit_of_many_tasks_is_rarer() -> None:
 
     assert [rest_ms(tasks) for tasks in (1, 4, 6, 8, 100)] == [16.0, 18.0, 60.75, 144.0, 144.0]
     assert [rest_ms(24, deep) for deep in (1, 2, 4)] == [144.0, 96.0, 72.0], "a re-key rests again"
-    few = [rest_ms(1, read=read) for read in (0, 1, 12, 18, 24, 36, 48)]
-    assert few == [48.0, 48.0, 48.0, 32.0, 24.0, 16.0, 16.0]
+    few = [[rest_ms(tasks, took_ms=30.0, read=read) for read in (1, 3, 6, 8)] for tasks in (1, 2)]
+    assert few == [
+        pytest.approx([18.0, 18.0, 10.0, 10.0]),
+        pytest.approx([36.0, 36.0, 36.0, 20.25]),
+    ]
     assert rest_ms(100, took_ms=400.0) == 150, "commit.interval.ms holds"
     assert rest_ms(100, read=100_000) == 0, "there is more to read"
 
