@@ -31,10 +31,12 @@ REST_SHARE = 1 / 3
 """Minimal rest of a thread that has caught up, as a share of its last batch: it saves a quarter of
 the batches, and delays a record by at most a third of a batch (note 018)."""
 FEW_SHARE = 0.6
-"""The share behind a batch of few records, for each of up to three tasks that had some: a batch
+"""The share behind a batch of few records, for each of up to `FEW_TASKS` that had some: a batch
 costs almost the same with one record as with twenty, and records of more tasks share the next."""
+FEW_TASKS = 3
 FEW_RECORDS = 3
-"""So many of each task are few; with twice as many the share is a fourth of that."""
+"""So many of each task are few; with twice as many the share is a fourth of that. The measurements
+are in note 018."""
 MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it
@@ -119,7 +121,7 @@ class BatchSize:
         few = FEW_RECORDS * len(tasks) / max(1, records)
         share = max(
             REST_SHARE,
-            FEW_SHARE * min(len(tasks), 3) * min(few, 1.0) ** 2,
+            FEW_SHARE * min(len(tasks), FEW_TASKS) * min(few, 1.0) ** 2,
             min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks),
         )
         return min(elapsed_ms * share, limits.most_rest_ms)

@@ -222,8 +222,8 @@ class StreamThread:
         self._rests_until_ms = 0.0
         """Until then records wait to share the next batch's commit (`commit.interval.ms`)."""
         self._rest_ms = 0.0
-        """How long they wait so behind the last batch, and behind a record that wakes the thread
-        (note 018)."""
+        """How long they wait so behind the last batch, and at the most behind a record that wakes
+        the thread (note 018)."""
         self._running: Running | None = None
 
     @property
