@@ -140,7 +140,9 @@ def test_a_commit_of_many_tasks_is_rarer() -> None:
     """What a commit costs grows with the tasks that it touches, not with their records."""
     limits = BatchLimits(100_000, 64 << 20, 500, most_rest_ms=150)
 
-    def rest_ms(tasks: int, subtopologies: int = 1, took_ms: float = 48.0, read: int = 500) -> float:
+    def rest_ms(
+        tasks: int, subtopologies: int = 1, took_ms: float = 48.0, read: int = 500
+    ) -> float:
         names = [TaskId(number % subtopologies, number) for number in range(tasks)]
         return BatchSize().rest_ms(limits, read, took_ms, names)
 
