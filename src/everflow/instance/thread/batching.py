@@ -30,6 +30,9 @@ waits for an input, and larger ranges of the others would only be read in vain."
 REST_SHARE = 1 / 3
 """Minimal rest of a thread that has caught up, as a share of its last batch: it saves a quarter of
 the batches, and delays a record by at most a third of a batch (note 018)."""
+REKEYED_SHARE = 1 / 2
+"""The same where the batch had records of several sub-topologies: what it wrote for the next one
+makes a batch of its own, unless more records come to share it."""
 FEW_SHARE = 0.6
 """The share behind a batch of few records, for each of up to `FEW_TASKS` that had some: a batch
 costs almost the same with one record as with twenty, and records of more tasks share the next."""
@@ -40,7 +43,8 @@ are in note 018."""
 MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it
-rests the least."""
+rests the least. How much longer goes by the sub-topologies: a re-keyed record meets a rest in
+each."""
 
 
 ENDINGS = 4
@@ -119,10 +123,11 @@ class BatchSize:
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
         few = FEW_RECORDS * len(tasks) / max(1, records)
+        depth = len({task.subtopology for task in tasks})
         share = max(
-            REST_SHARE,
+            REST_SHARE if depth < 2 else REKEYED_SHARE,
             FEW_SHARE * min(len(tasks), FEW_TASKS) * min(few, 1.0) ** 2,
-            min(len(tasks) / MANY_TASKS, 1.0) ** 3 * _most_share(tasks),
+            min(len(tasks) / MANY_TASKS, 1.0) ** 3 * (1.0 + 2.0 / max(1, depth)),
         )
         return min(elapsed_ms * share, limits.most_rest_ms)
 
@@ -152,11 +157,6 @@ class BatchSize:
 
     def _full(self, limits: BatchLimits, records: int) -> bool:
         return records * 10 >= self.records(limits) * 9
-
-
-def _most_share(tasks: Collection[TaskId]) -> float:
-    """By the number of sub-topologies: a re-keyed record meets a rest in each."""
-    return 1.0 + 2.0 / max(1, len({task.subtopology for task in tasks}))
 
 
 def plan_ranges(
