@@ -30,7 +30,7 @@ waits for an input, and larger ranges of the others would only be read in vain."
 REST_SHARE = 1 / 3
 """Minimal rest of a thread that has caught up, as a share of its last batch: it saves a quarter of
 the batches, and delays a record by at most a third of a batch (note 018)."""
-REKEYED_SHARE = 1 / 2
+REKEYED_SHARE = 0.4
 """The same where the batch had records of several sub-topologies: what it wrote for the next one
 makes a batch of its own, unless more records come to share it."""
 FEW_SHARE = 0.6
