@@ -78,7 +78,7 @@ MUTATIONS = {
     ),
     "Rooms of an instance": (
         "protocol.messages everflow.instance.tasks.task",
-        "instance.topics.topic_watch everflow.instance.commit_gate",
+        "instance.topics.internal_topics everflow.instance.commit_gate",
         "instance.restore.restoration everflow.instance.tasks.task",
         "instance.tasks.recovery everflow.instance.copies.state_updater",
         "instance.copies.known_copies everflow.instance.thread.stream_thread",

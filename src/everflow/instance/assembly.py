@@ -40,7 +40,7 @@ from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
 from everflow.instance.topics.end_offsets import EndOffsets, EndSums, PartitionRacks, ShrunkLogs
-from everflow.instance.topics.topic_watch import TopicChanges, TopicWatch
+from everflow.instance.topics.internal_topics import TopicChanges, TopicWatch
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
@@ -668,10 +668,10 @@ class ClusterPorts:
         blueprint = self._dependencies.blueprint
         tables = blueprint.global_partitions
         names = self._dependencies.changelog_topics.union(blueprint.partitions, tables)
-        external = set(blueprint.partitions) - blueprint.repartition
         partitions = {**blueprint.partitions, **tables}
+        external = partitions.keys() - blueprint.repartition
         self._topics = TopicChanges(
-            blueprint.application_id, partitions, external, names, frozenset(tables), self._may_grow
+            blueprint.application_id, partitions, external, names, tables, self._may_grow
         )
         self._member = instance.member
         self._watch = TopicWatch(

@@ -15,7 +15,7 @@ from everflow.errors import (
     MissingSourceTopicError,
     RetriableError,
 )
-from everflow.instance.topics.topic_watch import (
+from everflow.instance.topics.internal_topics import (
     CONFIRM_MS,
     MISSING_ANSWERS,
     PERIOD_MS,
