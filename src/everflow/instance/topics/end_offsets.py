@@ -12,9 +12,10 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from everflow.clock import Clock
+from everflow.clock import Clock, on_thread
 from everflow.errors import EverflowError, FatalError, RetriableError, read_again, start_over
 from everflow.logs import some
 from everflow.records import TaskId, TopicPartition
@@ -26,12 +27,10 @@ FRESH_MS = 3.0
 REPORTED_FRESH_MS = 10.0
 """As `FRESH_MS`, for ends that the brokers reported by themselves."""
 BUSY_PERIOD_MS = 5_000.0
-"""If no thread waits for an answer, or the brokers report new records, the ends are asked for so
-often..."""
+"""The ends are asked for so often if no thread waits for them, or the brokers report new records"""
 LOG_PERIOD_MS = 20.0
-"""...and of each log no oftener than that, as it costs 20 us: 1,000 of them every 20 s. A log that
-has shrunk below what was read of it is noticed by the second question, or at once where brokers
-tell."""
+"""...and of each log no oftener than that, as it costs 20 us: 1,000 of them every 20 s. The second
+question, or a broker's report, shows a log that has shrunk below what was read of it."""
 FOLLOW_AFTER_MS = 1_000.0
 """The start has other work to do first."""
 OTHERS_PAUSE_MS = 10.0
@@ -113,8 +112,7 @@ class EndOffsets:
     def watch(
         self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event
     ) -> None:
-        """Partitions of a stream thread, in place of earlier ones; ``wake`` is set when one of them
-        has grown."""
+        """A stream thread's partitions, in place of earlier ones; ``wake`` is set when one grows."""
         with self._lock:
             self._watched[thread] = (frozenset(partitions), wake)
             self._watch_all()
@@ -196,8 +194,7 @@ class EndOffsets:
                 wake.set()
 
     def poll_once(self) -> None:
-        """Read all ends and wake the threads for which something is new. Raises FatalError for a
-        log that has shrunk."""
+        """Read all ends and wake the threads that have new ones. FatalError for a shrunk log."""
         with self._lock:
             watched = dict(self._watched)
             self._grown = {}
@@ -228,17 +225,13 @@ class EndOffsets:
             self._failing_since_ms = None
         silent = [tp for tp in partitions if tp not in now]
         if silent:
-            log.warning(
-                "The leaders of %s do not answer; other partitions go on",
-                some(silent, NAMED),
-            )
+            leaders = some(silent, NAMED)
+            log.warning("The leaders of %s do not answer; other partitions go on", leaders)
         with self._answered:
             self._silent = {**self._silent, **dict.fromkeys(silent, began_ms)}
             if silent and self._polls and not self._asks_silent:
                 self._asks_silent = True
-                threading.Thread(
-                    target=self._ask_silent, name="everflow-silent-logs", daemon=True
-                ).start()
+                on_thread("everflow-silent-logs", self._ask_silent)
             # Ends that were reported since are newer.
             later = {tp: end for tp, end in self._grown.items() if end > now.get(tp, end)}
             kept = {tp: self._ends[tp] for tp in self._silent if tp in self._ends}
@@ -252,9 +245,9 @@ class EndOffsets:
     def start(self) -> None:
         """Poll from a thread of its own until `close`."""
         self._polls = True
-        threading.Thread(target=self._run, name="everflow-end-offsets", daemon=True).start()
+        on_thread("everflow-end-offsets", self._run)
         if self._open_growth is not None:
-            threading.Thread(target=self._follow, name="everflow-tails", daemon=True).start()
+            on_thread("everflow-tails", self._follow)
 
     def close(self) -> None:
         """End the polling; returns at once."""
@@ -368,32 +361,27 @@ PERIOD_MS = 1_000.0
 """Between two checks: after a change of leader an end may be behind for a moment."""
 
 
+@dataclass
 class ShrunkLogs:
     """Compares positions with ends that were asked for after them. Owned by the poller of the ends.
     ``log_ends``: read_uncommitted, as after a change of the guarantee a position may lie beyond the
     last stable offset; RetriableError. ``topic_ids``: at the start and now; "" if not known."""
 
-    def __init__(
-        self,
-        application_id: str,
-        positions: Callable[[], Mapping[TopicPartition, int]],
-        log_ends: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
-        clock: Clock,
-        topic_ids: Callable[[str], tuple[str, str]],
-    ) -> None:
-        self._application_id = application_id
-        self._positions, self._log_ends, self._clock = positions, log_ends, clock
-        self._topic_ids = topic_ids
-        self._suspects: frozenset[TopicPartition] = frozenset()
-        self._next_ms = 0.0
+    application_id: str
+    running_positions: Callable[[], Mapping[TopicPartition, int]]
+    log_ends: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]
+    clock: Clock
+    topic_ids: Callable[[str], tuple[str, str]]
+    _suspects: frozenset[TopicPartition] = frozenset()
+    _next_ms: float = 0.0
 
     def positions(self) -> Mapping[TopicPartition, int]:
         """The positions now, for `require`; none within a second of the last check."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_ms:
             return {}
         self._next_ms = now_ms + PERIOD_MS
-        return self._positions()
+        return self.running_positions()
 
     def require(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -404,7 +392,7 @@ class ShrunkLogs:
         self._suspects = frozenset(beyond)
         if not again:
             return
-        log_ends = self._log_ends(again)
+        log_ends = self.log_ends(again)
         shrunk = sorted(_beyond({tp: positions[tp] for tp in again}, log_ends))
         if shrunk:
             listed = "; ".join(
@@ -414,13 +402,13 @@ class ShrunkLogs:
                 f"The log ends before what was read of it: "
                 f"{listed}{'; ...' if len(shrunk) > 5 else ''}. {self._why(shrunk[0].topic)} "
                 f"New records before the position would never be read. "
-                f"{read_again(self._application_id, shrunk[0].topic)} "
-                f"{start_over(self._application_id)}"
+                f"{read_again(self.application_id, shrunk[0].topic)} "
+                f"{start_over(self.application_id)}"
             )
 
     def _why(self, topic: str) -> str:
         try:
-            before, now = self._topic_ids(topic)
+            before, now = self.topic_ids(topic)
         except EverflowError as error:
             return f"The brokers do not report whether {topic} is still the same topic ({error})."
         if not before or not now:
@@ -449,28 +437,24 @@ SUMS_FRESH_MS = 5_000.0
 WAIT_S = 0.5
 
 
+@dataclass
 class EndSums:
     """`membership.assignor.EndSums` on the cluster; any thread may call. ``read``: last stable
-    offsets, blocking. ``partitions``: the changelogs of every task."""
+    offsets, blocking. ``partitions``: the changelogs of every task. ``stopping``: set once ``read``
+    may refuse because the instance ends."""
 
-    def __init__(
-        self,
-        read: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]],
-        partitions: Mapping[TaskId, Sequence[TopicPartition]],
-        clock: Clock,
-        stopping: threading.Event | None = None,
-    ) -> None:
-        """``stopping``: set once ``read`` may refuse because the instance ends."""
-        self._stopping = stopping or threading.Event()
-        self._read = read
-        self._partitions = partitions
-        self._clock = clock
+    read: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
+    partitions: Mapping[TaskId, Sequence[TopicPartition]]
+    clock: Clock
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _next: Future[None] | None = None
+    """The question that has not begun."""
+    _found: tuple[Mapping[TaskId, int] | None, float] = (None, 0.0)
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="everflow-end-sums")
         self._lock = threading.Lock()
-        self._next: Future[None] | None = None
-        """The question that has not begun."""
-        self._found: tuple[Mapping[TaskId, int] | None, float] = None, 0.0
-        self._closed = False
 
     def refresh(self) -> None:
         """Read the ends; returns at once. Only leaders need them."""
@@ -478,14 +462,13 @@ class EndSums:
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """End sums read after this call, or at most 5 s old ones if the brokers take longer than
-        0.5 s; None without any (X2). Ends that were read before the members' positions could lie
-        behind those, and a position beyond the end counts as no copy (X1): so it waits a ms or
-        two."""
+        0.5 s; None without any (X2). It waits a ms or two for them: older ends could lie behind the
+        members' positions, and a position beyond the end counts as no copy (X1)."""
         asked = self._ask()
         if asked is not None:
             wait([asked], WAIT_S)
         sums, read_ms = self._found
-        return None if self._clock.monotonic_ms() - read_ms > SUMS_FRESH_MS else sums
+        return None if self.clock.monotonic_ms() - read_ms > SUMS_FRESH_MS else sums
 
     def _ask(self) -> Future[None] | None:
         with self._lock:
@@ -498,16 +481,14 @@ class EndSums:
             self._next = None
         sums: dict[TaskId, int] | None = None
         try:
-            ends = self._read({tp for listed in self._partitions.values() for tp in listed})
-            sums = {
-                task: sum(ends[tp] for tp in listed) for task, listed in self._partitions.items()
-            }
+            ends = self.read({tp for listed in self.partitions.values() for tp in listed})
+            sums = {task: sum(ends[tp] for tp in tps) for task, tps in self.partitions.items()}
         except EverflowError as error:
-            if not self._stopping.is_set():
+            if not self.stopping.is_set():
                 log.warning("The ends of the changelogs cannot be read: %s", error)
         except Exception as error:  # a defect
             log.exception("The ends of the changelogs cannot be read: %r", error)
-        self._found = sums, self._clock.monotonic_ms()
+        self._found = sums, self.clock.monotonic_ms()
 
     def close(self) -> None:
         with self._lock:
@@ -520,20 +501,15 @@ class EndSums:
 RACKS_PERIOD_MS = 60_000.0
 
 
+@dataclass
 class PartitionRacks:
     """`membership.assignor.PartitionRacks`. `refresh` blocks; `racks` does not."""
 
-    def __init__(
-        self,
-        read: Callable[[Collection[str]], Mapping[TopicPartition, frozenset[str]]],
-        topics: Collection[str],
-        clock: Clock,
-    ) -> None:
-        self._read = read
-        self._topics = topics
-        self._clock = clock
-        self._racks: Mapping[TopicPartition, frozenset[str]] = {}
-        self._read_ms = float("-inf")
+    read: Callable[[Collection[str]], Mapping[TopicPartition, frozenset[str]]]
+    topics: Collection[str]
+    clock: Clock
+    _racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
+    _read_ms: float = -math.inf
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         """As of the last refresh; what is not known is left out."""
@@ -541,11 +517,11 @@ class PartitionRacks:
 
     def refresh(self) -> None:
         """Ask anew, if the last answer is older than a minute: replicas move seldom."""
-        now_ms = self._clock.monotonic_ms()
-        if not self._topics or now_ms - self._read_ms < RACKS_PERIOD_MS:
+        now_ms = self.clock.monotonic_ms()
+        if not self.topics or now_ms - self._read_ms < RACKS_PERIOD_MS:
             return
         self._read_ms = now_ms
         try:
-            self._racks = self._read(self._topics)
+            self._racks = self.read(self.topics)
         except EverflowError as error:
             log.warning("The racks of the partitions cannot be read: %s", error)
