@@ -20,11 +20,7 @@ from everflow.instance.restore.listeners import (
     StandbyUpdateListener,
     SuspendReason,
 )
-from everflow.instance.restore.restoration import (
-    PreparedStore,
-    named_keys,
-    progress_of,
-)
+from everflow.instance.restore.restoration import PreparedStore, named_keys, progress_of
 from everflow.instance.restore.restore_plan import ChangelogState
 from everflow.instance.tasks.task import (
     StalledTask,
@@ -55,30 +51,30 @@ class StalledCopy(NamedTuple):
     stalled: StalledTask
 
 
+@dataclass
 class StalledCopies:
     """The copies that make no progress, and why: each waits by itself, and the others go on. Owned
     by the updater's thread; any thread may call `stalled`. Unlike Kafka Streams the instance does
     not end after ``task.timeout.ms``: it logs an error."""
 
-    def __init__(self, timeouts: TaskTimeouts, clock: Clock) -> None:
-        self._timeouts = timeouts
-        self._clock = clock
-        self._roles: dict[TaskId, TaskRole] = {}
-        self._moved_ms: dict[TaskId, float] = {}
-        """When each copy last made progress, or was last found to be stalled."""
-        self._over: set[TaskId] = set()
-        self._said_ms: dict[TaskId, float] = {}
+    timeouts: TaskTimeouts
+    clock: Clock
+    _roles: dict[TaskId, TaskRole] = field(default_factory=dict)
+    _moved_ms: dict[TaskId, float] = field(default_factory=dict)
+    """When each copy last made progress, or was last found to be stalled."""
+    _over: set[TaskId] = field(default_factory=set)
+    _said_ms: dict[TaskId, float] = field(default_factory=dict)
 
     def failed(
         self, tasks: Mapping[TaskId, TaskRole], cause: str, *, rests_after_ms: float | None = None
     ) -> None:
         """One more attempt failed. ``rests_after_ms``: for how long it delayed the other tasks;
         None: the task is tried again at once."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         for task, role in tasks.items():
             self._roles[task] = role
             try:
-                self._timeouts.failed([task], cause, now_ms)
+                self.timeouts.failed([task], cause, now_ms)
             except TaskTimeoutError as error:
                 if task not in self._over:
                     self._over.add(task)
@@ -89,22 +85,22 @@ class StalledCopies:
                     "Task %s (%s) cannot follow its changelogs: %s", task, role.value, cause
                 )
         if rests_after_ms is not None:
-            self._timeouts.rest(tasks, now_ms, rests_after_ms)
+            self.timeouts.rest(tasks, now_ms, rests_after_ms)
 
     def progressed(self, task: TaskId) -> None:
-        self._moved_ms[task] = self._clock.monotonic_ms()
+        self._moved_ms[task] = self.clock.monotonic_ms()
         if task in self._roles:
             self._forget(task)
 
     def behind(self, task: TaskId, role: TaskRole, where: str, cause: str = "") -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms - self._moved_ms.setdefault(task, now_ms) >= STALLED_MS:
             self._moved_ms[task] = now_ms
             silent = f"{where} has more records, but its leader does not send them"
             self.failed({task: role}, cause or silent)
 
     def stand_still(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         self._moved_ms = dict.fromkeys(self._moved_ms, now_ms)
 
     def keep(self, tasks: Collection[TaskId]) -> None:
@@ -114,17 +110,17 @@ class StalledCopies:
             self._moved_ms.pop(task, None)
 
     def resting(self) -> Set[TaskId]:
-        return self._timeouts.resting(self._clock.monotonic_ms())
+        return self.timeouts.resting(self.clock.monotonic_ms())
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
         return {
             task: StalledCopy(role, stalled)
-            for task, stalled in self._timeouts.stalled().items()
+            for task, stalled in self.timeouts.stalled().items()
             if (role := self._roles.get(task)) is not None
         }
 
     def _forget(self, task: TaskId) -> None:
-        self._timeouts.progressed(task)
+        self.timeouts.progressed(task)
         self._roles.pop(task, None)
         self._said_ms.pop(task, None)
         self._over.discard(task)
@@ -179,36 +175,32 @@ class UpdaterServices:
     name: str = "everflow-state-updater"
 
 
+@dataclass
 class StateUpdater:
-    """Follows tasks; `run_once` is the loop's body. What stands above it is safe from any
-    thread."""
+    """Follows tasks; `run_once` is the loop's body. What stands above it is safe on any thread."""
 
-    def __init__(
-        self,
-        services: UpdaterServices,
-        clock: Clock,
-        acceptable_lag: int,
-        task_timeout_ms: float = 300_000.0,
-    ) -> None:
-        self.wake = threading.Event()
-        self._services = services
-        self._clock = clock
-        self._acceptable_lag = acceptable_lag
+    services: UpdaterServices
+    clock: Clock
+    acceptable_lag: int
+    task_timeout_ms: float = 300_000.0
+    wake: threading.Event = field(default_factory=threading.Event)
+    _tasks: dict[TaskId, CopiedTask] = field(default_factory=dict)
+    _waiting: dict[TaskId, StandbyTask] = field(default_factory=dict)
+    _owner: dict[TopicPartition, TaskId] = field(default_factory=dict)
+    _unheard: Set[TaskId] = frozenset()
+    """Tasks with a log of which the brokers last returned no end."""
+    _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _followed: Mapping[TaskId, FollowedTask] = field(default_factory=dict)
+    _places: Mapping[TaskId, tuple[TaskStore, ...]] = field(default_factory=dict)
+    _running: Running | None = None
+
+    def __post_init__(self) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._tasks: dict[TaskId, CopiedTask] = {}
-        self._waiting: dict[TaskId, StandbyTask] = {}
-        self._owner: dict[TopicPartition, TaskId] = {}
-        self._lanes = CopyLanes(services.open_follower)
+        self._lanes = CopyLanes(self.services.open_follower)
         self._guard = ListenerGuard("standby update listener")
-        self._stalled = StalledCopies(TaskTimeouts(task_timeout_ms), clock)
-        self._unheard: Set[TaskId] = frozenset()
-        """Tasks with a log of which the brokers last returned no end."""
-        self._ends: Mapping[TopicPartition, int] = {}
-        self._followed: Mapping[TaskId, FollowedTask] = {}
-        self._places: Mapping[TaskId, tuple[TaskStore, ...]] = {}
+        self._stalled = StalledCopies(TaskTimeouts(self.task_timeout_ms), self.clock)
         self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
         self._stop = threading.Event()
-        self._running: Running | None = None
 
     # --- called from other threads ---------------------------------------------------------------
 
@@ -222,8 +214,8 @@ class StateUpdater:
         reason: SuspendReason,
         done: Callable[[Sequence[StandbyTask]], None],
     ) -> None:
-        """Release tasks after the present round; ``done`` gets them, with open stores, in any case
-        and on the updater's thread."""
+        """Release tasks after the present round; ``done`` gets them in any case, with open stores,
+        on the updater's thread."""
         self._command(lambda: self._let_go(frozenset(tasks), reason, done))
 
     def set_role(self, task: TaskId, role: TaskRole) -> None:
@@ -244,7 +236,7 @@ class StateUpdater:
         return self._stalled.stalled()
 
     def start(self) -> None:
-        self._running = self._services.spawn(self._services.name, self._run)
+        self._running = self.services.spawn(self.services.name, self._run)
 
     def close(self) -> None:
         """End after the present round and close the stores, fresh where they are at the end."""
@@ -268,7 +260,7 @@ class StateUpdater:
                 self.run_once()
             except RetriableError as error:
                 self._say(f"Standby tasks cannot follow their changelogs: {error}")
-                self._clock.wait(self.wake, FAULT_PAUSE_MS)
+                self.clock.wait(self.wake, FAULT_PAUSE_MS)
             except Exception as error:  # the instance goes on without copies
                 log.error(
                     "Standby tasks cannot follow their changelogs: %s",
@@ -285,13 +277,13 @@ class StateUpdater:
         if not self._tasks:
             self._publish()
             self._lanes.rest()
-            self._clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
+            self.clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
             return
         self._read_ends()
-        if self._services.paused():
+        if self.services.paused():
             self._stalled.stand_still()
             self._publish()
-            self._clock.wait(self.wake, ENDS_PERIOD_MS)
+            self.clock.wait(self.wake, ENDS_PERIOD_MS)
             return
         self._follow_round()
         self._report()
@@ -303,14 +295,14 @@ class StateUpdater:
         self._owner.clear()
         for task in tasks:
             self._open_anew(task)
-        self._retry_ms = self._clock.monotonic_ms() + SAY_EVERY_MS
+        self._retry_ms = self.clock.monotonic_ms() + SAY_EVERY_MS
         try:
             self._lanes.close()
         except Exception as error:
             log.warning("A reader of changelogs cannot be closed: %s", error)
 
     def _say(self, text: str) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms - self._said_ms >= SAY_EVERY_MS:
             log.warning("%s", text)
             self._said_ms = now_ms
@@ -377,7 +369,7 @@ class StateUpdater:
     # --- opening ---------------------------------------------------------------------------------
 
     def _open_waiting(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if not self._waiting or now_ms < self._retry_ms:
             return
         self._retry_ms = now_ms + FAULT_PAUSE_MS
@@ -391,9 +383,9 @@ class StateUpdater:
         }
         roles = {task.id: task.role for task in turn}
         try:
-            states = self._services.states({tp for tps in logs.values() for tp in tps})
+            states = self.services.states({tp for tps in logs.values() for tp in tps})
         except RetriableError as error:
-            took_ms = self._clock.monotonic_ms() - now_ms
+            took_ms = self.clock.monotonic_ms() - now_ms
             named = concerned(roles, error.partitions, logs)
             self._stalled.failed(named or roles, str(error), rests_after_ms=took_ms)
             return
@@ -413,8 +405,8 @@ class StateUpdater:
             if place.changelog is None:  # it cannot be copied, and begins empty with its task
                 places.append(place)
                 continue
-            incarnation = self._services.new_incarnation()
-            prepared = self._services.prepare(
+            incarnation = self.services.new_incarnation()
+            prepared = self.services.prepare(
                 task.id, place.name, states[place.changelog], incarnation
             )
             assert prepared.plan is not None
@@ -434,7 +426,7 @@ class StateUpdater:
                 store=prepared.store,
                 incarnation=incarnation,
                 progress=progress,
-                began_ms=self._clock.monotonic_ms(),
+                began_ms=self.clock.monotonic_ms(),
             )
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))
         self._lanes.follow(task.role, {tp: store.progress.position for tp, store in opened.items()})
@@ -465,7 +457,7 @@ class StateUpdater:
                     self._load(task, task.stores[tp], chunk)
                     moved.add(task.task.id)
             if found.gone:
-                self._services.doubt_topics({tp.topic for tp in found.gone})
+                self.services.doubt_topics({tp.topic for tp in found.gone})
             for tp, reason in found.gone.items():
                 task_id = self._owner.get(tp)
                 if task_id is not None:
@@ -476,21 +468,18 @@ class StateUpdater:
         for task_id, task in self._tasks.items():
             if task_id in self._unheard:
                 continue
-            behind = [
-                tp
-                for tp, store in task.stores.items()
-                if store.progress.position < (store.end or 0)
-            ]
+            stores = task.stores.items()
+            behind = [tp for tp, store in stores if store.progress.position < (store.end or 0)]
             if task_id in moved or not behind:
                 self._stalled.progressed(task_id)
-            elif behind and waiting.isdisjoint(behind):
+            elif waiting.isdisjoint(behind):
                 of_it = fault is not None and not fault.partitions.isdisjoint(behind)
                 cause = str(fault) if of_it else ""
                 self._stalled.behind(task_id, task.task.role, str(behind[0]), cause)
 
     def _load(self, task: CopiedTask, store: CopiedStore, chunk: Chunk) -> None:
         at = store.progress.position
-        chunk = self._services.taken(task.task.id, store.progress.changelog, at, chunk)
+        chunk = self.services.taken(task.task.id, store.progress.changelog, at, chunk)
         at_end = store.end is not None and chunk.next_position >= store.end
         of = store.progress
         with named_keys(of.task, of.store, store.store, of.changelog, chunk):
@@ -500,9 +489,9 @@ class StateUpdater:
                 chunk.timestamps,
                 chunk.next_position,
                 incarnation=store.incarnation,
-                now_ms=self._clock.now_ms() if at_end else -1,
+                now_ms=self.clock.now_ms() if at_end else -1,
             )
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         records = chunk.records
         store.progress = replace(
             store.progress,
@@ -513,21 +502,21 @@ class StateUpdater:
         )
         task.loaded.append((now_ms, records))
         if store.restoring:
-            self._services.restores.batch_restored(store.progress, records)
+            self.services.restores.batch_restored(store.progress, records)
         elif records:
             self._tell_standby("batch_loaded", store.progress, records)
 
     def _rebuild(self, task: CopiedTask, tp: TopicPartition, reason: str) -> None:
         """The changelog begins behind the store's position: it missed deletes (scenario 13)."""
         store = task.stores[tp]
-        self._services.distrust(task.task.id, store.progress.store, reason)
+        self.services.distrust(task.task.id, store.progress.store, reason)
         del self._tasks[task.task.id]
         self._unfollow(task)
         self._open_anew(task)
         self._retry_ms = float("-inf")
 
     def _read_ends(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms - self._ends_ms < ENDS_PERIOD_MS:
             return
         resting = self._stalled.resting()
@@ -535,7 +524,7 @@ class StateUpdater:
         asked = [tp for task, tps in logs.items() if task not in resting for tp in tps]
         roles = {task: found.task.role for task, found in self._tasks.items()}
         try:
-            ends = self._services.stable_ends(asked) if asked else {}
+            ends = self.services.stable_ends(asked) if asked else {}
         except RetriableError as error:  # no broker answers: all tasks wait
             self._stalled.failed(concerned(roles, asked, logs), str(error))
             raise
@@ -543,7 +532,7 @@ class StateUpdater:
         unheard = concerned(roles, silent, logs)
         self._unheard = (self._unheard & resting) | unheard.keys()
         if silent:
-            took_ms = self._clock.monotonic_ms() - now_ms
+            took_ms = self.clock.monotonic_ms() - now_ms
             cause = f"the leader of {silent[0]} does not answer where that log ends"
             self._stalled.failed(unheard, cause, rests_after_ms=took_ms)
         self._ends = {tp: end for tp, end in {**self._ends, **ends}.items() if tp in self._owner}
@@ -557,7 +546,7 @@ class StateUpdater:
                     )
             # Also before its first records: a small copy is at its end after one round, and the
             # group still waits for the report.
-            task.cold = task.cold or (task.lag() or 0) > self._acceptable_lag
+            task.cold = task.cold or (task.lag() or 0) > self.acceptable_lag
         if now_ms - self._touched_ms >= TOUCH_PERIOD_MS:
             self._touched_ms = now_ms
             self._touch()
@@ -565,13 +554,9 @@ class StateUpdater:
     def _report(self) -> None:
         for task_id, task in self._tasks.items():
             for store in task.stores.values():
-                if (
-                    store.restoring
-                    and store.end is not None
-                    and store.progress.position >= store.end
-                ):
+                if store.restoring and store.at_end:
                     store.restoring = False
-                    self._services.restores.restore_end(store.progress)
+                    self.services.restores.restore_end(store.progress)
             self._report_hot(task_id, task)
         self._publish()
 
@@ -579,10 +564,10 @@ class StateUpdater:
         lag = task.lag()
         if lag is None:
             return
-        if lag > self._acceptable_lag:
+        if lag > self.acceptable_lag:
             task.hot = False  # the group's leader may count it as cold now, and wait for it
             return
-        warmup, now_ms = task.task.role is TaskRole.WARMUP, self._clock.monotonic_ms()
+        warmup, now_ms = task.task.role is TaskRole.WARMUP, self.clock.monotonic_ms()
         if (task.hot and not warmup) or now_ms - task.said_ms < task.quiet_ms:
             return
         task.hot = True
@@ -600,13 +585,11 @@ class StateUpdater:
                 lag,
                 extra=ABOUT_ASSIGNMENT,
             )
-            self._services.became_hot(task_id)
+            self.services.became_hot(task_id)
 
     def _publish(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        self._followed = {
-            task_id: figures_of(task, now_ms) for task_id, task in self._tasks.items()
-        }
+        now_ms = self.clock.monotonic_ms()
+        self._followed = {name: figures_of(task, now_ms) for name, task in self._tasks.items()}
         self._places = {task_id: task.task.stores for task_id, task in self._tasks.items()}
 
     def _touch(self) -> None:
@@ -616,25 +599,25 @@ class StateUpdater:
 
     def _touch_one(self, store: CopiedStore) -> None:
         """Note that the store has followed its changelog until now; without it, it is rebuilt."""
-        if store.end is not None and store.progress.position >= store.end:
-            store.store.touch(self._clock.now_ms())
+        if store.at_end:
+            store.store.touch(self.clock.now_ms())
 
     def _tell_start(self, store: CopiedStore, role: TaskRole) -> None:
         if role is TaskRole.WARMUP:
             store.restoring = True
-            self._services.restores.restore_start(store.progress)
+            self.services.restores.restore_start(store.progress)
         else:
             self._tell_standby("update_start", store.progress)
 
     def _tell_suspended(self, store: CopiedStore, reason: SuspendReason) -> None:
         if store.restoring:
             store.restoring = False
-            self._services.restores.restore_suspended(store.progress, reason.value)
+            self.services.restores.restore_suspended(store.progress, reason.value)
         else:
             self._tell_standby("update_suspended", store.progress, reason)
 
     def _tell_standby(self, event: str, *about: object) -> None:
-        listener = self._services.standbys()
+        listener = self.services.standbys()
         if listener is not None:
             self._guard.tell(event, lambda: getattr(listener, event)(*about))
 
@@ -687,16 +670,16 @@ class Follower(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass
 class CopyLanes:
     """One `Follower` per role; owned by one thread. So standbys never delay a warm-up, for which
     the group waits, and a warm-up never starves the standbys."""
 
-    def __init__(self, open_follower: Callable[[], Follower]) -> None:
-        self._open_follower = open_follower
-        self._followers: dict[TaskRole, Follower] = {}
-        self._role: dict[TopicPartition, TaskRole] = {}
-        self._moved = False
-        """True if the last round brought records: then the next one does not wait for its first."""
+    open_follower: Callable[[], Follower]
+    _followers: dict[TaskRole, Follower] = field(default_factory=dict)
+    _role: dict[TopicPartition, TaskRole] = field(default_factory=dict)
+    _moved: bool = False
+    """True if the last round brought records: then the next one does not wait for its first."""
 
     def follow(self, role: TaskRole, starts: Mapping[TopicPartition, int]) -> None:
         """Follow these partitions from these offsets; another role that follows one gives it up."""
@@ -704,7 +687,7 @@ class CopyLanes:
         if not starts:
             return
         if role not in self._followers:
-            self._followers[role] = self._open_follower()
+            self._followers[role] = self.open_follower()
         self._followers[role].follow(starts)
         self._role.update(dict.fromkeys(starts, role))
 
@@ -780,6 +763,10 @@ class CopiedStore:
     began_ms: float
     end: int | None = None
     restoring: bool = False
+
+    @property
+    def at_end(self) -> bool:
+        return self.end is not None and self.progress.position >= self.end
 
 
 @dataclass(kw_only=True)
