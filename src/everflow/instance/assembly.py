@@ -332,7 +332,9 @@ class ClusterRecoveryPorts:
                         plan=prepared.plan,
                         incarnation=incarnation,
                         reused=None if spec.source_topic is None else spec,
-                        left_out=given.changelogs.left_out(store.changelog, prepared.plan.end),
+                        left_out=given.changelogs.left_out.before(
+                            store.changelog, prepared.plan.end
+                        ),
                     )
                 )
         self._replay(jobs)
@@ -406,7 +408,7 @@ class ClusterPorts:
             spec = reused.get(tp.topic)
             if spec is None:
                 return chunk
-            left_out = self._changelogs.left_out(tp)
+            left_out = self._changelogs.left_out.before(tp, None)
             return as_processed(cast("PlacedChunk", chunk), position, left_out, spec)
 
         services = UpdaterServices(

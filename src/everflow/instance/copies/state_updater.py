@@ -16,11 +16,10 @@ from everflow.clock import Clock, Running, Spawn, on_thread
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.restore.listeners import (
     RestoreListener,
-    RestoreProgress,
     StandbyUpdateListener,
     SuspendReason,
 )
-from everflow.instance.restore.restoration import PreparedStore, named_keys, progress_of
+from everflow.instance.restore.restoration import FilledStore, PreparedStore, progress_of
 from everflow.instance.restore.restore_plan import ChangelogState
 from everflow.instance.tasks.task import (
     StalledTask,
@@ -33,7 +32,6 @@ from everflow.instance.tasks.task import (
 from everflow.logs import ABOUT_ASSIGNMENT, moves
 from everflow.records import TaskId, TopicPartition
 from everflow.state.left_out import Chunk
-from everflow.state.lmdb_store import LmdbStore
 from everflow.user_program import ListenerGuard
 
 log = logging.getLogger("everflow")
@@ -478,29 +476,12 @@ class StateUpdater:
                 self._stalled.behind(task_id, task.task.role, str(behind[0]), cause)
 
     def _load(self, task: CopiedTask, store: CopiedStore, chunk: Chunk) -> None:
-        at = store.progress.position
-        chunk = self.services.taken(task.task.id, store.progress.changelog, at, chunk)
-        at_end = store.end is not None and chunk.next_position >= store.end
         of = store.progress
-        with named_keys(of.task, of.store, store.store, of.changelog, chunk):
-            store.store.load_chunk(
-                chunk.keys,
-                chunk.values,
-                chunk.timestamps,
-                chunk.next_position,
-                incarnation=store.incarnation,
-                now_ms=self.clock.now_ms() if at_end else -1,
-            )
-        now_ms = self.clock.monotonic_ms()
+        chunk = self.services.taken(task.task.id, of.changelog, of.position, chunk)
+        at_end = store.end is not None and chunk.next_position >= store.end
+        store.load(chunk, chunk.next_position, self.clock, at_end=at_end)
         records = chunk.records
-        store.progress = replace(
-            store.progress,
-            position=chunk.next_position,
-            end=max(store.progress.end, chunk.next_position),
-            records=store.progress.records + records,
-            elapsed_s=(now_ms - store.began_ms) / 1000,
-        )
-        task.loaded.append((now_ms, records))
+        task.loaded.append((self.clock.monotonic_ms(), records))
         if store.restoring:
             self.services.restores.batch_restored(store.progress, records)
         elif records:
@@ -754,13 +735,9 @@ class FollowedTask:
 
 
 @dataclass(kw_only=True)
-class CopiedStore:
+class CopiedStore(FilledStore):
     """One store being followed; ``restoring``: the restore listener gets its progress."""
 
-    store: LmdbStore
-    incarnation: str
-    progress: RestoreProgress
-    began_ms: float
     end: int | None = None
     restoring: bool = False
 

@@ -112,7 +112,7 @@ class EndOffsets:
     def watch(
         self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event
     ) -> None:
-        """A stream thread's partitions, in place of earlier ones; ``wake`` is set when one grows."""
+        """A thread's partitions, in place of earlier ones; ``wake`` is set when one has grown."""
         with self._lock:
             self._watched[thread] = (frozenset(partitions), wake)
             self._watch_all()
