@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import sys
 import threading
 import uuid
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from everflow.clock import Clock, Running, on_thread
+from everflow.clock import Clock, on_thread
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError, RetriableError, SetupError
 from everflow.instance.client_state import ClientState
@@ -22,7 +21,7 @@ from everflow.instance.commit_gate import CommitGate, GateBackend
 from everflow.instance.copies.global_tables import GlobalTables, LoadedTables, count_left_out
 from everflow.instance.copies.known_copies import Copies, Freshness, StateCleaner, StateKeeper
 from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
-from everflow.instance.instance import Extension, Instance, InstanceSettings
+from everflow.instance.instance import EventLoop, Extension, Instance, InstanceSettings
 from everflow.instance.restore.changelogs import Changelogs
 from everflow.instance.restore.listeners import RestoreListener, StandbyUpdateListener
 from everflow.instance.restore.restoration import (
@@ -70,7 +69,6 @@ from everflow.worker.global_records import GlobalRecords
 
 log = logging.getLogger("everflow")
 
-TICK_S = 0.1
 FENCE_S = 5.0
 CONSUMED_S = 1.0
 """Time-out of a stream thread's question for committed offsets."""
@@ -120,10 +118,8 @@ class Dependencies:
         found = {}
         for subtopology, topics in self.blueprint.inputs.items():
             logged = self.logged(subtopology)
-            for partition in range(
-                max(self.blueprint.partitions[topic] for topic in topics) if logged else 0
-            ):
-                task = TaskId(subtopology, partition)
+            count = max(self.blueprint.partitions[topic] for topic in topics) if logged else 0
+            for task in (TaskId(subtopology, partition) for partition in range(count)):
                 found[task] = tuple(self.changelog(task, spec) for spec in logged)
         return found
 
@@ -229,36 +225,6 @@ def require_slots(context: Any, threads: int) -> None:
             f"with .master('local[{threads + 1}]') or more, leave it to everflow to start Spark, "
             f"or set fewer num.stream.threads."
         )
-
-
-class QueueLoop:
-    """An `EventLoop` on its own thread. It also takes a turn without an event every `TICK_S`."""
-
-    def __init__(self, turn: Callable[[Callable[[], None]], None]) -> None:
-        self._turn = turn
-        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._running: Running | None = None
-
-    def post(self, event: Callable[[], None]) -> None:
-        self._events.put(event)
-
-    def start(self) -> None:
-        self._running = on_thread("everflow-instance", self._run)
-
-    def end(self) -> None:
-        if self._running is not None:
-            self._events.put(None)
-            self._running.join()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                event = self._events.get(timeout=TICK_S)
-            except queue.Empty:
-                event = lambda: None  # noqa: E731
-            if event is None:
-                return
-            self._turn(event)
 
 
 # --- recoveries ----------------------------------------------------------------------------------
@@ -368,8 +334,7 @@ class ClusterPorts:
         self._admin, self._changelogs = dependencies.admin, dependencies.changelogs
         self._directory = dependencies.directory
         self._blueprint = dependencies.blueprint
-        """Of tasks that are created; older than `_dependencies`' while threads for new topics
-        start."""
+        """Of created tasks; older than `_dependencies`' while threads for new topics start."""
         self._end_sums = EndSums(
             self._changelogs.followed_ends,
             dependencies.changelogs_of_tasks(),
@@ -395,7 +360,7 @@ class ClusterPorts:
         self.open_job: OpenJob = job_opener(context, dependencies)
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
-        self.loop = QueueLoop
+        self.loop = EventLoop
         self.is_worker = is_worker
 
     # --- parts -----------------------------------------------------------------------------------
@@ -438,8 +403,7 @@ class ClusterPorts:
         self._directory.distrust(self._directory.store_path(task, store), reason)
 
     def global_tables(self, instance: Instance) -> GlobalTables:
-        """They have an updater of their own, so that they and the replicas do not delay each
-        other."""
+        """They have an updater of their own, so that neither they nor the replicas wait."""
         plan, clock = self._dependencies.blueprint.plan, self._clock
         tasks = self._dependencies.blueprint.global_tasks(self._directory)
         loaded = LoadedTables(

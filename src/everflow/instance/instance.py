@@ -1,18 +1,18 @@
-"""Joins an instance's parts: the order in which they start, and their reactions to events.
-`KafkaStreams` runs it on a cluster (`ClusterPorts`), the simulation on a simulated one (note
-011)."""
+"""Joins an instance's parts: the order in which they start, and their reactions to events. It runs
+on a cluster (`ClusterPorts`), or on a simulated one (note 011)."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from everflow import metrics as names
-from everflow.clock import Clock, Deadline, Running, Spawn
+from everflow.clock import Clock, Deadline, Running, Spawn, on_thread
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.client_state import (
     STOPPING,
@@ -58,6 +58,7 @@ from everflow.topology.patterns import TopicGrowth
 
 log = logging.getLogger("everflow")
 
+TICK_S = 0.1
 JOIN_ATTEMPT_S = 5.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
@@ -84,20 +85,43 @@ class Pool(Protocol):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 
-class EventLoop(Protocol):
-    """Runs events one after the other, and `Instance.turn` with each."""
+@dataclass
+class EventLoop:
+    """Runs events one after the other, and ``turn`` with each; on its own thread, which also takes
+    a turn without an event every `TICK_S`."""
 
-    def post(self, event: Callable[[], None], /) -> None: ...
+    turn: Callable[[Callable[[], None]], None]
 
-    def start(self) -> None: ...
+    def __post_init__(self) -> None:
+        self._running: Running | None = None
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def post(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+
+    def start(self) -> None:
+        self._running = on_thread("everflow-instance", self._run)
+
     def end(self) -> None:
         """Run no later event; returns when earlier ones have run. Also if it was never started."""
+        if self._running is not None:
+            self._events.put(None)
+            self._running.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=TICK_S)
+            except queue.Empty:
+                event = lambda: None  # noqa: E731
+            if event is None:
+                return
+            self.turn(event)
 
 
 class InstancePorts(Protocol):
     """Makes the parts of an instance that know its cluster, each once and in this order, and has
-    the effects outside these parts. A part may use earlier parts, and call the instance once it was
-    started."""
+    the effects outside them. A part may use earlier parts, and a started instance."""
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> EventLoop: ...
     def updater(self, instance: Instance) -> StateUpdater: ...
@@ -147,34 +171,32 @@ class InstancePorts(Protocol):
         """No batch runs any more: note in the stores how fresh they are, and close them."""
 
 
+@dataclass(eq=False)
 class Instance:
     """``stop``: set to end all waits. ``failed``: called when the instance cannot go on."""
 
-    def __init__(
-        self,
-        ports: InstancePorts,
-        settings: InstanceSettings,
-        clock: Clock,
-        states: StateMachine,
-        failed: Callable[[EverflowError], None],
-        stop: threading.Event,
-        pause: Pause,
-        metrics: Metrics,
-        tracker: RestoreTracker,
-    ) -> None:
-        self.ports, self.settings, self.clock = ports, settings, clock
-        self.states, self.failed, self.stop = states, failed, stop
-        self.pause, self.metrics, self.tracker = pause, metrics, tracker
+    ports: InstancePorts
+    settings: InstanceSettings
+    clock: Clock
+    states: StateMachine
+    failed: Callable[[EverflowError], None]
+    stop: threading.Event
+    pause: Pause
+    metrics: Metrics
+    tracker: RestoreTracker
+
+    def __post_init__(self) -> None:
+        ports = self.ports
         self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
         self.book = GateBook()
-        self.lower_bounds = CommittedLowerBounds(clock)
-        self.hosts = HostMap(clock)
+        self.lower_bounds = CommittedLowerBounds(self.clock)
+        self.hosts = HostMap(self.clock)
         self.threads: list[StreamThread] = []
         self.begun: dict[TaskId, ActiveTask] = {}
         """New partitions of running tasks, and where they begin (`Extension`)."""
         self.loop = ports.loop(self.turn)
         self.updater = ports.updater(self)
-        pause.wakes.append(self.updater.wake)
+        self.pause.wakes.append(self.updater.wake)
         self.global_tables = ports.global_tables(self)
         self.copies = ports.copies(self)
         self.member = ports.member(self)
@@ -184,13 +206,13 @@ class Instance:
         self.restores = ports.pool("restore", RESTORE_THREADS)
         self.tails = ports.pool("tail", TAIL_THREADS)
         self.fencing = ports.pool("fence", 1)
-        self.threads += [self.open_thread(number) for number in range(settings.threads)]
+        self.threads += [self.open_thread(number) for number in range(self.settings.threads)]
         self.manager = TaskManager(
             gate=self.book,
             threads=self.threads,
             updater=self.updater,
             services=self._task_services(),
-            timeouts=TaskTimeouts(settings.task_timeout_ms),
+            timeouts=TaskTimeouts(self.settings.task_timeout_ms),
         )
         self.thread_count = ThreadCount(self)
         self._next_purge_ms = 0.0
@@ -374,8 +396,7 @@ class Instance:
             post(lambda: self.failed(event.error))  # it calls the user's state listener
 
     def _fence_lost(self) -> None:
-        """The tasks' last owner may have vanished in a transaction, for whose end recovery
-        waits."""
+        """Recovery waits for a transaction of the tasks' last owner, which may have vanished."""
         self.fencing.submit(
             lambda: self.metrics.add(names.WRITERS_FENCED, self.ports.fence(own=False))
         )

@@ -10,9 +10,8 @@ import pytest
 from everflow import KafkaStreams
 from everflow.errors import FatalError
 from everflow.instance import kafka_streams
-from everflow.instance.assembly import QueueLoop
 from everflow.instance.client_state import ClientState
-from everflow.instance.instance import Instance, InstanceSettings
+from everflow.instance.instance import EventLoop, Instance, InstanceSettings
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked, Roles
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.topology.program import Topology
@@ -54,7 +53,7 @@ class Member(Parts):
 class Ports:
     """Without a thread, a cluster or a folder."""
 
-    loop = QueueLoop
+    loop = EventLoop
 
     def member(self, instance: Instance) -> Member:
         return Member()

@@ -138,7 +138,7 @@ class LeftOutLogs:
     _logs: dict[TopicPartition, _Log] = field(default_factory=dict)
 
     def covered(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How far copies may follow reused topics: to ``committed``, but into no open transaction."""
+        """How far copies may follow reused topics: to ``committed``, or an open transaction."""
         with self._lock:
             behind = {
                 tp: end for tp, end in committed.items() if self._logs.get(tp, _Log()).covered < end
