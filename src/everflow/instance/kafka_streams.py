@@ -160,9 +160,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         failure = self._life.start(self._start)
         if isinstance(failure, EverflowError):
             log.debug("The start failed", exc_info=failure)
-            raise failure.with_traceback(
-                None
-            ) from None  # for people: the frames of everflow are in the log
+            # For people: the frames of everflow are in the log.
+            raise failure.with_traceback(None) from None
         if failure is not None:
             raise failure
 
@@ -185,8 +184,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         topics and committed (those of ``collect``, or all that have a name), and ``timeout`` after
         the start (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call
         returns the records that it got meanwhile, from others too, as a list of tuples ``key,
-        value, timestamp``, one partition after the other; a list of topics gives a dict of
-        lists."""
+        value, timestamp``, by partition; a list of topics gives a dict of lists."""
         try:
             bound = bounded_run(self._topology, self.config, count, timeout, collect)
             if bound is None:
@@ -207,8 +205,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         return [one for one in found if application_id in (None, one.config.application_id)]
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
-        """Every task on this instance: its role, state, how far behind it is. For operators and
-        views."""
+        """Every task on this instance, for operators: its role, state, how far behind it is."""
         instance = self._life.instance
         if instance is None:
             return {}
@@ -219,24 +216,17 @@ class KafkaStreams(InteractiveQueries, Telling):
             {**instance.updater.followed(), **instance.global_tables.followed()},
         )
         restores = (list(instance.manager.recovering), self._tracker.progress())
-        stalled = {**instance.updater.stalled(), **instance.global_tables.stalled()}
+        copies = {**instance.updater.stalled(), **instance.global_tables.stalled()}
+        stalled = {task: copy.stalled for task, copy in copies.items()}
+        troubles = troubles_of(stalled, instance.clock.monotonic_ms(), instance.clock.now_ms())
+        for thread in list(instance.threads):
+            troubles |= thread.troubles()
         return statuses(
             *known,
             *restores,
             handing_over=instance.manager.handing_over(),
-            troubles={
-                **troubles_of(
-                    {task: copy.stalled for task, copy in stalled.items()},
-                    instance.clock.monotonic_ms(),
-                    instance.clock.now_ms(),
-                ),
-                **{
-                    task: trouble
-                    for thread in list(instance.threads)
-                    for task, trouble in thread.troubles().items()
-                },
-            },
-            stalled_copies={task: copy.role for task, copy in stalled.items()},
+            troubles=troubles,
+            stalled_copies={task: copy.role for task, copy in copies.items()},
         )
 
     def metrics(self) -> dict[str, float | str]:
@@ -246,14 +236,12 @@ class KafkaStreams(InteractiveQueries, Telling):
         values[names.CLIENT_STATE] = self.state.name
         instance = self._life.instance
         threads = [] if instance is None else instance.threads
-        values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in threads if not thread.join(0))
-        values[names.FAILING_STREAM_THREADS] = sum(
-            1 for thread in threads if thread.trouble is not None
-        )
+        values[names.ALIVE_STREAM_THREADS] = sum(not thread.join(0) for thread in threads)
+        failing = sum(thread.trouble is not None for thread in threads)
+        values[names.FAILING_STREAM_THREADS] = failing
         tasks = self.all_tasks()
-        values[names.LAG] = (
-            input_lag(tasks.values()) if tasks or self.state is ClientState.RUNNING else math.nan
-        )
+        known = tasks or self.state is ClientState.RUNNING
+        values[names.LAG] = input_lag(tasks.values()) if known else math.nan
         values.update(copies_metrics({} if instance is None else instance.updater.followed()))
         return values
 
@@ -263,13 +251,11 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def http_address(self) -> str | None:
-        """host:port where `/metrics` and the like are served; None: nowhere, or not yet
-        (``http.listen``)."""
+        """host:port of `/metrics` and the like (``http.listen``); None: nowhere, or not yet."""
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
-        """The banner, which `start` then does not log; ``program``: where the topology comes
-        from."""
+        """The banner, which `start` then does not log; ``program``: the topology's origin."""
         self._introduced = True
         return banner(self.config, self._topology, program)
 
@@ -280,8 +266,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def error(self) -> EverflowError | None:
-        """The error behind state ERROR; in state NOT_RUNNING the failure of the shutdown, for
-        example a batch that hung."""
+        """The error behind state ERROR; in state NOT_RUNNING that of the shutdown, if it failed."""
         return self._life.error
 
     # --- operations -------------------------------------------------------------------------------
@@ -298,8 +283,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._tracker.listener = listener
 
     def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
-        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start`
-        only."""
+        """Told of standby tasks (KIP-988), on the state updater's thread. Before `start` only."""
         self._require_created("a standby update listener is set")
         self._standby_listener = listener
 
@@ -385,9 +369,8 @@ class KafkaStreams(InteractiveQueries, Telling):
 
         The request goes to the others with the next rebalance, which this instance asks for at
         once. Each ends as after a failure: in state ERROR, its ``error`` a ShutdownRequestedError
-        that names this instance; none drains, all leave the group. Does not wait for them.
-        Instances that are started later run. Raises IllegalStateError if the instance is not a
-        member of the group."""
+        that names this instance; none drains, all leave the group. Does not wait for them. Later
+        instances run. Raises IllegalStateError if this one is not a member of the group."""
         instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
@@ -439,13 +422,11 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- the end ----------------------------------------------------------------------------------
 
     def __enter__(self) -> KafkaStreams:
-        """``with KafkaStreams(...) as streams:`` closes at the end of the block; `start` is still
-        called inside."""
+        """``with KafkaStreams(...) as streams:`` closes at its end; `start` is called inside."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """`close`. If the block itself ended well and the instance did not, raises what stopped
-        it."""
+        """`close`. If the block ended well and the instance did not, raises what stopped it."""
         self.close()
         if kind is None and self.error is not None:
             raise self.error
@@ -481,10 +462,9 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- in a notebook and at a prompt ------------------------------------------------------------
 
     def __repr__(self) -> str:
-        parts = [
-            f"state {self.state.name}",
-            *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()]),
-        ]
+        parts = [f"state {self.state.name}"]
+        if self.state not in ENDED:
+            parts += [summary(self.all_tasks()), self._lag()]
         if self.error is not None:
             text = str(self.error).partition("\n")[0]
             parts.append(f"error [{self.error.code}] {text}")
@@ -534,13 +514,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._launch_spark_ahead()
         # 1. Lock the state folder.
         path = Path(config.state_dir).expanduser()
+        memory = MemoryFolder(Path(config.state_memory_dir).expanduser(), self._topology.in_memory)
         directory = StateDirectory.open(
-            path,
-            config.application_id,
-            sync=config.state_sync,
-            memory=MemoryFolder(
-                Path(config.state_memory_dir).expanduser(), self._topology.in_memory
-            ),
+            path, config.application_id, sync=config.state_sync, memory=memory
         )
         opened.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
@@ -549,15 +525,12 @@ class KafkaStreams(InteractiveQueries, Telling):
             limit_s = config.drain_timeout_ms / 1000 + END_S
             self._observer = observed(
                 self,
-                config,
+                self._life,
                 self._topology,
                 directory.process_id,
                 self._metrics,
                 self._clock,
-                lambda: self._life.instance,
-                opened,
                 lambda: self._begin_close(limit_s, leave_group=True),
-                lambda: self.config.application_server,
             )
         if config.query_listen:
             config = self.config = asked_at(config, self._served())
@@ -708,8 +681,7 @@ RUN_END_S = 30.0
 
 @dataclass(kw_only=True)
 class Foreground:
-    """``signal``: the first one's number; ``joined``: whether the start had gone through by
-    then."""
+    """``signal``: the number of the first; ``joined``: whether the start had gone through then."""
 
     streams: KafkaStreams
     leave_group: bool | None
@@ -731,8 +703,7 @@ class Foreground:
         return None if self.streams._log_file is None else self.streams._log_file.path
 
     def run(self) -> None:
-        """Start, and return when it has ended. Raises the error that stopped it; the caller reports
-        it."""
+        """Start, and return when it has ended. Raises what stopped it, for the caller to report."""
         streams = self.streams
         streams._caller_raises = True
         with owned() as signals, signals.told_to(self._on_signal):
@@ -769,10 +740,8 @@ class Foreground:
             return False
         over = time.monotonic() - self._ending_since_s > self.timeout_s
         if over:
-            log.warning(
-                "The shutdown takes longer than %.0f s and goes on in the background",
-                self.timeout_s,
-            )
+            text = "The shutdown takes longer than %.0f s and goes on in the background"
+            log.warning(text, self.timeout_s)
         return over
 
     def _on_signal(self, count: int, number: int) -> None:

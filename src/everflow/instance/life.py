@@ -115,11 +115,8 @@ class InstanceLife:
         try:
             self._end_all(leave_group, drain_s)
         except Exception as error:  # the state must still say that it is over
-            log.error(
-                "The shutdown failed: %s",
-                error,
-                exc_info=not isinstance(error, EverflowError),
-            )
+            defect = not isinstance(error, EverflowError)
+            log.error("The shutdown failed: %s", error, exc_info=defect)
             if not isinstance(error, EverflowError):
                 error = EverflowError(f"The shutdown did not go through: {error!r}")
             self.error = self.error or without_history(error)
@@ -159,8 +156,8 @@ LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 @dataclass
 class InstanceEnd:
-    """Ends an instance, started or not. ``leave_group`` as for `GroupMember.leave`; ``drain_s`` 0:
-    no task is handed over."""
+    """Ends an instance, started or not. ``leave_group``: see `GroupMember.leave`; ``drain_s`` 0: no
+    task is handed over."""
 
     life: InstanceLife
     instance: Instance
@@ -194,11 +191,8 @@ class InstanceEnd:
                     else:
                         step()
             except Exception as error:
-                log.error(
-                    "A step of the shutdown failed: %s",
-                    error,
-                    exc_info=not isinstance(error, EverflowError),
-                )
+                defect = not isinstance(error, EverflowError)
+                log.error("A step of the shutdown failed: %s", error, exc_info=defect)
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -384,8 +378,7 @@ def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
 def drained_or_ended(
     await_drained: Callable[[float], bool], ended: Mapping[str, Callable[[], bool]]
 ) -> str | None:
-    """Wait until ``await_drained`` (seconds) returns True; the reason that applies before, or
-    None."""
+    """Wait until ``await_drained`` (seconds) returns True; returns a reason that applies before."""
     while not await_drained(LOOK_S):
         for reason, applies in ended.items():
             if applies():

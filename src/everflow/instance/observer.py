@@ -1,6 +1,6 @@
 """Observes an instance for dashboards and metrics, and computes the desired number of instances.
-What only the brokers know is read on other threads: the number of members, and, while somebody
-watches, `BrokerFacts`."""
+Other threads ask the brokers for the number of members and, while somebody watches, `BrokerFacts`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from everflow.instance.assembly import client_id
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import TaskStatus, trouble
 from everflow.instance.instance import Instance
+from everflow.instance.life import InstanceLife
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.task import TaskStore
 from everflow.kafka.admin import ClusterAdmin, Isolation, TransactionState
@@ -83,8 +84,7 @@ WATCHED_MS = 70_000.0
 
 
 class Standing(NamedTuple):
-    """A partition's last stable offset, the records behind it, and since when it stands
-    (monotonic)."""
+    """A partition's last stable offset, the records behind it, and since when it stands; ms."""
 
     stable: int
     records: int
@@ -97,8 +97,7 @@ def standing(
     stable: Mapping[TopicPartition, int],
     now_ms: float,
 ) -> dict[TopicPartition, Standing]:
-    """Of partitions with both ends. ``written`` was read first: later records count as stable.
-    Pure."""
+    """Of partitions with both ends. ``written`` was read first: later records count as stable."""
     found = {}
     for tp in written.keys() & stable.keys():
         records = max(0, written[tp] - stable[tp])
@@ -111,8 +110,7 @@ def standing(
 
 @dataclass(kw_only=True)
 class BrokerFacts:
-    """``ids``: transactional id -> stream thread. `run` is a thread of its own; the others may be
-    called from any."""
+    """``ids``: transactional id -> stream thread. `run` is a thread of its own; else any thread."""
 
     known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
     transactions: Callable[[Collection[str]], Mapping[str, TransactionState]]
@@ -145,19 +143,11 @@ class BrokerFacts:
         """In the order of the threads. A transaction's age is as of the brokers' answer."""
         found = []
         for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
-            known = self._states.get(name)
-            if known is None:
-                found.append(ObservedWriter(thread=thread, transactional_id=name))
-                continue
-            open_ms = 0 if known.since_ms is None else self._asked_ms - known.since_ms
-            found.append(
-                ObservedWriter(
-                    thread=thread,
-                    transactional_id=name,
-                    state=known.state,
-                    open_s=max(0, open_ms) / 1000,
-                )
-            )
+            writer = ObservedWriter(thread=thread, transactional_id=name)
+            if (known := self._states.get(name)) is not None:
+                open_ms = 0 if known.since_ms is None else self._asked_ms - known.since_ms
+                writer = replace(writer, state=known.state, open_s=max(0, open_ms) / 1000)
+            found.append(writer)
         return found
 
     def run(self, stop: threading.Event) -> None:
@@ -188,8 +178,7 @@ BUSY_MS = 30_000
 
 @dataclass
 class BusyShares:
-    """How busy stream threads were in the last half minute. Owned by one thread; others may
-    read."""
+    """How busy stream threads were in the last half minute. One thread writes, others may read."""
 
     _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
@@ -197,8 +186,7 @@ class BusyShares:
         self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
     ) -> None:
         """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
-        ``since_ms``: the begin of the running batch (monotonic), or the thread of a long batch
-        would seem idle."""
+        ``since_ms``: the begin of the running batch (monotonic), which may be a long one."""
         for thread in done_s.keys() | since_ms.keys():
             since = since_ms.get(thread)
             running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
@@ -231,16 +219,13 @@ FRESH_MS = 250.0
 
 STATES = [state.name for state in ClientState]
 """Their numbers are Kafka Streams' (KIP-1091)."""
-RECENT = (
-    names.RECORD_LATENCY,
-    names.RECORD_LATENESS,
-    names.BATCH_LATENCY,
-    names.COMMIT_LATENCY,
-)
+RECENT = (names.RECORD_LATENCY, names.RECORD_LATENESS, names.BATCH_LATENCY, names.COMMIT_LATENCY)
 
 
 class Observed(Protocol):
     """The part of `KafkaStreams` that is looked at."""
+
+    config: StreamsConfig
 
     @property
     def state(self) -> object: ...
@@ -550,22 +535,19 @@ def tasks_of(blueprint: Blueprint) -> int:
 
 def observed(
     streams: Observed,
-    config: StreamsConfig,
+    life: InstanceLife,
     topology: Topology,
     process_id: str,
     raw: Metrics,
     clock: Clock,
-    instance: Callable[[], Instance | None],
-    opened: ExitStack,
     drain: Callable[[], None],
-    own: Callable[[], str],
 ) -> Observer:
-    """Observe an instance until ``opened`` closes, over HTTP and OTLP as ``config`` says. ``drain``
-    returns at once; ``own``: this instance's address. ConfigError if it cannot listen, or a package
-    is missing."""
+    """Observe an instance until its end, over HTTP and OTLP as its settings say. ``drain`` returns
+    at once. ConfigError if it cannot listen, or a package is missing."""
+    config, opened = streams.config, life.opened
     observer = Observer(
         streams=streams,
-        instance=instance,
+        instance=lambda: life.instance,
         raw=raw,
         clock=clock,
         rules=ScalingRules(
@@ -580,31 +562,26 @@ def observed(
     opened.callback(observer.stop)
     observer.start()
     if config.otel_exporter_otlp_metrics_endpoint:
-        opened.callback(_exported(observer, config).close)
+        opened.callback(_exported(observer).close)
     if config.http_listen:
-        opened.callback(_served(observer, config, topology, drain, own).close)
+        opened.callback(_served(observer, topology, drain).close)
     return observer
 
 
-def _served(
-    observer: Observer,
-    config: StreamsConfig,
-    topology: Topology,
-    drain: Callable[[], None],
-    own: Callable[[], str],
-) -> HttpServer:
+def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -> HttpServer:
     from everflow.instance.serving.routes import tokens_of  # a third of a second
     from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application
     from everflow.observe.page.routes import Page
 
+    streams, config = observer.streams, observer.streams.config
     tokens = tokens_of(config) if config.query_token_file else ()
     page = Page(
         facts=observer.facts,
         drawing=as_svg(topology),
         tokens=tokens,
         desk=dead_letters_of(config),
-        peers=peers_of(config, tokens, own),
+        peers=peers_of(config, tokens, lambda: streams.config.application_server),
     )
     server = HttpServer(
         config.http_listen,
@@ -620,10 +597,11 @@ def _served(
     return server
 
 
-def _exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
+def _exported(observer: Observer) -> OtlpExport:
     from everflow.observe.otlp import OtlpExport
 
-    endpoint, about = config.otel_exporter_otlp_metrics_endpoint, observer.subject
+    config, about = observer.streams.config, observer.subject
+    endpoint = config.otel_exporter_otlp_metrics_endpoint
     sender = OtlpExport(
         endpoint,
         config.otel_metric_export_interval,
@@ -639,24 +617,13 @@ def _exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
 # --- other instances (note 060) -------------------------------------------------------------------
 
 
-def peers_of(
-    config: StreamsConfig,
-    tokens: Sequence[str],
-    own: Callable[[], str],
-    clock: Clock | None = None,
-) -> Peers:
+def peers_of(config: StreamsConfig, tokens: Sequence[str], own: Callable[[], str]) -> Peers:
     """``own``: this instance's address. ConfigError for an authority's file that cannot be used."""
-    from everflow.observe.page.peers import (
-        Peers,
-        StatusClient,
-    )  # as the server: a third of a second
+    from everflow.observe.page.peers import Peers, StatusClient  # a third of a second, too
 
-    client = StatusClient(
-        application_id=config.application_id,
-        token=tokens[0] if tokens else "",
-        tls=_trust(config),
-    )
-    return Peers(client, own, clock or SystemClock())
+    token = tokens[0] if tokens else ""
+    client = StatusClient(application_id=config.application_id, token=token, tls=_trust(config))
+    return Peers(client, own, SystemClock())
 
 
 def _trust(config: StreamsConfig) -> ssl.SSLContext | None:

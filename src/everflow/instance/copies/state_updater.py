@@ -260,11 +260,9 @@ class StateUpdater:
                 self._say(f"Standby tasks cannot follow their changelogs: {error}")
                 self.clock.wait(self.wake, FAULT_PAUSE_MS)
             except Exception as error:  # the instance goes on without copies
-                log.error(
-                    "Standby tasks cannot follow their changelogs: %s",
-                    error,
-                    exc_info=not isinstance(error, EverflowError),
-                )
+                defect = not isinstance(error, EverflowError)
+                text = "Standby tasks cannot follow their changelogs: %s"
+                log.error(text, error, exc_info=defect)
                 self._start_over()
 
     def run_once(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from everflow import metrics as names
 from everflow.clock import ManualClock
+from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import TaskStatus
@@ -30,6 +31,7 @@ RESTORING = TaskStatus(
 class Looked:
     """An instance that has begun; the test says what it has consumed."""
 
+    config = StreamsConfig(application_id="a", bootstrap_servers="b:1")
     state = ClientState.REBALANCING
     error: EverflowError | None = None
     consumed = 0.0
