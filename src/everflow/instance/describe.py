@@ -113,8 +113,7 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
 
 
 def input_lag(tasks: Iterable[TaskStatus]) -> float:
-    """Input records that wait for active tasks; NaN while one does not run or its ends are
-    unknown."""
+    """Input records that wait for active tasks; NaN if one does not run or has no known ends."""
     ours = [
         task
         for task in tasks
@@ -191,8 +190,7 @@ def trouble(found: Trouble, now_ms: float | None = None) -> str:
 
 
 def progress(copies: Collection[TaskStatus]) -> str:
-    """``43 %, 12,000 records/s, 3 s left`` of copies, added up; ``begins`` while nothing is
-    known."""
+    """``43 %, 12,000 records/s, 3 s left`` of copies together; ``begins`` if nothing is known."""
     known = [
         (status.copied, status.lag)
         for status in copies

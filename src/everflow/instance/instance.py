@@ -431,8 +431,7 @@ SPARE_SLOTS = 1
 class ThreadCount:
     """Starts and ends stream threads (KIP-663), safe from any thread; one change at a time. It
     changes ``threads``, the instance's own list, on its loop only. A new thread gets tasks once its
-    workers run. Threads hand tasks over between two batches, with open stores; other tasks do not
-    pause (I4)."""
+    workers run. Threads hand tasks over between batches, stores open; others do not pause (I4)."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -597,8 +596,7 @@ class ExtensionPorts(Protocol):
     def growth(self) -> TopicGrowth: ...
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
-        """Threads opened from now on run the program with these topics. Returns what undoes
-        that."""
+        """Threads opened from now on run the program with these topics; returns what undoes it."""
 
     def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]: ...
 
@@ -683,8 +681,7 @@ class Extension:
         self._started, _ = recovery.recover(self._begun, ())
 
     def _exchange(self) -> None:
-        """On the instance's loop. A task whose new partitions have no committed start is
-        recovered."""
+        """On the instance's loop. A task is recovered if new partitions have no committed start."""
         self.ports.exchange()
         book, begun = self.instance.book, self.instance.begun
         begun.clear()
@@ -698,10 +695,7 @@ class Extension:
         try:
             committed = not offsets or self.instance.member.commit(offsets)
         except EverflowError as error:
-            log.info(
-                "The starting offsets of new topics are left to recoveries: %s",
-                error,
-            )
+            log.info("The starting offsets of new topics are left to recoveries: %s", error)
             committed = False
         if committed:
             begun.update({task.id: task for task in known})

@@ -169,9 +169,8 @@ class SuspendReason(enum.Enum):
 
 
 class StandbyUpdateListener(Protocol):
-    """Called for each store of a standby: start, batch after batch, suspended. Called on the state
-    updater's thread: return at once. ``progress.end`` is the changelog's last known stable
-    offset."""
+    """Called for each store of a standby: start, batch after batch, suspended. On the state
+    updater's thread: return at once. ``progress.end``: the changelog's last known stable offset."""
 
     def update_start(self, progress: RestoreProgress) -> None:
         """The store begins to follow its changelog at ``progress.position``."""

@@ -213,8 +213,7 @@ def restore_all(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[RestoreProgress]:
-    """`restore` shortest range first, so that tasks become ready one by one. Ends after the first
-    that was stopped."""
+    """`restore` shortest range first: tasks become ready one by one. Ends after a stopped one."""
     results: list[RestoreProgress] = []
     for job in sorted(jobs, key=lambda job: (job.plan.records_max, job.task, job.store_name)):
         results.append(restore(job, reader, clock=clock, listener=listener, stopped=stopped))

@@ -57,9 +57,8 @@ def restore_plan(
     retention_ms: int | None = None,
     distrusted: str | None = None,
 ) -> RestorePlan:
-    """Decides where to go on with a store, or why it must not be trusted and is rebuilt. Pure.
-    ``meta`` is None without a store; ``distrusted`` is the state folder's own doubt. Rules: D5,
-    failure scenarios 13 and 14."""
+    """Decides where to go on with a store, or why it must not be trusted and is rebuilt (D5,
+    scenarios 13, 14). ``meta``: None without a store; ``distrusted``: the state folder's doubt."""
     end = changelog.end if changelog.limit is None else min(changelog.end, changelog.limit)
     end = max(end, changelog.start)
     if distrusted is not None:

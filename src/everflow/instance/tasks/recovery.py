@@ -192,8 +192,7 @@ class Recovery:
         deadline: _Patience,
     ) -> dict[TopicPartition, int]:
         """Last stable offsets, once no transaction is open below the changelogs' targets: markers
-        land one by one (KAFKA-10167), offsets may be committed before the changelog's end is
-        readable."""
+        land one by one (KAFKA-10167), those of offsets maybe before those of changelogs."""
         waiting = sorted({*inputs, *targets})
         ends: dict[TopicPartition, int] = {}
 
@@ -464,8 +463,7 @@ def lost_writers(
     application_id: str, open_ids: Iterable[str], clients: Collection[str], own_process: str
 ) -> list[str]:
     """The ``open_ids`` of processes that are no longer members. ``clients``: the members' client
-    ids, read after ``open_ids``. A member with an unknown process could own any of them: then none
-    is lost."""
+    ids, read after ``open_ids``. None, if a member's process is unknown: it could own any."""
     live = {own_process}
     for client in clients:
         found = _PROCESS.search(client)
@@ -476,11 +474,7 @@ def lost_writers(
     for transactional_id in open_ids:
         owner, _, thread = transactional_id.rpartition("-")
         process = owner.removeprefix(f"{application_id}-")
-        ours = (
-            owner.startswith(f"{application_id}-")
-            and thread.isdigit()
-            and _PROCESS.fullmatch(process) is not None
-        )
+        ours = process != owner and thread.isdigit() and _PROCESS.fullmatch(process)
         if ours and process not in live:
             lost.append(transactional_id)
     return sorted(lost)

@@ -311,8 +311,7 @@ PART_OF_LIMIT = 0.25
 
 @dataclass
 class StalledTask:
-    """``since_ms``: its first failure since the last progress; ``count``: the failures since
-    then."""
+    """``since_ms``: its first failure since the last progress; ``count``: failures since then."""
 
     since_ms: float
     count: int = 0

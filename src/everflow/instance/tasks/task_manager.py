@@ -255,8 +255,7 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has given up tasks: those still owned here go on as they are, or are
-        suspended."""
+        """A thread has given up tasks: those still owned here go on, the others are suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:

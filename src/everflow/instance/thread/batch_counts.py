@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from everflow import metrics as names
-from everflow.clock import Clock
+from everflow.clock import Clock, Running, on_thread
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
 from everflow.protocol.messages import RENEWED, BatchResult, Printed
@@ -61,8 +61,7 @@ class TableText:
 
 
 class TablePrinter:
-    """Prints tables from a thread of its own. `add` may be called from any thread and never
-    waits."""
+    """Prints tables from a thread of its own. Any thread may call `add`, which never waits."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -70,7 +69,7 @@ class TablePrinter:
         self._pending: dict[tuple[str, tuple[str, ...]], Printed] = {}
         self._guard, self._writing = threading.Lock(), threading.Lock()
         self._some = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._running: Running | None = None
 
     def add(self, printed: Iterable[Printed]) -> None:
         with self._guard:
@@ -78,11 +77,8 @@ class TablePrinter:
                 place = one.title, tuple(one.columns)
                 before = self._pending.get(place)
                 self._pending[place] = one if before is None else before.with_later(one)
-            if self._pending and (self._thread is None or not self._thread.is_alive()):
-                self._thread = threading.Thread(
-                    target=self._run, name="everflow-print-table", daemon=True
-                )
-                self._thread.start()
+            if self._pending and (self._running is None or self._running.join(0)):
+                self._running = on_thread("everflow-print-table", self._run)
         self._some.set()
 
     def flush(self) -> None:
@@ -96,8 +92,7 @@ class TablePrinter:
 
     @contextmanager
     def written_by(self, write: Callable[[str], object]) -> Iterator[None]:
-        """While the block runs, ``write`` writes the rows, because a live line owns the
-        terminal."""
+        """While the block runs, a live line owns the terminal, and ``write`` writes the rows."""
         before = self._swap(write)
         try:
             yield
@@ -239,11 +234,8 @@ class BatchCounts:
             self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
 
     def add(self, result: BatchResult) -> None:
-        drops = [
-            (node, why, count)
-            for node, reasons in result.dropped.items()
-            for why, count in reasons.items()
-        ]
+        dropped = result.dropped.items()
+        drops = [(node, why, n) for node, reasons in dropped for why, n in reasons.items()]
         self._put_figures(result, drops)
         self.metrics.add(names.COMMITS, 1)
         for key, name in COUNTS.items():

@@ -17,11 +17,9 @@ from everflow.records import OffsetRange, TaskId, TopicPartition
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
 COLD_MS = 1_500
-"""Extra cost of a thread's first full batch, whatever its size: connections, classes, compiled
-code."""
+"""Extra cost of a thread's first full batch of any size: connections, classes, compiled code."""
 SMALLEST_RECORDS = 1_000
-"""However slow everything is but the program itself, a batch takes this many records (if there
-are as many)."""
+"""However slow all is but the program itself, a batch takes so many records, if there are."""
 GROWTH = 4
 """How fast the bound grows at the most while full batches end before the time they may take."""
 MERGED_SHARE = 4
@@ -38,18 +36,14 @@ FEW_SHARE = 0.6
 costs almost the same with one record as with twenty, and records of more tasks share the next."""
 FEW_TASKS = 3
 FEW_RECORDS = 3
-"""So many of each task are few; with twice as many the share is a fourth of that. The measurements
-are in note 018."""
+"""So many of each task are few; with twice as many the share is a fourth of that (note 018)."""
 MANY_TASKS = 8
 """Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
 and committing cost by the task, and more records of each then share it. Behind half as many it
-rests the least. How much longer goes by the sub-topologies: a re-keyed record meets a rest in
-each."""
-
+rests the least. A re-keyed record meets a rest in each sub-topology, so these count, too."""
 
 ENDINGS = 4
-"""The rest for the end of a transaction goes by the shortest of so many: a long one may be due to a
-busy broker."""
+"""The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""
 HELD_SHARE = 0.75
 """The share of that time that is rested (all of it would often be too long), less..."""
 SHORT_HELD_MS = 40.0
@@ -67,8 +61,7 @@ class BatchSize:
     shrinks to what fits once a batch took too long. It grows while full batches end early, to what
     would have fitted and by `GROWTH` at most. Below `SMALLEST_RECORDS` it grows however long a
     batch takes, unless its records cost that. ``bytes_per_record`` is smoothed, None if unknown.
-    ``endings``: for how many ms behind each of the last batches the broker was at least still
-    ending its transaction."""
+    ``endings``: the ms for which the broker at least still ended each of the last transactions."""
 
     bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
@@ -118,8 +111,7 @@ class BatchSize:
     def rest_ms(
         self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
     ) -> float:
-        """The wait behind a batch for more records; 0 behind a full one. ``tasks``: that had
-        records."""
+        """The wait for more records; 0 behind a full batch. ``tasks``: those that had records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
         few = FEW_RECORDS * len(tasks) / max(1, records)
@@ -196,15 +188,13 @@ def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
 
 @dataclass(kw_only=True)
 class PlannedBatch:
-    """A batch to run; a retry reads the same range (D6). ``ranges``: of all inputs of each of its
-    tasks."""
+    """A batch to run; a retry reads the same range (D6). ``ranges``: of all inputs of its tasks."""
 
     ranges: dict[TopicPartition, OffsetRange]
     log_ends: dict[TopicPartition, int]
     attempt: int = 0
     wall_clock_ms: int = 0
-    """The machine's clock when it was planned: whatever goes by it gives the same again in a
-    retry."""
+    """The machine's clock when it was planned: what goes by it gives the same in a retry."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
     """To what the times of silent sources are moved (`everflow.instance.thread.batching`)."""
     waits: tuple[TopicPartition, ...] | None = ()
@@ -229,33 +219,25 @@ class PlannedBatch:
         return BadRecord(tp.topic, tp.partition, offset)
 
     def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
-        """A batch for each of the ``groups`` of partitions that has records: inputs of one task are
-        merged and stay together."""
+        """A batch for each group with records: merged inputs of one task stay together."""
         found = [without(self.ranges, self.ranges.keys() - set(group)) for group in groups]
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
     def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
-        """True if no smaller batch would get further or tell more after ``failure``; ``groups`` as
-        for `parts`."""
+        """True if no smaller batch gets further or tells more; ``groups`` as for `parts`."""
         if failure.kind == "column" and failure.record is not None:
             return self.until(failure.record.place) is None
         return self.smallest and len(self.parts(groups)) < 2
 
     def until(self, record: tuple[str, int, int]) -> PlannedBatch | None:
-        """Without a record (topic, partition, offset) and what is behind it; None: nothing is
-        before it."""
+        """What is before a record (topic, partition, offset); None: nothing."""
         tp, offset = TopicPartition(*record[:2]), record[2]
         begin = self.ranges[tp].start if tp in self.ranges else offset
-        return (
-            replace(self, ranges={**self.ranges, tp: OffsetRange(begin, offset)})
-            if begin < offset
-            else None
-        )
+        if begin >= offset:
+            return None
+        return replace(self, ranges={**self.ranges, tp: OffsetRange(begin, offset)})
 
     def named(self) -> str:
-        few = [
-            f"{tp}@{r.start}"
-            for tp, r in sorted(self.ranges.items())
-            if self.smallest and r.end > r.start
-        ]
+        ranges = sorted(self.ranges.items()) if self.smallest else []
+        few = [f"{tp}@{r.start}" for tp, r in ranges if r.end > r.start]
         return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)

@@ -41,8 +41,7 @@ from everflow.worker.columns import NodeColumns, PreparedColumns, Selection
 
 @dataclass(frozen=True)
 class ColumnsOfPlan:
-    """``prepared``: of `PhysicalPlan.columns`; ``path``: where the JVM computes some (empty:
-    none)."""
+    """``prepared``: of `PhysicalPlan.columns`; ``path``: where the JVM computes some, or empty."""
 
     prepared: tuple[PreparedColumns, ...]
     path: str = ""
@@ -111,8 +110,7 @@ class _Preparing:
             ) from error
 
     def _selection(self, edge: EdgeType, columns: _Columns) -> Selection | None:
-        """Columns over those that a user sees, as he would select them of a DataFrame; None: there
-        are none."""
+        """Columns over those that a user sees, as a DataFrame would select them, if there are."""
         if not columns:
             return None
         uses = frozenset(name for column, _ in columns.values() for name in column.uses)
@@ -153,8 +151,7 @@ def _column(given: ColumnExpr) -> Column:
 
 def packed(content: Any, plan: PhysicalPlan) -> Parcel:
     """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but
-    a variable may hold something else by now. Raises TopologyError naming function, variable and
-    line."""
+    a variable may have changed: TopologyError names function, variable and line."""
     try:
         return Parcel.of(content)
     except Exception:

@@ -72,8 +72,7 @@ class BatchPlanner:
         now_ms = self.clock.monotonic_ms()
         merged = [task.inputs for _, task in sorted(tasks.items()) if len(task.inputs) > 1]
         readable = self.idling.readable(merged, available, now_ms)
-        offered = self.retries.stalled.chosen(tasks, readable.ranges, now_ms)
-        ranges = plan_ranges(offered, most)
+        ranges = plan_ranges(self.retries.stalled.chosen(tasks, readable.ranges, now_ms), most)
         idle = self._idle_times(tasks, available)
         if is_empty(ranges) or self._stuck_at == log_ends or self.paused():
             if not keep_alive and not idle:
@@ -102,8 +101,7 @@ class BatchPlanner:
             self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
 
     def _idle_times(self, tasks: Tasks, available: Ranges) -> IdleTimes:
-        """The times of idle sources after the next batch; none while the ends of logs are not
-        known."""
+        """The times of idle sources after the next batch; none while ends of logs are unknown."""
         now_ms = self.clock.monotonic_ms()
         if not self.idle_sources.sources or self.paused() or self.ends.failing_ms() > 0:
             return {}
@@ -177,8 +175,7 @@ class TaskIdling:
     def readable(
         self, tasks: Iterable[Collection[TopicPartition]], available: Ranges, now_ms: float
     ) -> ReadableInputs:
-        """``tasks``: the inputs of each; ``available``: what each of them has to read, if
-        anything."""
+        """``tasks``: the inputs of each; ``available``: what these have to read, if anything."""
         if self.idle_ms == NEVER:
             return ReadableInputs(dict(available), None, 0)
         waiting: set[TopicPartition] = set()
@@ -228,8 +225,7 @@ class IdleSources:
 
     def due(self, tasks: Iterable[ActiveTask], available: Ranges, now_ms: float) -> IdleTimes:
         """The times to advance. ``tasks``: those of whose inputs the ends are known; an input is
-        idle if it has nothing in ``available``. A partition that never had a record has no time,
-        and is not advanced."""
+        idle if it has nothing in ``available``, and has a time once it had a record."""
         found: dict[TaskId, dict[str, int]] = {}
         self.left_ms = math.inf
         known = self._since

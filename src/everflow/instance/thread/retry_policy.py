@@ -83,12 +83,10 @@ ENDS_AFTER_MS = 2_000.0
 """An unknown cause may be gone after a moment; three attempts may take less."""
 ABORT_PAUSE_MS = 50.0
 SHRINKING = 16
-"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
-steps of a second or two."""
+"""Divisor of a batch in which a record is looked for: 100,000 to one in five steps of 1 to 2 s."""
 SEARCH_LOGGED_EVERY_MS = 5_000.0
 FIRST_WITH_FUNCTIONS = 1_000
-"""Bound of the first batch of a thread whose plan has Python functions: the cost of a call is not
-known yet."""
+"""Bound of a thread's first batch if the plan has Python functions, whose cost is unknown yet."""
 BROKERS_AWAY_MS = 5_000.0
 """Brokers that answer later than that count as away."""
 LONG_ATTEMPT_MS = 5_000.0
@@ -102,11 +100,9 @@ _PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
 """Kinds of failure that are retried under ``task.timeout.ms``."""
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
 _SMALLER = frozenset({"worker", "hang"})
-"""Kinds that fewer records may not meet, and that a single one may have caused: no worker is left
-to search for that record."""
+"""Kinds that fewer records may not meet, and that one may have caused: no worker is left to say."""
 _CERTAIN = frozenset({"hang", "column", "damaged"})
-"""Kinds that waiting does not change: it has waited long enough, or computes the same again, or the
-store has been rebuilt."""
+"""Waiting changes nothing: it was long enough, the result is the same, the store was rebuilt."""
 _REPLACEABLE = (
     RecordError,
     RecordRefusedError,
@@ -222,8 +218,7 @@ class RepeatedFailures:
 class BadRecordSearch:
     """Progress of the search for a record that fails its batch. ``left``: as many records as the
     batch had that failed last, less those committed since; until there are none, batches do not
-    grow again. Not until that batch is behind: of inputs that are merged, one can be far ahead of
-    another."""
+    grow again. By the number, not the place: of merged inputs one can be far ahead of another."""
 
     left: int
     began_ms: float
@@ -237,9 +232,8 @@ class BadRecordSearch:
         if now_ms - self._logged_ms < SEARCH_LOGGED_EVERY_MS:
             return None
         self._logged_ms = now_ms
-        tried = some(
-            (f"{tp}@{r.start}" for tp, r in sorted(planned.ranges.items()) if r.end > r.start), 3
-        )
+        ranges = sorted(planned.ranges.items())
+        tried = some((f"{tp}@{r.start}" for tp, r in ranges if r.end > r.start), 3)
         elapsed_s = (now_ms - self.began_ms) / 1000
         return (
             f"the record is still looked for, {elapsed_s:.0f} s so far: trying "
@@ -257,8 +251,7 @@ class StalledTasks:
     timeouts: TaskTimeouts
 
     def check(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        """Before a plan: notes tasks whose logs have no known end. TaskTimeoutError once a time is
-        over."""
+        """Before a plan: note tasks whose logs have no known end. TaskTimeoutError for one."""
         away = ends.failing_ms() > BROKERS_AWAY_MS
         known, stalled = ends.ends(), self.timeouts.stalled()
         if not (away or stalled or ends.any_silent):
@@ -309,8 +302,7 @@ class StalledTasks:
         now_ms: float,
         partitions: Collection[TopicPartition] = (),
     ) -> None:
-        """Count an attempt for the tasks of a batch, or those of ``partitions`` if any.
-        TaskTimeoutError."""
+        """Count an attempt for a batch's tasks, or those of ``partitions``. TaskTimeoutError."""
         reading = [] if planned is None else _reading(tasks.values(), planned.ranges)
         self.timeouts.failed(_named(reading, tasks, partitions) or reading or tasks, cause, now_ms)
 
@@ -352,9 +344,8 @@ class StalledTasks:
             self.timeouts.progressed(task)
         if not result.silent:
             return
-        silent = [
-            task for task in concerning(tasks.values(), result.silent) if task.id not in progressed
-        ]
+        found = concerning(tasks.values(), result.silent)
+        silent = [task for task in found if task.id not in progressed]
         for one in silent:
             where = ", ".join(str(tp) for tp in one.inputs if tp in result.silent)
             cause = f"{where} has more records, but its leader does not send them"
@@ -576,8 +567,7 @@ class RetryPolicy:
         tasks: Tasks,
         now_ms: float,
     ) -> tuple[bool, Lines]:
-        """Whether a thread that an error would end is replaced. ``limits``: the handler's; None: it
-        is not."""
+        """Whether a thread that an error would end is replaced: never without ``limits``."""
         if limits is None:
             return False, ()
         if not is_replaceable(error):
@@ -642,8 +632,7 @@ class RetryPolicy:
     def _smaller(
         self, failure: BatchFailure, planned: PlannedBatch, tasks: Tasks, now_ms: float
     ) -> PlannedBatch:
-        """The next batch: ``planned``, which counts the failed attempt, again, or fewer records of
-        it."""
+        """The next batch: ``planned``, which counts the failed attempt, or fewer of its records."""
         if failure.kind == "worker":
             self.memory = self.memory.doubted()
         column = failure.record if failure.kind == "column" else None

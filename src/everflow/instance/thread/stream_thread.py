@@ -135,8 +135,7 @@ class ThreadServices:
 def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[TopicPartition, int]:
     """The worker asks the brokers some ms after the ends of the logs were known, and gets the
     records that came since: they need not wait for the next batch. Not those of a task that merges
-    several logs: what was written to another of them before these is not known to be here. A retry
-    reads what was planned."""
+    several logs: older ones of another may not be here yet. A retry reads what was planned."""
     alone = [tp for task in served if len(task.inputs) == 1 for tp in task.inputs]
     ends = {tp: planned.ranges[tp] for tp in alone if tp in planned.ranges}
     whole = {
@@ -147,8 +146,7 @@ def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[To
 
 IDLE_WAIT_MS = 1_000.0
 SHOWN_AFTER_MS = 3_000.0
-"""A recovery usually takes less: its failed batch is in the log and the metrics, and the state does
-not flicker."""
+"""A recovery usually takes less: log and metrics have its batch, and the state does not flicker."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +187,7 @@ class StreamThread:
     cut_off: bool = False
     """The shutdown killed the workers of the batch in flight: its failure is expected."""
     settled_ms: int | None = None
-    """Wall clock of the last moment between batches: all that was committed until then is in the
-    stores."""
+    """Wall clock of the last moment between batches: the stores have all that was committed."""
 
     def __post_init__(self) -> None:
         self._commands = ThreadCommands()
@@ -242,13 +239,9 @@ class StreamThread:
 
     @property
     def stalled(self) -> bool:
-        """True if it has been recovering all its tasks for a while. The instance is REBALANCING
-        then."""
-        recovering = self.recovering
-        return (
-            recovering is not None
-            and self.clock.monotonic_ms() - recovering.since_ms > SHOWN_AFTER_MS
-        )
+        """True if it has been recovering all its tasks for a while: the instance is REBALANCING."""
+        found = self.recovering
+        return found is not None and self.clock.monotonic_ms() - found.since_ms > SHOWN_AFTER_MS
 
     def end_hanging_batch(self, limit_ms: float) -> None:
         """Kill the workers of a batch that runs for longer than ``limit_ms``
@@ -315,8 +308,7 @@ class StreamThread:
         return EverflowError(f"Stream thread {self.number} failed: {error!r}")
 
     def _turn(self) -> None:
-        """`run_once`. After an error the user's handler may have the thread replaced: with another
-        job."""
+        """`run_once`. After an error the user's handler may have the thread begin anew."""
         try:
             self.run_once()
         except StoppedError:
@@ -324,10 +316,8 @@ class StreamThread:
         except Exception as raised:
             error = self._as_ours(raised)
             limits = self.services.uncaught(error)
-            now_ms = self.clock.monotonic_ms()
-            replaced, lines = self.retries.uncaught(
-                error, limits, self._planned, self.tasks, now_ms
-            )
+            now_ms, planned = self.clock.monotonic_ms(), self._planned
+            replaced, lines = self.retries.uncaught(error, limits, planned, self.tasks, now_ms)
             self._log(lines)
             if not replaced:
                 raise error from None
@@ -452,9 +442,8 @@ class StreamThread:
             self.services.ends.unwatch(self.number)
             return
         self.services.ends.watch(self.number, partitions, self.wake)
-        log.info(
-            "Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks)))
-        )
+        names = ", ".join(map(str, sorted(self.tasks)))
+        log.info("Stream thread %d runs tasks %s", self.number, names)
 
     def _opened_job(self) -> Job:
         if self._job is None:
@@ -504,8 +493,7 @@ class StreamThread:
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
-        """It has the tasks with records to read, those that the wall clock calls, and idle
-        sources."""
+        """It has tasks with records to read, those that the wall clock calls, and idle sources."""
         settings, resting = self.settings, self._resting()
         calls = bool(planned.ranges) and not self.services.paused()
         reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
@@ -556,8 +544,7 @@ class StreamThread:
         self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
         if failure.code == OtherTopicError.code:
             self.services.doubt_topics({tp.topic for tp in failure.partitions})
-        pids = self.services.gate.take_pids(self.number)
-        self.services.kill_workers(pids)
+        self.services.kill_workers(self.services.gate.take_pids(self.number))
         for task in self.tasks.values():
             task.to(TaskState.RESTORING)
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
@@ -578,11 +565,8 @@ class StreamThread:
         from the committed offsets, so a committed batch is not run again. A task that is lost
         meanwhile has a new owner, for whose open transaction this thread must not wait: the
         recovery begins again without the task, once its removal has arrived."""
-        tasks = [
-            task
-            for task in self.tasks.values()
-            if task.state is TaskState.RESTORING and not self._lost(task)
-        ]
+        restoring = [task for task in self.tasks.values() if task.state is TaskState.RESTORING]
+        tasks = [task for task in restoring if not self._lost(task)]
         before = positions_of(tasks)
         if not self._recovered(tasks):
             return
@@ -598,8 +582,7 @@ class StreamThread:
         self._follow(decision)
 
     def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
-        """True if all are recovered. Tasks whose brokers do not answer are given back to the
-        manager."""
+        """True if all are recovered. The manager gets back those whose brokers do not answer."""
         lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
         exactly_once = self.settings.guarantee == EXACTLY_ONCE_V2
         writers = [self.settings.transactional_id] if exactly_once else []
@@ -719,8 +702,7 @@ class Uncaught:
     limits: ReplacementLimits = field(default_factory=ReplacementLimits)
 
     def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
-        """Ask the handler, on the failed thread, within which limits it is replaced; None: it is
-        not."""
+        """Ask the handler, on the failed thread, within which limits it is replaced, if at all."""
         if self.handler is None:
             return None
         try:

@@ -91,8 +91,7 @@ _POLL_S = 0.5
 class ThreadJob:
     """Runs a stream thread's micro-batches in a resident step, a Spark task that serves batches
     until it is stopped: requests out, results in, over a socket. It begins with the first batch and
-    after each failed one, and goes on when tasks change. Owned by that thread. ``serve(socket
-    path)`` makes the Spark job."""
+    after each failed one. Owned by that thread. ``serve(socket path)`` makes the Spark job."""
 
     def __init__(self, serve: Callable[[str], ServingJob]) -> None:
         self._serve = serve
@@ -101,8 +100,7 @@ class ThreadJob:
         self._opened = ExitStack()
 
     def run(self, request: BatchRequest) -> BatchResult:
-        """Blocks. BatchFailedError: the batch, its worker or Spark failed; it may be committed
-        (D6)."""
+        """Blocks. BatchFailedError: batch, worker or Spark failed; it may be committed (D6)."""
         if self._lines is None:
             self._connect()
         try:
@@ -123,8 +121,7 @@ class ThreadJob:
         return result
 
     def close(self) -> None:
-        """End the step after the batch in flight; idempotent, never raises for a job that
-        failed."""
+        """End the step after the batch in flight; idempotent, no error for a job that failed."""
         with suppress(OSError):  # it has ended already
             if self._lines is not None:
                 self._lines.write(STOP)

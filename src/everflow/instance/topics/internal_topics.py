@@ -33,8 +33,7 @@ LEFT_OUT = "left-out"
 
 @dataclass(frozen=True)
 class TopicSpec:
-    """An internal topic by its full name; ``kind``: ``repartition``, ``changelog`` or
-    `LEFT_OUT`."""
+    """An internal topic, by full name; ``kind``: ``repartition``, ``changelog`` or `LEFT_OUT`."""
 
     name: str
     partitions: int
