@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from everflow.clock import on_thread
 from everflow.errors import FatalError, SetupError
 from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchId, WorkerClients
 from everflow.records import MemberMetadata, TaskId, TopicPartition
@@ -308,7 +309,7 @@ class CommitGate:
         try:
             self._folder = socket_folder()
             path = self._folder / _SOCKET
-            self._server = _Server(str(path), self.book, self.backend)
+            server = self._server = _Server(str(path), self.book, self.backend)
             os.chmod(path, 0o600)
         except OSError as error:
             self.close()
@@ -316,12 +317,7 @@ class CommitGate:
                 f"No place for the commit gate's socket: {error}. Set TMPDIR to a folder with a "
                 f"short path that this user may write to."
             ) from error
-        threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.5},
-            name="everflow-gate",
-            daemon=True,
-        ).start()
+        on_thread("everflow-gate", server.serve_forever)
         self._serving = True
         return str(path)
 
@@ -382,17 +378,12 @@ class DeferredOffsets:
             taken = self._commit(merged)
             if taken:
                 self._committed({tp: offset for tp, (offset, _) in merged.items()})
+                merged.clear()
             else:
-                log.info(
-                    "The group rebalances: the offsets of %d partitions go with the next commit",
-                    len(merged),
-                )
+                text = "The group rebalances: the offsets of %d partitions go with the next commit"
+                log.info(text, len(merged))
             with self._lock:
-                self._held = (
-                    {}
-                    if taken
-                    else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
-                )
+                self._held = {tp: at for tp, at in merged.items() if tp not in self._forgotten}
             return taken
 
     def held(self) -> frozenset[TopicPartition]:

@@ -137,16 +137,8 @@ def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
 
 # --- tasks in words -------------------------------------------------------------------------------
 
-ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
-    "active",
-    "starting",
-    "restoring",
-    "leaving",
-    "standby",
-    "warm-up",
-)
-FAILING = "failing"
-ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
+ROLES = ("active", "failing", "starting", "restoring", "leaving", "standby", "warm-up")
+ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = ROLES
 """The roles that operators see: an active task that cannot process yet is restoring, or starting
 while it waits for its stream thread; leaving while it is handed over."""
 _OF_STATE = {

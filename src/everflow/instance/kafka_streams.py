@@ -586,7 +586,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:
-        self._life.note_end("writing the stores to disk")
+        self._life.ending = "writing the stores to disk"
         directory.close(clean=clean)
 
     def _launch_spark_ahead(self) -> None:

@@ -79,9 +79,6 @@ class InstanceLife:
             self.error = self.error or without_history(error)
             self._begin_end(ClientState.PENDING_ERROR)
 
-    def note_end(self, at: str) -> None:
-        self.ending = at
-
     def _given_up(self, error: BaseException) -> BaseException | None:
         shown: BaseException | None = _interrupt(error) or error
         if not isinstance(shown, Exception):  # Ctrl-C
@@ -108,7 +105,7 @@ class InstanceLife:
     def _end(self, leave_group: bool | None, drain_s: float) -> None:
         failed = self.states.state is ClientState.PENDING_ERROR
         if not self._start_over.is_set():
-            self.note_end("waiting for its start to give up")
+            self.ending = "waiting for its start to give up"
             self.stop.set()
             while not self._clock.wait(self._start_over, LOOK_MS):
                 pass
@@ -130,7 +127,7 @@ class InstanceLife:
                 if self.instance is not None:
                     InstanceEnd(self, self.instance, leave_group, drain_s).run()
             finally:
-                self.note_end("closing its connections")
+                self.ending = "closing its connections"
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
@@ -183,7 +180,7 @@ class InstanceEnd:
         }
         bounded = (self._end_loop, self._end_recoveries, self._checkpoint)
         for name, step in steps.items():
-            self.life.note_end(name)
+            self.life.ending = name
             try:
                 with waiting(name):
                     if step in bounded:

@@ -49,7 +49,6 @@ class Growth(Protocol):
         self, ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> Mapping[TopicPartition, int]:
         """Ends beyond ``ends``, once there are some. Raises EverflowError."""
-        ...
 
     def close(self) -> None: ...
 

@@ -113,21 +113,15 @@ def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
     wanted, policy = spec.config.get("cleanup.policy"), facts.config.get("cleanup.policy")
     if policy is not None and wanted is not None:
         have, need = set(policy.split(",")), set(wanted.split(","))
+        fault = None
         if spec.kind == "repartition" and "compact" in have:
-            found.append(
-                f"{spec.name} has cleanup.policy={policy}: compaction would lose records before "
-                f"they are read"
-            )
+            fault = "compaction would lose records before they are read"
         elif (need == {"compact"} and "compact" not in have) or not have & need:
-            found.append(
-                f"{spec.name} has cleanup.policy={policy}: it must be {wanted}, or state would be "
-                f"lost"
-            )
+            fault = f"it must be {wanted}, or state would be lost"
         elif need == {"compact"} and "delete" in have:
-            found.append(
-                f"{spec.name} has cleanup.policy={policy}: old state would be deleted, it must be "
-                f"compact"
-            )
+            fault = "old state would be deleted, it must be compact"
+        if fault is not None:
+            found.append(f"{spec.name} has cleanup.policy={policy}: {fault}")
     return found
 
 

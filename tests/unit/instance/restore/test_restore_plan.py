@@ -55,7 +55,7 @@ def test_a_new_store_reads_the_whole_log(meta: StoreMeta | None) -> None:
         (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS - 1), LOG, "delete.retention.ms"),
         (replace(META, updated_ms=-1), LOG, "an unknown time"),
         (replace(META, updated_ms=NOW_MS + HOUR_MS + 1), LOG, "ahead of this host's clock"),
-        (META, replace(LOG, limit=59), "ahead of offset 59"),
+        (META, replace(LOG, end=59), "outside"),
         (replace(META, kind="window"), LOG, "topology wants key_value"),
         (replace(META, retention_ms=5), LOG, "retention"),
     ],
@@ -82,16 +82,15 @@ def test_the_folder_s_doubt_wins() -> None:
         ),  # nothing was written since, so no delete was missed
         (META, replace(LOG, cluster_id=None, topic_id=None)),  # brokers that know no ids
         (replace(META, position=10), LOG),
-        (META, replace(LOG, limit=60)),
+        (META, replace(LOG, end=60)),
     ],
 )
 def test_what_can_be_trusted_is_not_rebuilt(meta: StoreMeta, log: ChangelogState) -> None:
     assert not plan(meta, log).rebuild
 
 
-def test_a_reused_source_topic_is_replayed_to_the_committed_offset_only() -> None:
-    assert plan(META, replace(LOG, limit=70)).end == 70
-    assert plan(None, replace(LOG, limit=3)) == RestorePlan(10, 10, False, "new store")
+def test_nothing_is_read_of_a_reused_topic_that_begins_behind_its_committed_offset() -> None:
+    assert plan(None, replace(LOG, end=3)) == RestorePlan(10, 10, False, "new store")
 
 
 IN, REUSED = TopicPartition("in", 0), TopicPartition("app-t-left-out-changelog", 0)
