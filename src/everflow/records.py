@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -148,6 +148,11 @@ class OffsetRange(NamedTuple):
 
     start: int
     end: int
+
+
+Offsets = Mapping[TopicPartition, int]
+"""An offset of each partition."""
+Ranges = Mapping[TopicPartition, OffsetRange]
 
 
 class CommittedOffset(NamedTuple):

@@ -56,7 +56,7 @@ from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
 from everflow.protocol.messages import WorkerClients
-from everflow.records import CommittedOffset, TaskId, TopicPartition
+from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
@@ -256,26 +256,22 @@ class ClusterRecoveryPorts:
             self.given.config.application_id, partitions, COMMITTED_TIMEOUT_S, stable=stable
         )
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Offsets:
         return self.given.changelogs.log_ends(partitions)
 
-    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Offsets:
         return self.given.changelogs.stable_ends(partitions)
 
-    def log_starts(
-        self, partitions: Sequence[TopicPartition], *, known: bool = False
-    ) -> Mapping[TopicPartition, int]:
+    def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
         if known:
             return self.given.admin.known_starts(partitions, KNOWN_STARTS_S)
         return self.given.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
-    def offsets_since(
-        self, partitions: Sequence[TopicPartition], time_ms: int
-    ) -> Mapping[TopicPartition, int]:
+    def offsets_since(self, partitions: Sequence[TopicPartition], time_ms: int) -> Offsets:
         return self.given.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
 
     def restore(
-        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+        self, task: ActiveTask, incarnation: str, targets: Offsets
     ) -> tuple[TaskStore, ...]:
         given = self.given
         specs = {spec.name: spec for spec in given.blueprint.stores.get(task.id.subtopology, ())}
@@ -472,7 +468,7 @@ class ClusterPorts:
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
-    def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _still_there(self, applied: Offsets) -> dict[TopicPartition, int]:
         try:
             ends = self._admin.known_ends(applied, "read_uncommitted")
         except EverflowError as error:
@@ -734,7 +730,7 @@ class ClusterPorts:
         self._keeper.turn()
         self._spare.trim_if_due()
 
-    def purge(self, positions: Mapping[TopicPartition, int]) -> None:
+    def purge(self, positions: Offsets) -> None:
         self._racks.refresh()
         repartition = self._dependencies.blueprint.repartition
         ours = {tp: offset for tp, offset in positions.items() if tp.topic in repartition}

@@ -100,11 +100,7 @@ class BoundedRun:
 
 
 def bounded_run(
-    topology: Topology,
-    config: StreamsConfig,
-    count: object,
-    timeout: object,
-    collect: object,
+    topology: Topology, config: StreamsConfig, count: object, timeout: object, collect: object
 ) -> BoundedRun | None:
     """The bounds of a `KafkaStreams.run`; None without any. TopologyError for wrong ones."""
     if count is None and timeout is None and collect is None:

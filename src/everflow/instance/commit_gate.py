@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from everflow.clock import on_thread
 from everflow.errors import FatalError, SetupError
 from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchId, WorkerClients
-from everflow.records import MemberMetadata, TaskId, TopicPartition
+from everflow.records import MemberMetadata, Offsets, TaskId, TopicPartition
 from everflow.sockets import (
     TooLargeError,
     read_line,
@@ -353,9 +353,7 @@ class DeferredOffsets:
     """Commits offsets through the member and holds those that it would not take; ``committed`` gets
     the others. Any thread may call."""
 
-    def __init__(
-        self, commit: CommitOffsets, committed: Callable[[Mapping[TopicPartition, int]], None]
-    ) -> None:
+    def __init__(self, commit: CommitOffsets, committed: Callable[[Offsets], None]) -> None:
         self._commit, self._committed = commit, committed
         self._committing = threading.Lock()
         # Never held over a commit: `forget` is called on the group client's thread, which the

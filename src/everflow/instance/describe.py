@@ -18,7 +18,7 @@ from everflow.instance.restore.listeners import RestoreProgress
 from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.instance.thread.retry_policy import Trouble
 from everflow.logs import log_path
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId
 from everflow.topology.describe import roads
 from everflow.topology.describe import summary as computed
 from everflow.topology.graph import SourceNode
@@ -55,7 +55,7 @@ class TaskStatus:
 def statuses(
     owned: Iterable[TaskId],
     running: Iterable[ActiveTask],
-    ends: Mapping[TopicPartition, int],
+    ends: Offsets,
     followed: Mapping[TaskId, FollowedTask],
     recovering: Collection[TaskId],
     restores: Mapping[TaskId, Sequence[RestoreProgress]],

@@ -52,7 +52,7 @@ from everflow.membership.member import (
 from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.protocol.messages import format_metadata
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.retry import attempting, quietly, retrying
 from everflow.topology.patterns import TopicGrowth
 
@@ -160,7 +160,7 @@ class InstancePorts(Protocol):
     def check(self) -> None:
         """With every turn of the loop; quick. EverflowError if the instance cannot go on."""
 
-    def purge(self, positions: Mapping[TopicPartition, int]) -> None: ...
+    def purge(self, positions: Offsets) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -314,7 +314,7 @@ class Instance:
             clock=self.clock,
         )
 
-    def _committed(self, positions: Mapping[TopicPartition, int]) -> None:
+    def _committed(self, positions: Offsets) -> None:
         if self.settings.exactly_once:  # else they may be among those that are deferred
             self.lower_bounds.raised(positions)
 
@@ -619,7 +619,7 @@ class Extension:
     _hopeless: set[str] = field(default_factory=set)
     _running: Running | None = None
     _begun: list[ActiveTask] = field(default_factory=list)
-    _started: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _started: Offsets = field(default_factory=dict)
 
     def check(self) -> None:
         """Ask for new topics and take them up. EverflowError if the brokers do not answer."""

@@ -61,7 +61,7 @@ from everflow.observe.page.history import EventBook, Facts, LookHistory
 from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
 from everflow.observe.page.verdict import with_rates
 from everflow.observe.status import status_of
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
@@ -92,10 +92,7 @@ class Standing(NamedTuple):
 
 
 def standing(
-    before: Mapping[TopicPartition, Standing],
-    written: Mapping[TopicPartition, int],
-    stable: Mapping[TopicPartition, int],
-    now_ms: float,
+    before: Mapping[TopicPartition, Standing], written: Offsets, stable: Offsets, now_ms: float
 ) -> dict[TopicPartition, Standing]:
     """Of partitions with both ends. ``written`` was read first: later records count as stable."""
     found = {}
@@ -112,7 +109,7 @@ def standing(
 class BrokerFacts:
     """``ids``: transactional id -> stream thread. `run` is a thread of its own; else any thread."""
 
-    known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
+    known_ends: Callable[[Collection[TopicPartition], Isolation], Offsets]
     transactions: Callable[[Collection[str]], Mapping[str, TransactionState]]
     inputs: Callable[[], Collection[TopicPartition]]
     ids: Callable[[], Mapping[str, int]]
@@ -264,10 +261,7 @@ class Observer:
         self._brokers: BrokerFacts | None = None
 
     def know(
-        self,
-        blueprint: Blueprint,
-        admin: ClusterAdmin | None = None,
-        exactly_once: bool = False,
+        self, blueprint: Blueprint, admin: ClusterAdmin | None = None, exactly_once: bool = False
     ) -> None:
         """The cluster has been checked; called without ``admin`` when the plan has grown.
         ``exactly_once``: records are written in transactions."""
@@ -650,8 +644,8 @@ MOST_REPLAYED = 5_000
 
 @dataclass(frozen=True)
 class _Part:
-    starts: Mapping[TopicPartition, int]
-    ends: Mapping[TopicPartition, int]
+    starts: Offsets
+    ends: Offsets
     earlier: int
 
     @staticmethod

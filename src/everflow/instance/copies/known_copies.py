@@ -20,7 +20,7 @@ from everflow.instance.restore.restore_plan import (
     trusted_until_ms,
 )
 from everflow.instance.tasks.task import TaskStore
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -34,7 +34,7 @@ class AtRest:
 
     offset_sum: int
     until_ms: float = float("inf")
-    inputs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    inputs: Offsets = field(default_factory=dict)
     """Offsets of its task's inputs that the group had committed with the last batch in it."""
 
 

@@ -30,7 +30,7 @@ from everflow.instance.tasks.task import (
     TaskTimeouts,
 )
 from everflow.logs import ABOUT_ASSIGNMENT, moves
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.state.left_out import Chunk
 from everflow.user_program import ListenerGuard
 
@@ -157,7 +157,7 @@ class UpdaterServices:
 
     open_follower: Callable[[], Follower]
     states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]]
-    stable_ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
+    stable_ends: Callable[[Collection[TopicPartition]], Offsets]
     prepare: Callable[[TaskId, str, ChangelogState, str], PreparedStore]
     distrust: Callable[[TaskId, str, str], None]
     restores: RestoreListener
@@ -187,7 +187,7 @@ class StateUpdater:
     _owner: dict[TopicPartition, TaskId] = field(default_factory=dict)
     _unheard: Set[TaskId] = frozenset()
     """Tasks with a log of which the brokers last returned no end."""
-    _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _ends: Offsets = field(default_factory=dict)
     _followed: Mapping[TaskId, FollowedTask] = field(default_factory=dict)
     _places: Mapping[TaskId, tuple[TaskStore, ...]] = field(default_factory=dict)
     _running: Running | None = None
@@ -635,15 +635,11 @@ class Follower(Protocol):
     """The part of `everflow.kafka.reading.copy_follower.CopyFollower` that the updater needs."""
 
     @property
-    def far_behind(self) -> Mapping[TopicPartition, int]: ...
-    def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
+    def far_behind(self) -> Offsets: ...
+    def follow(self, starts: Offsets) -> None: ...
     def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
     def poll(
-        self,
-        records_max: int,
-        bulk_bytes: int,
-        ends: Mapping[TopicPartition, int],
-        timeout_s: float,
+        self, records_max: int, bulk_bytes: int, ends: Offsets, timeout_s: float
     ) -> FollowedRound: ...
     def rest(self) -> None: ...
     def close(self) -> None: ...
@@ -660,7 +656,7 @@ class CopyLanes:
     _moved: bool = False
     """True if the last round brought records: then the next one does not wait for its first."""
 
-    def follow(self, role: TaskRole, starts: Mapping[TopicPartition, int]) -> None:
+    def follow(self, role: TaskRole, starts: Offsets) -> None:
         """Follow these partitions from these offsets; another role that follows one gives it up."""
         self.unfollow(starts)
         if not starts:
@@ -678,7 +674,7 @@ class CopyLanes:
             if gone:
                 follower.unfollow(gone)
 
-    def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[FollowedRound]:
+    def rounds(self, ends: Offsets) -> Iterator[FollowedRound]:
         """One round, role by role; ``ends`` are the known last stable offsets. Raises what
         `Follower.poll` raises; a RetriableError after the other roles' turns."""
         roles = [role for role in BUDGETS if role in self._role.values()]

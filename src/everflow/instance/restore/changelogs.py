@@ -12,7 +12,7 @@ from typing import Protocol
 from everflow.errors import InternalTopicError, RetriableError
 from everflow.instance.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
 from everflow.kafka.admin import ClusterAdmin
-from everflow.records import TopicPartition
+from everflow.records import Offsets, TopicPartition
 from everflow.state.left_out import Chunk, KeptEntry, unpacked
 
 
@@ -49,7 +49,7 @@ class Changelogs:
     def _own(
         self,
         partitions: Collection[TopicPartition],
-        read: Callable[[list[TopicPartition]], Mapping[TopicPartition, int]],
+        read: Callable[[list[TopicPartition]], Offsets],
     ) -> dict[TopicPartition, int]:
         """Of everflow's own changelogs."""
         own = [tp for tp in partitions if tp.topic not in self.reused]
@@ -64,9 +64,7 @@ class Changelogs:
         return {tp: committed[tp].offset if tp in committed else 0 for tp in read}
 
     def states(
-        self,
-        partitions: Collection[TopicPartition],
-        ends: Mapping[TopicPartition, int] | None = None,
+        self, partitions: Collection[TopicPartition], ends: Offsets | None = None
     ) -> dict[TopicPartition, ChangelogState]:
         """``ends``: log ends read before. InternalTopicError (no such topic), RetriableError."""
         if not partitions:
@@ -137,7 +135,7 @@ class LeftOutLogs:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _logs: dict[TopicPartition, _Log] = field(default_factory=dict)
 
-    def covered(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def covered(self, committed: Offsets) -> dict[TopicPartition, int]:
         """How far copies may follow reused topics: to ``committed``, or an open transaction."""
         with self._lock:
             behind = {
@@ -164,7 +162,7 @@ class LeftOutLogs:
     def _log_of(self, tp: TopicPartition) -> TopicPartition:
         return TopicPartition(self.topics[tp.topic], tp.partition)
 
-    def _read(self, committed: Mapping[TopicPartition, int]) -> None:
+    def _read(self, committed: Offsets) -> None:
         asked = [self._log_of(tp) for tp in committed]
         ends = self.admin.end_offsets(asked, "read_uncommitted")
         stable = self.admin.end_offsets(asked, "read_committed")

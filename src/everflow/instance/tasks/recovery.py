@@ -30,13 +30,16 @@ from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.instance.topics.internal_topics import NO_IDS, why_no_offsets
 from everflow.logs import some
 from everflow.protocol.messages import parse_metadata
-from everflow.records import CommittedOffset, TopicPartition
+from everflow.records import CommittedOffset, Offsets, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
 
 log = logging.getLogger("everflow")
 
 _T = TypeVar("_T")
+Committed = Mapping[TopicPartition, CommittedOffset]
+Spans = Mapping[TopicPartition, tuple[int, int]]
+"""Where each log begins and ends."""
 
 STABLE_POLL_MS = 10.0
 _NAMED = 5
@@ -61,30 +64,24 @@ class RecoveryPorts(Protocol):
     def fence(self, transactional_ids: Collection[str]) -> None:
         """End all transactions of these ids; no writer can use them any more."""
 
-    def committed(
-        self, partitions: Sequence[TopicPartition], *, stable: bool = True
-    ) -> Mapping[TopicPartition, CommittedOffset]:
+    def committed(self, partitions: Sequence[TopicPartition], *, stable: bool = True) -> Committed:
         """Those of the group; ``stable`` False: without waiting for open transactions."""
 
     def purged(self) -> Sequence[TopicPartition]:
         """Partitions of which only everflow deletes records, behind committed offsets."""
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Offsets: ...
 
-    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Offsets: ...
 
-    def log_starts(
-        self, partitions: Sequence[TopicPartition], *, known: bool = False
-    ) -> Mapping[TopicPartition, int]:
+    def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
         """First offsets in the log; ``known``: of those whose leaders answer at once."""
 
-    def offsets_since(
-        self, partitions: Sequence[TopicPartition], time_ms: int
-    ) -> Mapping[TopicPartition, int]:
+    def offsets_since(self, partitions: Sequence[TopicPartition], time_ms: int) -> Offsets:
         """First offset of a record of this time or later; -1 without one."""
 
     def restore(
-        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+        self, task: ActiveTask, incarnation: str, targets: Offsets
     ) -> tuple[TaskStore, ...]:
         """Open the task's stores, make ``incarnation`` their owner, rebuild those not to be
         trusted, and replay ``[position, target)`` of their changelogs. Returns the stores with
@@ -186,10 +183,7 @@ class Recovery:
         return starts
 
     def _stable_ends(
-        self,
-        inputs: Sequence[TopicPartition],
-        targets: Mapping[TopicPartition, int],
-        deadline: _Patience,
+        self, inputs: Sequence[TopicPartition], targets: Offsets, deadline: _Patience
     ) -> dict[TopicPartition, int]:
         """Last stable offsets, once no transaction is open below the changelogs' targets: markers
         land one by one (KAFKA-10167), those of offsets maybe before those of changelogs."""
@@ -217,12 +211,8 @@ class Recovery:
         return ends
 
     def _real_ends(
-        self,
-        task: ActiveTask,
-        committed: Mapping[TopicPartition, CommittedOffset],
-        spans: Mapping[TopicPartition, tuple[int, int]],
-        deadline: _Patience,
-    ) -> Mapping[TopicPartition, tuple[int, int]]:
+        self, task: ActiveTask, committed: Committed, spans: Spans, deadline: _Patience
+    ) -> Spans:
         """``spans`` with the log's end where the committed offset lies behind the stable one: at
         least once reads what open transactions of others have written."""
         behind = [
@@ -234,10 +224,7 @@ class Recovery:
         return {**spans, **{tp: (spans[tp][0], ends[tp]) for tp in behind}}
 
     def _refuse_expired(
-        self,
-        tasks: Iterable[ActiveTask],
-        committed: Mapping[TopicPartition, CommittedOffset],
-        spans: Mapping[TopicPartition, tuple[int, int]],
+        self, tasks: Iterable[ActiveTask], committed: Committed, spans: Spans
     ) -> None:
         """A task commits its starting offsets before it writes: without them offsets are gone."""
         for task in tasks:
@@ -260,9 +247,7 @@ class Recovery:
                         f"twice. {start_over(self.application_id)}"
                     )
 
-    def _restore(
-        self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: _Patience
-    ) -> None:
+    def _restore(self, task: ActiveTask, targets: Offsets, deadline: _Patience) -> None:
         incarnation = self.new_incarnation()
         task.stores = self._retry(
             lambda: self.ports.restore(task, incarnation, targets),
@@ -274,8 +259,8 @@ class Recovery:
     def _take_positions(
         self,
         task: ActiveTask,
-        committed: Mapping[TopicPartition, CommittedOffset],
-        spans: Mapping[TopicPartition, tuple[int, int]],
+        committed: Committed,
+        spans: Spans,
         started: dict[TopicPartition, int],
     ) -> None:
         task.stream_times = {}
@@ -386,7 +371,7 @@ class CommittedLowerBounds:
     _known: dict[TopicPartition, _Known] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def raised(self, offsets: Mapping[TopicPartition, int], witness: str = HERE) -> None:
+    def raised(self, offsets: Offsets, witness: str = HERE) -> None:
         """These, or later ones, are committed: the brokers have confirmed it."""
         now_ms = self.clock.monotonic_ms()
         with self._lock:
@@ -398,7 +383,7 @@ class CommittedLowerBounds:
                 if witness != HERE:  # it was committed long ago
                     known.settled = _higher(known.settled or bound, bound)
 
-    def replaced(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def replaced(self, offsets: Offsets) -> None:
         """As `raised`, at least once: this process has just committed them, lower ones too, for a
         task that was recovered while its offsets waited for the group."""
         with self._lock:
@@ -416,7 +401,7 @@ class CommittedLowerBounds:
         return {tp: bound for tp, bound in found.items() if bound is not None}
 
     def went_back(
-        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+        self, committed: Committed, asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
         """Those whose stable offset is below its bound, or is gone although this process saw it
         committed. Between two runs of a process offsets may have expired, or were deleted."""
@@ -425,7 +410,7 @@ class CommittedLowerBounds:
         return _below(lower_bounds, committed)
 
     def others_went_back(
-        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+        self, committed: Committed, asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
         """As `went_back`, of offsets that may have later ones pending: below what has settled."""
         return _below({tp: bound for tp, bound in self.settled().items() if tp in asked}, committed)
@@ -437,8 +422,7 @@ def _higher(one: LowerBound, other: LowerBound) -> LowerBound:
 
 
 def _below(
-    lower_bounds: Mapping[TopicPartition, LowerBound],
-    committed: Mapping[TopicPartition, CommittedOffset],
+    lower_bounds: Mapping[TopicPartition, LowerBound], committed: Committed
 ) -> dict[TopicPartition, WentBack]:
     """With bounds without any offset, if this process saw one committed."""
     found = {}

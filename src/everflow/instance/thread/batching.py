@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from everflow.config import BatchLimits
 from everflow.logs import some
 from everflow.protocol.messages import BadRecord, BatchFailure
-from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
@@ -151,9 +151,7 @@ class BatchSize:
         return records * 10 >= self.records(limits) * 9
 
 
-def plan_ranges(
-    available: Mapping[TopicPartition, OffsetRange], records: int
-) -> dict[TopicPartition, OffsetRange]:
+def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetRange]:
     """Offset ranges for one batch, fair over the partitions; a range for every partition given
     (maybe empty).
 
@@ -176,13 +174,13 @@ def plan_ranges(
 
 
 def without(
-    ranges: Mapping[TopicPartition, OffsetRange], left_out: Collection[TopicPartition]
+    ranges: Ranges, left_out: Collection[TopicPartition]
 ) -> dict[TopicPartition, OffsetRange]:
     """``ranges``, with nothing of the partitions that are left out."""
     return {tp: OffsetRange(r.start, r.start) if tp in left_out else r for tp, r in ranges.items()}
 
 
-def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
+def is_empty(ranges: Ranges) -> bool:
     return all(r.end <= r.start for r in ranges.values())
 
 

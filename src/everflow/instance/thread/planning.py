@@ -19,10 +19,8 @@ from everflow.instance.thread.retry_policy import RetryPolicy, Tasks
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
 from everflow.protocol.messages import BatchResult
-from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, Offsets, Ranges, TaskId, TopicPartition
 from everflow.topology.idle_sources import IdleSource
-
-Ranges = Mapping[TopicPartition, OffsetRange]
 
 FRESH_ENDS_MS = 20.0
 """A batch that is not full waits so long for the present ends of its logs."""
@@ -41,7 +39,7 @@ class BatchPlanner:
     paused: Callable[[], bool]
     metrics: Metrics
     clock: Clock
-    _stuck_at: Mapping[TopicPartition, int] | None = None
+    _stuck_at: Offsets | None = None
     """Log ends at which a batch read nothing: until they change, the next one would not either."""
     _planned_ms: float = 0.0
 
@@ -116,7 +114,7 @@ class BatchPlanner:
 
 
 def unread(
-    tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
+    tasks: Iterable[ActiveTask], ends: Offsets, resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
     """The unprocessed offsets of ``tasks``: all inputs of each task that has some and does not
     rest. Of a thousand tasks few have, and a turn costs what those do (note 018)."""

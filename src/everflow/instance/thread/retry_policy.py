@@ -70,7 +70,7 @@ from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
 from everflow.memory import BatchMemory, WorkerMemory
 from everflow.protocol.messages import BatchFailure, BatchResult
-from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 
 Tasks = Mapping[TaskId, ActiveTask]
@@ -284,7 +284,7 @@ class StalledTasks:
         ]
 
     def chosen(
-        self, tasks: Tasks, ranges: Mapping[TopicPartition, OffsetRange], now_ms: float
+        self, tasks: Tasks, ranges: Ranges, now_ms: float
     ) -> dict[TopicPartition, OffsetRange]:
         """``ranges``, with nothing of tasks whose turn it is not."""
         if not self.timeouts.any:
@@ -669,12 +669,7 @@ class RetryPolicy:
         return max(1, int(planned.records * min(1.0, share)))
 
     def _learn(
-        self,
-        result: BatchResult,
-        planned: int,
-        read: int,
-        elapsed_ms: float,
-        bounds: BatchLimits,
+        self, result: BatchResult, planned: int, read: int, elapsed_ms: float, bounds: BatchLimits
     ) -> None:
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
@@ -734,9 +729,7 @@ def _named(
     return [task.id for task in concerning((tasks[one] for one in reading), partitions)]
 
 
-def _reading(
-    tasks: Iterable[ActiveTask], ranges: Mapping[TopicPartition, OffsetRange]
-) -> list[TaskId]:
+def _reading(tasks: Iterable[ActiveTask], ranges: Ranges) -> list[TaskId]:
     return [
         task.id
         for task in tasks

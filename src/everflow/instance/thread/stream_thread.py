@@ -54,7 +54,7 @@ from everflow.protocol.messages import (
     BatchResult,
     TaskContext,
 )
-from everflow.records import UNBOUNDED_BYTES, TaskId, TopicPartition
+from everflow.records import UNBOUNDED_BYTES, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.topology.idle_sources import IdleSource
 
@@ -119,7 +119,7 @@ class ThreadServices:
     recovery: Recovery
     metrics: Metrics
     on_failed: Callable[[EverflowError], None]
-    committed: Callable[[Mapping[TopicPartition, int]], None]
+    committed: Callable[[Offsets], None]
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list

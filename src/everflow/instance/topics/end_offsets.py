@@ -18,7 +18,7 @@ from typing import Protocol
 from everflow.clock import Clock, on_thread
 from everflow.errors import EverflowError, FatalError, RetriableError, read_again, start_over
 from everflow.logs import some
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 
 log = logging.getLogger("everflow")
 
@@ -45,9 +45,7 @@ FOLLOW_S = 1.0
 class Growth(Protocol):
     """`everflow.kafka.reading.fetch_connection.TailWatch`."""
 
-    def wait(
-        self, ends: Mapping[TopicPartition, int], timeout_s: float
-    ) -> Mapping[TopicPartition, int]:
+    def wait(self, ends: Offsets, timeout_s: float) -> Offsets:
         """Ends beyond ``ends``, once there are some. Raises EverflowError."""
 
     def close(self) -> None: ...
@@ -65,7 +63,7 @@ class EndOffsets:
 
     def __init__(
         self,
-        read: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
+        read: Callable[[Sequence[TopicPartition]], Offsets],
         clock: Clock,
         period_ms: float,
         check: ShrunkLogs | None = None,
@@ -81,7 +79,7 @@ class EndOffsets:
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._all_watched: frozenset[TopicPartition] = frozenset()
         """The partitions of all threads, rebuilt with each change of `_watched`."""
-        self._ends: Mapping[TopicPartition, int] = {}
+        self._ends: Offsets = {}
         """Replaced as a whole, never changed, so a reader may keep it."""
         self._idle: set[int] = set()
         self._open_growth = open_growth
@@ -140,7 +138,7 @@ class EndOffsets:
         """True if the brokers report new records at once, as far as is known."""
         return self._reports
 
-    def ends(self) -> Mapping[TopicPartition, int]:
+    def ends(self) -> Offsets:
         """The ends as last read; a partition that was never read is missing."""
         return self._ends
 
@@ -320,7 +318,7 @@ class EndOffsets:
         self._reports = self._live = False
         self._look.set()
 
-    def _ends_to_follow(self) -> Mapping[TopicPartition, int] | None:
+    def _ends_to_follow(self) -> Offsets | None:
         """All ends, once a thread waits and they are known; None at the end."""
         with self._answered:
             while not self._stop.is_set():
@@ -333,7 +331,7 @@ class EndOffsets:
                 self._answered.wait()
         return None
 
-    def _take_growth(self, grown: Mapping[TopicPartition, int]) -> bool:
+    def _take_growth(self, grown: Offsets) -> bool:
         """True if there are new records for which no thread waits."""
         with self._answered:
             self._reports, self._live = True, False
@@ -367,14 +365,14 @@ class ShrunkLogs:
     last stable offset; RetriableError. ``topic_ids``: at the start and now; "" if not known."""
 
     application_id: str
-    running_positions: Callable[[], Mapping[TopicPartition, int]]
-    log_ends: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]
+    running_positions: Callable[[], Offsets]
+    log_ends: Callable[[Sequence[TopicPartition]], Offsets]
     clock: Clock
     topic_ids: Callable[[str], tuple[str, str]]
     _suspects: frozenset[TopicPartition] = frozenset()
     _next_ms: float = 0.0
 
-    def positions(self) -> Mapping[TopicPartition, int]:
+    def positions(self) -> Offsets:
         """The positions now, for `require`; none within a second of the last check."""
         now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_ms:
@@ -382,9 +380,7 @@ class ShrunkLogs:
         self._next_ms = now_ms + PERIOD_MS
         return self.running_positions()
 
-    def require(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> None:
+    def require(self, positions: Offsets, ends: Offsets) -> None:
         """FatalError for positions beyond the end of their log, now and at the check before."""
         beyond = _beyond(positions, ends)
         again = sorted(tp for tp in beyond if tp in self._suspects)
@@ -423,9 +419,7 @@ class ShrunkLogs:
         )
 
 
-def _beyond(
-    positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> list[TopicPartition]:
+def _beyond(positions: Offsets, ends: Offsets) -> list[TopicPartition]:
     return [tp for tp, position in positions.items() if ends.get(tp, position) < position]
 
 
@@ -442,7 +436,7 @@ class EndSums:
     offsets, blocking. ``partitions``: the changelogs of every task. ``stopping``: set once ``read``
     may refuse because the instance ends."""
 
-    read: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
+    read: Callable[[Collection[TopicPartition]], Offsets]
     partitions: Mapping[TaskId, Sequence[TopicPartition]]
     clock: Clock
     stopping: threading.Event = field(default_factory=threading.Event)
