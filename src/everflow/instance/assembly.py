@@ -321,7 +321,7 @@ class ClusterPorts:
         context: Any,
         standbys: Callable[[], StandbyUpdateListener | None],
         opened: ExitStack,
-        on_growth: Callable[[Blueprint], None] = lambda blueprint: None,
+        on_growth: Callable[[Blueprint], None],
     ) -> None:
         self._dependencies, self._context = dependencies, context
         self._standbys, self._opened = standbys, opened
@@ -331,11 +331,9 @@ class ClusterPorts:
         self._directory = dependencies.directory
         self._blueprint = dependencies.blueprint
         """Of created tasks; older than `_dependencies`' while threads for new topics start."""
+        changelogs = dependencies.changelogs_of_tasks()
         self._end_sums = EndSums(
-            self._changelogs.followed_ends,
-            dependencies.changelogs_of_tasks(),
-            self._clock,
-            self._admin.stop,
+            self._changelogs.followed_ends, changelogs, self._clock, self._admin.stop
         )
         topics = dependencies.changelog_topics | set(dependencies.blueprint.partitions)
         uses_racks = self._config.rack_aware_assignment_strategy != "none"
@@ -362,7 +360,8 @@ class ClusterPorts:
     # --- parts -----------------------------------------------------------------------------------
 
     def updater(self, instance: Instance) -> StateUpdater:
-        specs = self._dependencies.blueprint.store_specs()
+        given = self._dependencies
+        specs = given.blueprint.store_specs()
         reused = {spec.source_topic: spec for spec in specs.values()}
 
         def taken(_: TaskId, tp: TopicPartition, position: int, chunk: Chunk) -> Chunk:
@@ -374,15 +373,11 @@ class ClusterPorts:
 
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(
-                self._dependencies.reader,
-                every=self._dependencies.versioned,
-                to_ends=self._changelogs.reused,
+                given.reader, every=given.versioned, to_ends=given.changelogs.reused
             ),
             states=self._changelogs.states,
             stable_ends=self._changelogs.answered_ends,
-            prepare=lambda task, store, *judged: self._dependencies.prepare(
-                task, specs[store], *judged
-            ),
+            prepare=lambda task, store, *judged: given.prepare(task, specs[store], *judged),
             distrust=self._distrust,
             became_hot=lambda task: instance.member.became_hot(task),
             restores=instance.tracker,
@@ -402,12 +397,8 @@ class ClusterPorts:
         """They have an updater of their own, so that neither they nor the replicas wait."""
         plan, clock = self._dependencies.blueprint.plan, self._clock
         tasks = self._dependencies.blueprint.global_tasks(self._directory)
-        loaded = LoadedTables(
-            plan.loaded_tables,
-            self._directory.loaded_tables,
-            lambda: [thread.batch_since_ms for thread in instance.threads],
-            clock,
-        )
+        since = lambda: [thread.batch_since_ms for thread in instance.threads]  # noqa: E731
+        loaded = LoadedTables(plan.loaded_tables, self._directory.loaded_tables, since, clock)
         if not tasks:
             return GlobalTables((), None, instance.failed, clock, loaded)
         intake = GlobalRecords(
@@ -458,13 +449,9 @@ class ClusterPorts:
             self._changelogs.known_delete_retention_ms,
             self._clock,
         )
-        copies.scan(
-            self._directory,
-            self._dependencies.logged,
-            self._dependencies.changelog,
-            self._changelogs.states,
-        )
-        applied = copies.applied(self._dependencies.blueprint.partitions)
+        given = self._dependencies
+        copies.scan(self._directory, given.logged, given.changelog, given.changelogs.states)
+        applied = copies.applied(given.blueprint.partitions)
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
@@ -477,7 +464,8 @@ class ClusterPorts:
         return {tp: at for tp, at in applied.items() if at <= ends.get(tp, -1)}
 
     def member(self, instance: Instance) -> GroupMember:
-        config, blueprint = self._config, self._dependencies.blueprint
+        config, given = self._config, self._dependencies
+        blueprint = given.blueprint
         identity = Identity(
             process_id=self._directory.process_id,
             threads=config.num_stream_threads,
@@ -488,16 +476,11 @@ class ClusterPorts:
             topology=blueprint.fingerprint,
         )
         changelogs = {
-            index: [
-                spec.changelog_topic(config.application_id)
-                for spec in self._dependencies.logged(index)
-            ]
+            index: [spec.changelog_topic(config.application_id) for spec in given.logged(index)]
             for index in blueprint.inputs
         }
-        decide = decision(
-            config.task_assignor_class,
-            patience_s(config.session_timeout_ms, config.rebalance_timeout_ms),
-        )
+        patience = patience_s(config.session_timeout_ms, config.rebalance_timeout_ms)
+        decide = decision(config.task_assignor_class, patience)
         assignor = MemberAssignor(
             identity,
             blueprint.inputs,

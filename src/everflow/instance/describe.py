@@ -17,7 +17,7 @@ from everflow.instance.copies.state_updater import FollowedTask
 from everflow.instance.restore.listeners import RestoreProgress
 from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.instance.thread.retry_policy import Trouble
-from everflow.logs import log_path
+from everflow.logs import counted, log_path
 from everflow.records import Offsets, TaskId
 from everflow.topology.describe import roads
 from everflow.topology.describe import summary as computed
@@ -114,11 +114,8 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
 
 def input_lag(tasks: Iterable[TaskStatus]) -> float:
     """Input records that wait for active tasks; NaN if one does not run or has no known ends."""
-    ours = [
-        task
-        for task in tasks
-        if task.role is TaskRole.ACTIVE and task.state is not TaskState.SUSPENDED
-    ]
+    active = [task for task in tasks if task.role is TaskRole.ACTIVE]
+    ours = [task for task in active if task.state is not TaskState.SUSPENDED]
     if any(task.state is not TaskState.RUNNING or task.lag is None for task in ours):
         return math.nan
     return sum(task.lag or 0 for task in ours)
@@ -141,11 +138,7 @@ ROLES = ("active", "failing", "starting", "restoring", "leaving", "standby", "wa
 ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = ROLES
 """The roles that operators see: an active task that cannot process yet is restoring, or starting
 while it waits for its stream thread; leaving while it is handed over."""
-_OF_STATE = {
-    TaskState.RUNNING: ACTIVE,
-    TaskState.RESTORING: RESTORING,
-    TaskState.SUSPENDED: LEAVING,
-}
+_SHOWN = {TaskState.RUNNING: ACTIVE, TaskState.RESTORING: RESTORING, TaskState.SUSPENDED: LEAVING}
 _ROWS_SHOWN = 12
 _TROUBLE_WIDTH = 120
 
@@ -155,7 +148,7 @@ def role_of(status: TaskStatus) -> str:
         return FAILING
     if status.role is not TaskRole.ACTIVE:
         return str(status.role.value)
-    return _OF_STATE.get(status.state, STARTING)
+    return _SHOWN.get(status.state, STARTING)
 
 
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
@@ -215,10 +208,8 @@ def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
     """A line for each task, restoring and failing ones first; at most a dozen."""
     order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
-    lines = [
-        f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}"
-        for task, status in ranked[:_ROWS_SHOWN]
-    ]
+    shown = ranked[:_ROWS_SHOWN]
+    lines = [f"{task!s:>6}  {role_of(one):<9}  {_figures(one)}" for task, one in shown]
     hidden = len(ranked) - len(lines)
     return [*lines, f"and {hidden:,} more tasks"] if hidden > 0 else lines
 
@@ -265,15 +256,12 @@ def _listed(names: Sequence[str]) -> str:
 def banner(config: StreamsConfig, topology: Topology, program: str = "") -> str:
     """Several lines, without a final newline. ``program``: where the topology was loaded from."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
-    threads = config.num_stream_threads
+    threads = counted(config.num_stream_threads, "stream thread")
     rows = [
         ("application", f"{config.application_id}   (everflow {version('everflow')})"),
         *([("program", program)] if program else []),
         ("brokers", config.bootstrap_servers),
-        (
-            "guarantee",
-            f"{config.processing_guarantee}, {threads} stream thread{'s' * (threads != 1)}",
-        ),
+        ("guarantee", f"{config.processing_guarantee}, {threads}"),
         *zip(("topology", "", ""), topology_lines(topology), strict=True),
         ("computed", computed(roads(planned))),
         ("state", str(Path(config.state_dir) / config.application_id)),

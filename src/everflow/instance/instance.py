@@ -649,7 +649,7 @@ class Extension:
                     found.where[topic],
                     found.taken[topic],
                 )
-            elif self.instance.thread_count.may_change:
+            elif self.instance.thread_count.may_change:  # else the instance ends
                 self._hopeless.add(topic)
                 self._log_once(
                     topic,
@@ -703,9 +703,5 @@ class Extension:
     def _log_once(self, topic: str, found: TopicGrowth, why: str) -> None:
         if topic not in self._logged:
             self._logged.add(topic)
-            log.warning(
-                "Topic %s of the source at %s is not read: %s",
-                topic,
-                found.where[topic],
-                why,
-            )
+            where = found.where[topic]
+            log.warning("Topic %s of the source at %s is not read: %s", topic, where, why)

@@ -54,7 +54,8 @@ from everflow.instance.restore.listeners import (
     StandbyUpdateListener,
 )
 from everflow.instance.start_up import prepare_cluster
-from everflow.instance.tasks.task import TaskState
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.task import TaskState, TaskStore
 from everflow.instance.thread.retry_policy import (
     MOST_REPLACEMENTS,
     REPLACED_WITHIN_MS,
@@ -449,10 +450,8 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def _begin_close(self, timeout: float, leave_group: bool | None) -> None:
         drains = leaves(leave_group, static=self.config.group_instance_id is not None)
-        self._life.close(
-            leave_group,
-            min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout) if drains else 0.0,
-        )
+        drain_s = min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout)
+        self._life.close(leave_group, drain_s if drains else 0.0)
 
     def _hurry_up(self, timeout_s: float) -> bool:
         """Wait for an end that has begun, which hands nothing over and cuts batches off."""
@@ -558,18 +557,12 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins the group last.
-        instance = self._life.instance = self._wired(
-            ClusterPorts(
-                dependencies,
-                context,
-                lambda: self._standby_listener,
-                opened,
-                (lambda _: None) if self._observer is None else self._observer.know,
-            )
-        )
+        standbys = lambda: self._standby_listener  # noqa: E731
+        ports = ClusterPorts(dependencies, context, standbys, opened, self._on_growth)
+        instance = self._life.instance = self._wired(ports)
         instance.uncaught = self._uncaught
-        ports = self._query_ports(dependencies, instance)
-        self._queries = store_queries(blueprint, config.application_server, ports, self._clock)
+        asked = self._query_ports(dependencies, instance)
+        self._queries = store_queries(blueprint, config.application_server, asked, self._clock)
         instance.start()
         self._joined = True
 
@@ -622,24 +615,21 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
 
     def _query_ports(self, dependencies: Dependencies, instance: Instance) -> QueryPorts:
+        def stores_in(state: TaskState) -> dict[TaskId, tuple[TaskStore, ...]]:
+            return {task.id: task.stores for task in instance.all_tasks() if task.state is state}
+
         return QueryPorts(
             state=lambda: self.state,
-            running=lambda: {task.id: task.stores for task in instance.running_tasks()},
+            running=lambda: stores_in(TaskState.RUNNING),
             copies=lambda: {
                 **instance.updater.stores(),
                 **instance.manager.idle_stores(),
                 # A thread restores its tasks after a batch that failed.
-                **{
-                    task.id: task.stores
-                    for task in instance.all_tasks()
-                    if task.state is TaskState.RESTORING
-                },
+                **stores_in(TaskState.RESTORING),
             },
             global_stores=instance.global_tables.stores,
             hosts=instance.hosts.hosts,
-            ends=lambda partitions: dependencies.admin.end_offsets(
-                partitions, dependencies.isolation
-            ),
+            ends=lambda asked: dependencies.admin.end_offsets(asked, dependencies.isolation),
             draining=lambda: not self._life.stop.is_set(),
         )
 
@@ -659,13 +649,13 @@ class KafkaStreams(InteractiveQueries, Telling):
             return  # all are asked to end, and this one with them
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
         log.debug("How the error that stops the instance came about", exc_info=error)
-        log.log(
-            logging.INFO if self._caller_raises else logging.ERROR,
-            "The instance stops: [%s] %s",
-            error.code,
-            error,
-        )
+        level = logging.INFO if self._caller_raises else logging.ERROR
+        log.log(level, "The instance stops: [%s] %s", error.code, error)
         self._life.fail(error)
+
+    def _on_growth(self, blueprint: Blueprint) -> None:
+        if self._observer is not None:
+            self._observer.know(blueprint)
 
     def _on_ended(self) -> None:
         if self._log_file is not None:
@@ -750,12 +740,8 @@ class Foreground:
             self.signal, self.joined = number, streams._joined
             self._ending_since_s = time.monotonic()
             hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
-            moves.info(
-                "stopping: %s (%s; %s does not wait)",
-                self._what(),
-                signal.Signals(number).name,
-                hurry,
-            )
+            name = signal.Signals(number).name
+            moves.info("stopping: %s (%s; %s does not wait)", self._what(), name, hurry)
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
             moves.info(

@@ -222,12 +222,8 @@ class InstanceEnd:
         if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
             return
         limit = drain_limit(self.drain_s, instance.settings.drain_timeout_ms / 1000)
-        moves.info(
-            "Handing over the tasks, for %.0f s at most (%s)",
-            self.drain_s,
-            limit,
-            extra=ABOUT_ASSIGNMENT,
-        )
+        text = "Handing over the tasks, for %.0f s at most (%s)"
+        moves.info(text, self.drain_s, limit, extra=ABOUT_ASSIGNMENT)
         deadline = Deadline(instance.clock, self.drain_s * 1000)
         member.drain(self.leave_group)
         ended: dict[str, Callable[[], bool]] = {
@@ -305,11 +301,8 @@ class InstanceEnd:
         thread.cut_off = True
         if self._kill_workers(thread):
             self.cut_off = True
-            moves.info(
-                "Stream thread %d: its batch is cut off (%s); its records are processed again",
-                thread.number,
-                why,
-            )
+            text = "Stream thread %d: its batch is cut off (%s); its records are processed again"
+            moves.info(text, thread.number, why)
 
     def _kill_workers(self, thread: StreamThread) -> bool:
         ports = self.instance.ports
@@ -365,11 +358,9 @@ def leaves(leave_group: bool | None, *, static: bool) -> bool:
 def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
     """The limit that ends a drain after ``drain_s`` seconds: ``drain.timeout.ms``, or its part of
     the time-out of `close` if that is less."""
-    return (
-        "drain.timeout.ms"
-        if drain_s >= drain_timeout_s
-        else f"{DRAIN_SHARE:.0%} of close(timeout={drain_s / DRAIN_SHARE:g})"
-    )
+    if drain_s >= drain_timeout_s:
+        return "drain.timeout.ms"
+    return f"{DRAIN_SHARE:.0%} of close(timeout={drain_s / DRAIN_SHARE:g})"
 
 
 def drained_or_ended(

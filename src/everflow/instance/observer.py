@@ -265,11 +265,8 @@ class Observer:
     ) -> None:
         """The cluster has been checked; called without ``admin`` when the plan has grown.
         ``exactly_once``: records are written in transactions."""
-        self.subject = replace(
-            self.subject,
-            application_tasks=tasks_of(blueprint),
-            topology=digest(blueprint.fingerprint),
-        )
+        tasks, made = tasks_of(blueprint), digest(blueprint.fingerprint)
+        self.subject = replace(self.subject, application_tasks=tasks, topology=made)
         if admin is not None:
             group = blueprint.application_id
             self.count_members = lambda: len(admin.client_ids(group))
@@ -478,12 +475,8 @@ def _space(folder: Path) -> DiskSpace | None:
 def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
     if instance is None:
         return {}
-    ends = instance.ends.ends()
-    return {
-        (tp.topic, tp.partition): max(0, ends[tp] - offset)
-        for tp, offset in instance.running_positions().items()
-        if tp in ends
-    }
+    ends, positions = instance.ends.ends(), instance.running_positions().items()
+    return {(tp.topic, tp.partition): max(0, ends[tp] - at) for tp, at in positions if tp in ends}
 
 
 def _inputs(instance: Instance | None) -> Sequence[TopicPartition]:
@@ -584,10 +577,8 @@ def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -
         free=page.needs_token,
     )
     observer.address = server.address
-    moves.info(
-        "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)",
-        server.address,
-    )
+    text = "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)"
+    moves.info(text, server.address)
     return server
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
@@ -71,9 +72,7 @@ def prepare_cluster(
     StoreLayoutError, StateFormatError."""
     # 2. Wait until a broker answers.
     cluster_id = admin.wait_until_reachable(
-        config.task_timeout_ms / 1000,
-        lambda line: log.warning("%s", line),
-        limit="task.timeout.ms",
+        config.task_timeout_ms / 1000, partial(log.warning, "%s"), limit="task.timeout.ms"
     )
     if pattern_sources(topology):
         topology = with_topics(topology, admin.list_topics(), config.application_id)
@@ -196,10 +195,7 @@ class ClusterTopics:
             )
         if ids.before != ids.now:
             directory.record_input_ids(cluster_id, ids.now)
-        partitions = {
-            **inputs,
-            **{name: partitions for name, (partitions, _) in needed.repartition.items()},
-        }
+        partitions = {**inputs, **{name: n for name, (n, _) in needed.repartition.items()}}
         # 6. The stores' layouts are those of this program.
         names = [short_name(config.application_id, name) for name in needed.repartition]
         layouts = self._compared_layouts(topology, partitions, names)
