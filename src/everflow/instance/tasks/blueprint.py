@@ -39,11 +39,8 @@ class Blueprint:
     topology: Graph = field(default_factory=lambda: Graph(()))
 
     def inputs_of(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        return tuple(
-            TopicPartition(topic, task.partition)
-            for topic in self.inputs.get(task.subtopology, ())
-            if task.partition < self.partitions[topic]
-        )
+        topics, partition = self.inputs.get(task.subtopology, ()), task.partition
+        return tuple(TopicPartition(t, partition) for t in topics if partition < self.partitions[t])
 
     def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
         stores = tuple(
@@ -77,8 +74,7 @@ class Blueprint:
     @property
     def reused(self) -> frozenset[str]:
         """Topics of the user that are changelogs of tables."""
-        specs = self.store_specs().values()
-        return frozenset(spec.source_topic for spec in specs if spec.source_topic is not None)
+        return frozenset(self.left_out)
 
     @property
     def left_out(self) -> dict[str, str]:

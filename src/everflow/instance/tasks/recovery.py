@@ -215,9 +215,8 @@ class Recovery:
     ) -> Spans:
         """``spans`` with the log's end where the committed offset lies behind the stable one: at
         least once reads what open transactions of others have written."""
-        behind = [
-            tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]
-        ]
+        known = [tp for tp in task.inputs if tp in committed]
+        behind = [tp for tp in known if committed[tp].offset > spans[tp][1]]
         if not behind:
             return spans
         ends = self._retry(lambda: self.ports.log_ends(behind), "reading ends of topics", deadline)
@@ -230,30 +229,21 @@ class Recovery:
         for task in tasks:
             if any(tp in committed for tp in task.inputs):
                 continue
-            for store in task.stores:
-                if (
-                    store.changelog is not None
-                    and store.changelog not in task.inputs
-                    and spans[store.changelog][1] > spans[store.changelog][0]
-                ):
-                    names = some(map(str, task.inputs), _NAMED)
-                    others = sorted(committed.keys() - set(task.inputs))
-                    why = why_no_offsets(
-                        self.application_id, map(str, task.inputs), NO_IDS, map(str, others)
-                    )
-                    raise OffsetsExpiredError(
-                        f"Task {task.id} has no committed offsets of {names}, but its changelog "
-                        f"{store.changelog} holds records. {why} Starting would count the input "
-                        f"twice. {start_over(self.application_id)}"
-                    )
+            logs = [store.changelog for store in task.stores if store.changelog is not None]
+            filled = [tp for tp in logs if spans[tp][1] > spans[tp][0] and tp not in task.inputs]
+            if filled:
+                inputs, others = map(str, task.inputs), committed.keys() - set(task.inputs)
+                why = why_no_offsets(self.application_id, inputs, NO_IDS, map(str, others))
+                raise OffsetsExpiredError(
+                    f"Task {task.id} has no committed offsets of {some(task.inputs, _NAMED)}, but "
+                    f"its changelog {filled[0]} holds records. {why} Starting would count the "
+                    f"input twice. {start_over(self.application_id)}"
+                )
 
     def _restore(self, task: ActiveTask, targets: Offsets, deadline: _Patience) -> None:
         incarnation = self.new_incarnation()
-        task.stores = self._retry(
-            lambda: self.ports.restore(task, incarnation, targets),
-            f"restoring task {task.id}",
-            deadline,
-        )
+        restored = lambda: self.ports.restore(task, incarnation, targets)  # noqa: E731
+        task.stores = self._retry(restored, f"restoring task {task.id}", deadline)
         task.incarnation, task.last_batch = incarnation, ""
 
     def _take_positions(
@@ -298,11 +288,9 @@ class Recovery:
         if back_ms is not None:
             since_ms = max(0, self.clock.now_ms() - back_ms)
             what = f"looking for the records of {tp} since {since_ms} ms"
-            found = self._retry(
-                lambda: self.ports.offsets_since([tp], since_ms),
-                what,
-                _Patience(self.clock, self.timeout_ms, lambda: False),
-            )[tp]
+            deadline = _Patience(self.clock, self.timeout_ms, lambda: False)
+            asked = lambda: self.ports.offsets_since([tp], since_ms)  # noqa: E731
+            found = self._retry(asked, what, deadline)[tp]
             return span[1] if found < 0 else min(max(found, span[0]), span[1])
         return span[1] if policy == "latest" else span[0]
 

@@ -140,18 +140,11 @@ class TaskManager:
             **dict.fromkeys(warmup, TaskRole.WARMUP),
         }
         if wanted != self.copies:
-            moves.info(
-                "Standby tasks: %s; warm-up tasks: %s",
-                _names(standby),
-                _names(warmup),
-                extra=ABOUT_ASSIGNMENT,
-            )
+            text = "Standby tasks: %s; warm-up tasks: %s"
+            moves.info(text, _names(standby), _names(warmup), extra=ABOUT_ASSIGNMENT)
         self.copies = wanted
         self.reconcile()
-        for task in [
-            task for task in self.suspended if task not in self.owned and task not in self.copies
-        ]:
-            self._close(self.suspended.pop(task))
+        self._close_unwanted(list(self.suspended))
 
     def deal_without(self, retiring: frozenset[int]) -> None:
         """The threads have changed, or some of them retire: deal the tasks anew."""
@@ -206,11 +199,8 @@ class TaskManager:
         self._last_thread.update(dealt)
         for thread in self.threads:
             self._drop(thread, dealt)
-            fresh = [
-                task
-                for task, number in sorted(dealt.items())
-                if number == thread.number and self._in_none(task)
-            ]
+            here = [task for task, number in sorted(dealt.items()) if number == thread.number]
+            fresh = [task for task in here if self._in_none(task)]
             # Tasks that lack only the tail of their changelogs do not wait for whole restores, and
             # none waits for a task whose brokers do not answer.
             stalled = self.timeouts.stalled()
@@ -225,9 +215,8 @@ class TaskManager:
 
     def _settle_copies(self) -> None:
         promoted = [task for task in self.following if task in self.owned]
-        migrated = [
-            task for task in self.following if task not in self.owned and task not in self.copies
-        ]
+        others = [task for task in self.following if task not in self.owned]
+        migrated = [task for task in others if task not in self.copies]
         self._let_go(promoted, SuspendReason.PROMOTED)
         self._let_go(migrated, SuspendReason.MIGRATED)
         for task, role in self.copies.items():
@@ -242,11 +231,8 @@ class TaskManager:
     # --- actives ---------------------------------------------------------------------------------
 
     def _drop(self, thread: TaskHolder, dealt: Mapping[TaskId, int]) -> None:
-        gone = [
-            t
-            for t, number in self.running.items()
-            if number == thread.number and dealt.get(t) != number
-        ]
+        here = [task for task, number in self.running.items() if number == thread.number]
+        gone = [task for task in here if dealt.get(task) != thread.number]
         if not gone:
             return
         for task in gone:
@@ -357,12 +343,9 @@ class TaskManager:
         self.reconcile()
 
     def _start(self, tasks: Sequence[ActiveTask]) -> None:
+        last, first = self._last_thread, self.threads[0].number
         for thread in self.threads:
-            mine = [
-                task
-                for task in tasks
-                if self._last_thread.get(task.id, self.threads[0].number) == thread.number
-            ]
+            mine = [task for task in tasks if last.get(task.id, first) == thread.number]
             if mine:
                 self.running.update({task.id: thread.number for task in mine})
                 thread.add(mine)
@@ -374,12 +357,8 @@ class TaskManager:
                 self.recovering[task].set()
 
     def _release_if_done(self) -> None:
-        if not self._revoked:
-            return
-        if any(
-            task in self.recovering or task in self.leaving or task in self.running
-            for task in self._revoked
-        ):
+        busy = self._revoked.intersection({*self.recovering, *self.leaving, *self.running})
+        if busy or not self._revoked:
             return
         self.services.before_release(frozenset(self._revoked))
         self.gate.release(self._revoked)
@@ -414,13 +393,7 @@ class TaskManager:
             if task.state is TaskState.CREATED:  # it was never opened
                 continue
             self._suspend(task.recycle(self.services.create(task.id).inputs))
-        for task_id in asked:
-            if (
-                task_id in self.suspended
-                and task_id not in self.owned
-                and task_id not in self.copies
-            ):
-                self._close(self.suspended.pop(task_id))
+        self._close_unwanted(asked)
         self.reconcile()
 
     # --- ends ------------------------------------------------------------------------------------
@@ -430,6 +403,11 @@ class TaskManager:
             task.to(TaskState.SUSPENDED)
         self.suspended[task.id] = task
         self.services.rest(task.id, task.stores)
+
+    def _close_unwanted(self, tasks: Iterable[TaskId]) -> None:
+        for task in tasks:
+            if task in self.suspended and not (task in self.owned or task in self.copies):
+                self._close(self.suspended.pop(task))
 
     def _close(self, task: ActiveTask) -> None:
         if task.state in (TaskState.RUNNING, TaskState.RESTORING):

@@ -38,10 +38,8 @@ class TableText:
     _widths: list[int] = field(default_factory=list)
 
     def lines(self, printed: Printed) -> list[str]:
-        needed = [
-            max(len(row[at]) for row in (printed.columns, *printed.rows))
-            for at in range(len(printed.columns))
-        ]
+        columns = zip(printed.columns, *printed.rows, strict=True)
+        needed = [max(map(len, cells)) for cells in columns]
         this = printed.title, tuple(printed.columns)
         found, widths = [], needed
         if this == self._last:
@@ -176,11 +174,8 @@ class DroppedRecords:
         for node, reasons in dropped.items():
             for reason, count in reasons.items():
                 self._drops[node, reason] = self._drops.get((node, reason), 0) + count
-        due = [
-            key
-            for key in self._drops
-            if now_ms - self._logged_ms.get(key, -LOGGED_EVERY_MS) >= LOGGED_EVERY_MS
-        ]
+        last = self._logged_ms
+        due = [key for key in self._drops if now_ms - last.get(key, -math.inf) >= LOGGED_EVERY_MS]
         self._logged_ms.update(dict.fromkeys(due, now_ms))
         return [
             f"{node} {VERBS.get(why, 'dropped')} "

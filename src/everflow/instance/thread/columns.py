@@ -125,10 +125,7 @@ class _Preparing:
 
         def selected() -> DataFrame:
             return empty_frame(get_session(), struct_type(reads)).select(
-                *[
-                    _column(column).cast(spark_type(kind)).alias(name)
-                    for name, (column, kind) in columns.items()
-                ]
+                *[_column(*one).alias(name) for name, one in columns.items()]
             )
 
         if arrow and plain_context() is not None:  # else nobody knows what the user's Spark makes
@@ -144,9 +141,9 @@ def _given(**columns: tuple[ColumnExpr | None, pa.DataType]) -> _Columns:
     return {name: (one, kind) for name, (one, kind) in columns.items() if one is not None}
 
 
-def _column(given: ColumnExpr) -> Column:
+def _column(given: ColumnExpr, kind: pa.DataType) -> Column:
     column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
-    return column
+    return column.cast(spark_type(kind))
 
 
 def packed(content: Any, plan: PhysicalPlan) -> Parcel:

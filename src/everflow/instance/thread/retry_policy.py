@@ -194,11 +194,8 @@ class RepeatedFailures:
         is no reason to, since the record is not known yet."""
         if failure.kind in _AT_ONCE:
             return True
-        if (
-            may_pass(failure)
-            or self.began_ms is None
-            or (failure.kind in _SMALLER and not smallest)
-        ):
+        searched = failure.kind in _SMALLER and not smallest
+        if may_pass(failure) or self.began_ms is None or searched:
             return False
         if failure.kind == "column" and failure.record is not None:
             return smallest  # else the records before it are committed first
@@ -677,17 +674,11 @@ class RetryPolicy:
         computing_ms = sum(
             spent for name, spent in result.timings.items() if name.startswith(_COMPUTING)
         )
-        raw_bytes = result.counts.get("bytes", 0)
+        raw_bytes = result.counts.get("bytes")
         self.size = before.after(
-            bounds,
-            planned,
-            read,
-            elapsed_ms,
-            raw_bytes if "bytes" in result.counts else None,
-            computing_ms,
-            result.held_ms,
+            bounds, planned, read, elapsed_ms, raw_bytes, computing_ms, result.held_ms
         )
-        self.memory = self.memory.after(raw_bytes, bounds.max_bytes, result.memory)
+        self.memory = self.memory.after(raw_bytes or 0, bounds.max_bytes, result.memory)
         if self.search is not None:
             self.search.left -= read
             if self.search.left > 0:

@@ -251,11 +251,8 @@ class StreamThread:
             return
         pids = self.services.gate.take_pids(self.number)
         if pids:
-            log.warning(
-                "Stream thread %d: a batch hangs; its workers %s are killed",
-                self.number,
-                list(pids),
-            )
+            text = "Stream thread %d: a batch hangs; its workers %s are killed"
+            log.warning(text, self.number, list(pids))
             self.hung = Hung(since, limit_ms)
             trace_and_kill(pids, self.clock)
 
