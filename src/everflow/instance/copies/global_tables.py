@@ -126,11 +126,8 @@ class GlobalTables:
     def _read(self) -> bool:
         self._note_filled()
         with self._lock:
-            return all(
-                task in self._targets
-                and self._targets[task][0] in (store.path for store in self._filled.get(task, ()))
-                for task in self.tasks
-            )
+            paths = {store.path for stores in self._filled.values() for store in stores}
+            return all(self._targets.get(task, (None, 0))[0] in paths for task in self.tasks)
 
     def contexts(self) -> list[TaskContext]:
         return [context_of(task, stores) for task, stores in sorted(self.stores().items())]
@@ -299,11 +296,8 @@ class LoadedTables:
         if self._stop.is_set():
             return
         if rows.without_key:
-            moves.warning(
-                "Global table %s: skipped %s without a key",
-                one.table.store.name,
-                counted(rows.without_key, "row"),
-            )
+            name, skipped = one.table.store.name, counted(rows.without_key, "row")
+            moves.warning("Global table %s: skipped %s without a key", name, skipped)
         at_ms = max(self.clock.now_ms(), one.at_ms + 1)
         path = self.folder / f"{one.table.store.name}-{at_ms}"
         store = LmdbStore.open(path, kind=KEY_VALUE)

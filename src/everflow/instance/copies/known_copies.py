@@ -59,11 +59,8 @@ class Copies:
         with self._lock:
             # A copy that nobody followed for too long would be rebuilt before use (if anything was
             # written since, which is not known here).
-            sums = {
-                task: copy.offset_sum
-                for task, copy in self._at_rest.items()
-                if now_ms <= copy.until_ms
-            }
+            at_rest = self._at_rest.items()
+            sums = {task: copy.offset_sum for task, copy in at_rest if now_ms <= copy.until_ms}
         sums.update((task, figures.offset_sum) for task, figures in self.followed().items())
         restored = self.restored()
         for task in self.recovering():
@@ -90,10 +87,8 @@ class Copies:
         try:
             known = states({tp for _, _, tp in found}) if found else {}
         except EverflowError as error:
-            log.warning(
-                "The local copies in the state folder cannot be compared with their changelogs: %s",
-                error,
-            )
+            text = "The local copies in the state folder cannot be compared with their changelogs"
+            log.warning("%s: %s", text, error)
             return
         copies: dict[TaskId, list[AtRest]] = {}
         for task, spec, tp in found:
@@ -110,13 +105,8 @@ class Copies:
     def applied(self, topics: Collection[str]) -> dict[TopicPartition, int]:
         """Lower bounds of the committed offsets of ``topics``, from copies that no task uses."""
         with self._lock:
-            copies = list(self._at_rest.values())
-        return {
-            tp: offset
-            for copy in copies
-            for tp, offset in copy.inputs.items()
-            if tp.topic in topics
-        }
+            found = [item for copy in self._at_rest.values() for item in copy.inputs.items()]
+        return {tp: offset for tp, offset in found if tp.topic in topics}
 
     def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
         """A task ended here and its stores stay on disk: note how far they are."""
@@ -155,11 +145,8 @@ def _together(stores: Collection[AtRest]) -> AtRest:
     inputs: dict[TopicPartition, int] = {}
     for store in stores:
         inputs.update({tp: max(at, inputs.get(tp, 0)) for tp, at in store.inputs.items()})
-    return AtRest(
-        sum(store.offset_sum for store in stores),
-        min(store.until_ms for store in stores),
-        inputs,
-    )
+    offset_sum = sum(store.offset_sum for store in stores)
+    return AtRest(offset_sum, min(store.until_ms for store in stores), inputs)
 
 
 def _judged(
@@ -391,11 +378,8 @@ class StateCleaner:
                 self.folder.remove_task(task)
                 return True
         except (EverflowError, OSError) as error:
-            log.warning(
-                "The state of task %s, which is not assigned here, could not be removed: %s",
-                task,
-                error,
-            )
+            text = "The state of task %s, which is not assigned here, could not be removed: %s"
+            log.warning(text, task, error)
         if copy is not None:
             self.copies.remember(task, copy)
         return False

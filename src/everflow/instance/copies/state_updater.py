@@ -79,9 +79,8 @@ class StalledCopies:
                     log.error("%s. The instance goes on without this copy", error)
             if now_ms - self._said_ms.get(task, float("-inf")) >= SAY_EVERY_MS:
                 self._said_ms[task] = now_ms
-                log.warning(
-                    "Task %s (%s) cannot follow its changelogs: %s", task, role.value, cause
-                )
+                text = "Task %s (%s) cannot follow its changelogs: %s"
+                log.warning(text, task, role.value, cause)
         if rests_after_ms is not None:
             self.timeouts.rest(tasks, now_ms, rests_after_ms)
 
@@ -408,13 +407,8 @@ class StateUpdater:
             assert prepared.plan is not None
             plan = prepared.plan
             if plan.rebuild:
-                log.warning(
-                    "Rebuilding %s of task %s (%s): %s",
-                    place.name,
-                    task.id,
-                    task.role.value,
-                    plan.reason,
-                )
+                text, role = "Rebuilding %s of task %s (%s): %s", task.role.value
+                log.warning(text, place.name, task.id, role, plan.reason)
             # The stable end comes with the first round.
             end = max(plan.start, states[place.changelog].end)
             progress = replace(progress_of(task.id, place.name, place.changelog, plan), end=end)
@@ -551,19 +545,10 @@ class StateUpdater:
             return
         task.hot = True
         if task.cold or warmup:
-            task.said_ms = now_ms
-            task.quiet_ms = (
-                HOT_AGAIN_MS
-                if warmup
-                else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
-            )
-            moves.info(
-                "Task %s (%s) has caught up: %d offsets behind",
-                task_id,
-                task.task.role.value,
-                lag,
-                extra=ABOUT_ASSIGNMENT,
-            )
+            longer_ms = min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
+            task.said_ms, task.quiet_ms = now_ms, HOT_AGAIN_MS if warmup else longer_ms
+            text = "Task %s (%s) has caught up: %d offsets behind"
+            moves.info(text, task_id, task.task.role.value, lag, extra=ABOUT_ASSIGNMENT)
             self.services.became_hot(task_id)
 
     def _publish(self) -> None:
@@ -762,10 +747,8 @@ class CopiedTask:
 def figures_of(task: CopiedTask, now_ms: float) -> FollowedTask:
     while task.loaded and now_ms - task.loaded[0][0] > RATE_WINDOW_MS:
         task.loaded.popleft()
-    began_ms = max(
-        now_ms - RATE_WINDOW_MS,
-        min((store.began_ms for store in task.stores.values()), default=now_ms),
-    )
+    began_ms = min((store.began_ms for store in task.stores.values()), default=now_ms)
+    began_ms = max(now_ms - RATE_WINDOW_MS, began_ms)
     rate = sum(records for _, records in task.loaded) / max(0.001, (now_ms - began_ms) / 1000)
     lag = task.lag()
     remaining = 0.0 if lag == 0 else None if lag is None or rate <= 0 else lag / rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
@@ -22,6 +23,9 @@ from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 _NO_NUMBERS: Int64 = np.empty(0, dtype=np.int64)
+_NOTHING = CorrectedChunk(
+    keys=(), values=(), timestamps=_NO_NUMBERS, offsets=_NO_NUMBERS, next_position=0, records=0
+)
 
 
 class ChangelogReader(Protocol):
@@ -55,13 +59,14 @@ def prepare_store(
     is replaced by an empty one at a new path. Claimed before it is judged: no batch of an earlier
     owner can move it in between. Call it after that owner was fenced, with a ``changelog`` looked
     up after that (D5); None: not logged."""
-    retention_ms = spec.kept_ms
+    kind, kept_ms = spec.kind, spec.kept_ms
+    opened = partial(LmdbStore.open, kind=kind, retention_ms=kept_ms, sync=sync)
     path = directory.store_path(task, spec.name)
     distrusted = directory.distrusted(task, spec.name)
     store: LmdbStore | None = None
     if distrusted is None:
         try:
-            store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+            store = opened(path)
             store.claim(incarnation)
         except StoreDamagedError as error:
             distrusted = str(error)
@@ -69,17 +74,12 @@ def prepare_store(
     if changelog is not None:
         meta = None if store is None else store.meta()
         plan = restore_plan(
-            meta,
-            changelog,
-            now_ms=now_ms,
-            kind=spec.kind,
-            retention_ms=retention_ms,
-            distrusted=distrusted,
+            meta, changelog, now_ms=now_ms, kind=kind, retention_ms=kept_ms, distrusted=distrusted
         )
     if store is None or (plan is not None and plan.rebuild):
         LmdbStore.close_at(path)
         path = directory.rebuild(task, spec.name)
-        store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+        store = opened(path)
         store.claim(incarnation)
     if changelog is not None:
         store.bind(changelog.cluster_id, changelog.topic_id)
@@ -179,14 +179,6 @@ def restore(
         progress=progress_of(job.task, job.store_name, job.changelog, plan),
         began_ms=clock.monotonic_ms(),
     )
-    nothing = CorrectedChunk(
-        keys=(),
-        values=(),
-        timestamps=_NO_NUMBERS,
-        offsets=_NO_NUMBERS,
-        next_position=plan.end,
-        records=0,
-    )
     user.restore_start(filled.progress)
     try:
         for chunk in _chunks(job, reader):
@@ -197,7 +189,7 @@ def restore(
             filled.load(chunk, position, clock, at_end=position >= plan.end)
             user.batch_restored(filled.progress, chunk.records)
         # Also without records: it notes how far the store is, and that it is fresh.
-        filled.load(nothing, plan.end, clock, at_end=True)
+        filled.load(_NOTHING, plan.end, clock, at_end=True)
     except BaseException as error:
         user.restore_suspended(filled.progress, f"{type(error).__name__}: {error}")
         raise

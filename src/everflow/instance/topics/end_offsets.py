@@ -83,8 +83,8 @@ class EndOffsets:
         """Replaced as a whole, never changed, so a reader may keep it."""
         self._idle: set[int] = set()
         self._open_growth = open_growth
-        self._reports = False
-        """The brokers' last report of new records succeeded."""
+        self.reports = False
+        """The brokers' last report of new records succeeded: they report them at once."""
         self._live = False
         """The brokers are asked to report new records of all watched partitions."""
         self._grown: dict[TopicPartition, int] = {}
@@ -130,13 +130,8 @@ class EndOffsets:
             first = not self._idle
             (self._idle.add if waiting else self._idle.discard)(thread)
             self._answered.notify_all()
-        if waiting and first and not self._reports:
+        if waiting and first and not self.reports:
             self._look.set()
-
-    @property
-    def reports(self) -> bool:
-        """True if the brokers report new records at once, as far as is known."""
-        return self._reports
 
     def ends(self) -> Offsets:
         """The ends as last read; a partition that was never read is missing."""
@@ -172,8 +167,7 @@ class EndOffsets:
 
     def poll_silent(self) -> None:
         with self._lock:
-            watched = list(self._watched.values())
-            wanted = frozenset[TopicPartition]().union(*(mine for mine, _ in watched))
+            watched, wanted = list(self._watched.values()), self._all_watched
             self._silent = {tp: since for tp, since in self._silent.items() if tp in wanted}
             asked = sorted(self._silent)
         if not asked:
@@ -262,9 +256,8 @@ class EndOffsets:
                 log.error("The ends of the input topics cannot be read any more: %s", error)
                 return
             except Exception as error:
-                self.failure = EverflowError(
-                    f"The ends of the input topics cannot be read: {error!r}"
-                )
+                text = f"The ends of the input topics cannot be read: {error!r}"
+                self.failure = EverflowError(text)
                 log.exception("The ends of the input cannot be read")
                 return
             with self._lock:
@@ -315,7 +308,7 @@ class EndOffsets:
             growth.close()
 
     def _ask_instead(self) -> None:
-        self._reports = self._live = False
+        self.reports = self._live = False
         self._look.set()
 
     def _ends_to_follow(self) -> Offsets | None:
@@ -334,17 +327,14 @@ class EndOffsets:
     def _take_growth(self, grown: Offsets) -> bool:
         """True if there are new records for which no thread waits."""
         with self._answered:
-            self._reports, self._live = True, False
+            self.reports, self._live = True, False
             new = {tp: end for tp, end in grown.items() if end > self._ends.get(tp, -1)}
             self._ends = {**self._ends, **new}
             self._grown |= new
             if new:
                 self._fresh_ms = self._clock.monotonic_ms() + REPORTED_FRESH_MS
-            woken = {
-                thread: wake
-                for thread, (mine, wake) in self._watched.items()
-                if not mine.isdisjoint(new)
-            }
+            watched = self._watched.items()
+            woken = {at: wake for at, (mine, wake) in watched if not mine.isdisjoint(new)}
             waited = not self._idle.isdisjoint(woken)
         for wake in woken.values():
             wake.set()

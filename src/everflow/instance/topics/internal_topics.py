@@ -237,11 +237,8 @@ def prepare(
             f"are then in other partitions than their state. {start_over(application_id)}"
         )
     missing = [spec for name, spec in sorted(needed.items()) if name not in existing]
-    kept = frozenset(
-        name
-        for name, spec in needed.items()
-        if spec.kind == "repartition" and keeps_unread(spec, existing.get(name))
-    )
+    between = [spec for spec in needed.values() if spec.kind == "repartition"]
+    kept = frozenset(s.name for s in between if keeps_unread(s, existing.get(s.name)))
     if not missing:
         return kept
     named = [spec for spec in missing if spec.kind != LEFT_OUT]
@@ -324,10 +321,8 @@ def missing_outputs(
     ``auto.create.topics.enable``, None: unknown. ``partitions``: proposed."""
     if not missing or creates_topics is not False:
         return None
-    commands = "\n".join(
-        f"  everflow topic create {name}:{partitions} --bootstrap-servers ..."
-        for name in sorted(missing)
-    )
+    command = "  everflow topic create {}:{} --bootstrap-servers ..."
+    commands = "\n".join(command.format(name, partitions) for name in sorted(missing))
     outputs = sorted(missing.keys() - {dead_letter_topic})
     named = [f"output topic {', '.join(outputs)}"] if outputs else []
     if dead_letter_topic in missing:

@@ -288,7 +288,7 @@ def test_who_knows_of_nothing_asks(monkeypatch: pytest.MonkeyPatch, told: bool) 
     monkeypatch.setattr(EndOffsets, "refresh", refresh)
     world = Tasks(FEW)
     asked.clear()
-    world.ends._reports = told
+    world.ends.reports = told
     world.thread.run_once()
     assert len(asked) == (not told)
     world.batch()
