@@ -87,8 +87,7 @@ class Pool(Protocol):
 
 @dataclass
 class EventLoop:
-    """Runs events one after the other, and ``turn`` with each; on its own thread, which also takes
-    a turn without an event every `TICK_S`."""
+    """Takes a ``turn`` with each event, on a thread of its own, and without one every `TICK_S`."""
 
     turn: Callable[[Callable[[], None]], None]
 

@@ -47,8 +47,7 @@ class InstanceLife:
         self._end_over = threading.Event()
 
     def start(self, begin: Callable[[], None]) -> BaseException | None:
-        """Run ``begin`` in state REBALANCING. Returns the error for its caller; None if there is
-        none, or the instance was closed meanwhile."""
+        """Run ``begin`` in state REBALANCING. Returns its error, unless it was closed meanwhile."""
         with self._lock:
             if not self.states.to(ClientState.REBALANCING):
                 return None  # closed this moment
@@ -164,9 +163,8 @@ class InstanceEnd:
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
     def run(self) -> None:
-        """Each step is tried whatever happened in the others, and waits only for a limited time: a
-        member that did not leave would keep its tasks for as long as this process lives. Raises the
-        first failure, after the last step."""
+        """Each step is tried whatever happened in the others, for a limited time: a member that did
+        not leave would keep its tasks. Raises the first failure, after the last step."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,

@@ -67,9 +67,8 @@ def prepare_cluster(
     clock: Clock,
     stop: threading.Event,
 ) -> Blueprint:
-    """Steps 2-7 of a start. ``stop``, set meanwhile, ends it with an EverflowError. Raises
-    TaskTimeoutError (no broker answers), TopologyError, InternalTopicError, OffsetsExpiredError,
-    StoreLayoutError, StateFormatError."""
+    """Steps 2-7 of a start. EverflowError if ``stop`` is set; TaskTimeoutError (no broker answers),
+    TopologyError, InternalTopicError, OffsetsExpiredError, StoreLayoutError, StateFormatError."""
     # 2. Wait until a broker answers.
     cluster_id = admin.wait_until_reachable(
         config.task_timeout_ms / 1000, partial(log.warning, "%s"), limit="task.timeout.ms"

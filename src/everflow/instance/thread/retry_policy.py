@@ -462,8 +462,7 @@ class RetryPolicy:
         fenced: bool,
         now_ms: float,
     ) -> Sequence[ActiveTask]:
-        """Returns the tasks to give back. ``fenced``: nothing that earlier workers write can be
-        committed; before that no task is given back."""
+        """The tasks to give back: none before earlier workers are ``fenced`` and cannot commit."""
         self.stalled.failed(None, tasks, str(error), now_ms)
         return (concerning(restoring, error.partitions) or restoring) if fenced else ()
 

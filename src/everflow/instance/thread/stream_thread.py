@@ -649,8 +649,7 @@ class StreamThread:
             job.close()
 
     def _close(self, known: dict[TaskId, ActiveTask]) -> None:
-        """``known``: tasks of whose last batch it is known whether it was committed. The others
-        must be recovered before they run anywhere."""
+        """``known``: tasks whose last batch has a known outcome. The others must be recovered."""
         self._counts.log_drops(math.inf)
         self.services.ends.unwatch(self.number)
         try:
