@@ -101,12 +101,6 @@ class Dependencies:
     def isolation(self) -> Isolation:
         return "read_committed" if self.config.exactly_once else "read_uncommitted"
 
-    def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
-        return TopicPartition(spec.changelog_topic(self.config.application_id), task.partition)
-
-    def logged(self, subtopology: int) -> list[StoreSpec]:
-        return [spec for spec in self.blueprint.stores.get(subtopology, ()) if spec.logging]
-
     @property
     def versioned(self) -> frozenset[str]:
         """The changelogs of versioned stores, of which no record may be left out."""
@@ -116,24 +110,20 @@ class Dependencies:
 
     def changelogs_of_tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         found = {}
-        for subtopology, topics in self.blueprint.inputs.items():
-            logged = self.logged(subtopology)
-            count = max(self.blueprint.partitions[topic] for topic in topics) if logged else 0
+        blueprint = self.blueprint
+        for subtopology, topics in blueprint.inputs.items():
+            logged = blueprint.logged(subtopology)
+            count = max(blueprint.partitions[topic] for topic in topics) if logged else 0
             for task in (TaskId(subtopology, partition) for partition in range(count)):
-                found[task] = tuple(self.changelog(task, spec) for spec in logged)
+                found[task] = tuple(blueprint.changelog(task, spec) for spec in logged)
         return found
 
     def prepare(
         self, task: TaskId, spec: StoreSpec, state: ChangelogState | None, incarnation: str
     ) -> PreparedStore:
+        now_ms, sync = self.clock.now_ms(), self.config.state_sync
         return prepare_store(
-            self.directory,
-            task,
-            spec,
-            state,
-            incarnation=incarnation,
-            now_ms=self.clock.now_ms(),
-            sync=self.config.state_sync,
+            self.directory, task, spec, state, incarnation=incarnation, now_ms=now_ms, sync=sync
         )
 
     @property
@@ -373,7 +363,7 @@ class ClusterPorts:
 
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(
-                given.reader, every=given.versioned, to_ends=given.changelogs.reused
+                given.reader, every=given.versioned, to_ends=frozenset(given.blueprint.left_out)
             ),
             states=self._changelogs.states,
             stable_ends=self._changelogs.answered_ends,
@@ -449,9 +439,11 @@ class ClusterPorts:
             self._changelogs.known_delete_retention_ms,
             self._clock,
         )
-        given = self._dependencies
-        copies.scan(self._directory, given.logged, given.changelog, given.changelogs.states)
-        applied = copies.applied(given.blueprint.partitions)
+        blueprint = self._dependencies.blueprint
+        copies.scan(
+            self._directory, blueprint.logged, blueprint.changelog, self._changelogs.states
+        )
+        applied = copies.applied(blueprint.partitions)
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
@@ -464,8 +456,7 @@ class ClusterPorts:
         return {tp: at for tp, at in applied.items() if at <= ends.get(tp, -1)}
 
     def member(self, instance: Instance) -> GroupMember:
-        config, given = self._config, self._dependencies
-        blueprint = given.blueprint
+        config, blueprint = self._config, self._dependencies.blueprint
         identity = Identity(
             process_id=self._directory.process_id,
             threads=config.num_stream_threads,
@@ -476,7 +467,7 @@ class ClusterPorts:
             topology=blueprint.fingerprint,
         )
         changelogs = {
-            index: [spec.changelog_topic(config.application_id) for spec in given.logged(index)]
+            index: [spec.changelog_topic(config.application_id) for spec in blueprint.logged(index)]
             for index in blueprint.inputs
         }
         patience = patience_s(config.session_timeout_ms, config.rebalance_timeout_ms)
@@ -523,12 +514,9 @@ class ClusterPorts:
 
     def ends(self, instance: Instance) -> EndOffsets:
         admin, config = self._admin, self._config
+        ends = lambda asked: admin.end_offsets(asked, "read_uncommitted")  # noqa: E731
         shrunk = ShrunkLogs(
-            config.application_id,
-            instance.running_positions,
-            lambda asked: admin.end_offsets(asked, "read_uncommitted"),
-            self._clock,
-            self._ids_of,
+            config.application_id, instance.running_positions, ends, self._clock, self._ids_of
         )
         return EndOffsets(
             lambda asked: admin.known_ends(asked, self._dependencies.isolation),

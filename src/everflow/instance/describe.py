@@ -122,11 +122,10 @@ def input_lag(tasks: Iterable[TaskStatus]) -> float:
 
 
 def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
-    standbys = [f for f in followed.values() if f.role is TaskRole.STANDBY]
-    warmups = [f for f in followed.values() if f.role is TaskRole.WARMUP]
+    roles = Counter(f.role for f in followed.values())
     return {
-        names.STANDBY_TASKS: len(standbys),
-        names.WARMUP_TASKS: len(warmups),
+        names.STANDBY_TASKS: roles[TaskRole.STANDBY],
+        names.WARMUP_TASKS: roles[TaskRole.WARMUP],
         names.COPIES_LAG: sum(f.lag or 0 for f in followed.values()),
         names.COPIES_RATE: sum(f.rate for f in followed.values()),
     }

@@ -245,11 +245,8 @@ class Instance:
         return [task for task in self.all_tasks() if task.state is TaskState.RUNNING]
 
     def running_positions(self) -> dict[TopicPartition, int]:
-        return {
-            tp: offset
-            for task in self.running_tasks()
-            for tp, offset in dict(task.positions).items()
-        }
+        found = [dict(task.positions) for task in self.running_tasks()]
+        return {tp: offset for positions in found for tp, offset in positions.items()}
 
     def settled_tasks(self) -> list[Settled]:
         """The running tasks, each as of its thread's last moment between batches."""
@@ -410,11 +407,8 @@ class Instance:
         if self.states.state in STOPPING:
             return
         all_running = all_running and not self._any_stalled()
-        if (
-            all_running
-            and self.member.stable
-            and all(thread.warm.is_set() for thread in self.threads)
-        ):
+        settled = all_running and self.member.stable
+        if settled and all(thread.warm.is_set() for thread in self.threads):
             self.states.to(ClientState.RUNNING)
         elif not all_running:
             self.states.to(ClientState.REBALANCING)

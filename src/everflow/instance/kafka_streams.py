@@ -539,21 +539,15 @@ class KafkaStreams(InteractiveQueries, Telling):
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         if self._observer is not None:
             self._observer.know(blueprint, admin, config.exactly_once)
+        opened_log = lambda: LogReader(config.consumer(), latest=True)  # noqa: E731
+        left_out = LeftOutLogs(admin, blueprint.left_out, opened_log)
         dependencies = Dependencies(
             config=config,
             clock=self._clock,
             admin=admin,
             blueprint=blueprint,
             directory=directory,
-            changelogs=Changelogs(
-                admin,
-                blueprint.cluster_id,
-                config.application_id,
-                blueprint.reused,
-                LeftOutLogs(
-                    admin, blueprint.left_out, lambda: LogReader(config.consumer(), latest=True)
-                ),
-            ),
+            changelogs=Changelogs(admin, blueprint.cluster_id, config.application_id, left_out),
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins the group last.
@@ -602,17 +596,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
     def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
-        return kind(
-            ports,
-            instance_settings(self.config),
-            self._clock,
-            self._life.states,
-            self._on_failed,
-            self._life.stop,
-            self._pause,
-            self._metrics,
-            self._tracker,
-        )
+        settings, of_life = instance_settings(self.config), self._life
+        life = (of_life.states, self._on_failed, of_life.stop, self._pause)
+        return kind(ports, settings, self._clock, *life, self._metrics, self._tracker)
 
     def _query_ports(self, dependencies: Dependencies, instance: Instance) -> QueryPorts:
         def stores_in(state: TaskState) -> dict[TaskId, tuple[TaskStore, ...]]:

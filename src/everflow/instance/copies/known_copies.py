@@ -175,11 +175,8 @@ def _judged(
     seen_ms = now_ms if meta.position >= state.end else meta.updated_ms
     # A store over its input topic survives a reset of the offsets, whose host need not be this one.
     noted = {} if spec.source_topic is not None else meta.inputs
-    return AtRest(
-        meta.position,
-        trusted_until_ms(seen_ms, state.delete_retention_ms),
-        {TopicPartition.parse(tp): offset for tp, offset in noted.items()},
-    )
+    inputs = {TopicPartition.parse(tp): offset for tp, offset in noted.items()}
+    return AtRest(meta.position, trusted_until_ms(seen_ms, state.delete_retention_ms), inputs)
 
 
 # --- freshness ------------------------------------------------------------------------------------

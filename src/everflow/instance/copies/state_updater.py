@@ -22,6 +22,7 @@ from everflow.instance.restore.listeners import (
 from everflow.instance.restore.restoration import FilledStore, PreparedStore, progress_of
 from everflow.instance.restore.restore_plan import ChangelogState
 from everflow.instance.tasks.task import (
+    Released,
     StalledTask,
     StandbyTask,
     TaskRole,
@@ -205,12 +206,7 @@ class StateUpdater:
         """Follow these tasks; they belong to the updater until `drop` gives them back."""
         self._command(lambda: self._take(tasks))
 
-    def drop(
-        self,
-        tasks: Collection[TaskId],
-        reason: SuspendReason,
-        done: Callable[[Sequence[StandbyTask]], None],
-    ) -> None:
+    def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Released) -> None:
         """Release tasks after the present round; ``done`` gets them in any case, with open stores,
         on the updater's thread."""
         self._command(lambda: self._let_go(frozenset(tasks), reason, done))
@@ -312,12 +308,7 @@ class StateUpdater:
         self._waiting.update({task.id: task for task in tasks})
         self._retry_ms = float("-inf")
 
-    def _let_go(
-        self,
-        tasks: frozenset[TaskId],
-        reason: SuspendReason,
-        done: Callable[[Sequence[StandbyTask]], None],
-    ) -> None:
+    def _let_go(self, tasks: frozenset[TaskId], reason: SuspendReason, done: Released) -> None:
         released = [self._waiting.pop(task) for task in sorted(tasks) if task in self._waiting]
         found = [self._tasks.pop(task) for task in sorted(tasks) if task in self._tasks]
         for task in found:

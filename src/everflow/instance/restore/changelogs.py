@@ -18,14 +18,13 @@ from everflow.state.left_out import Chunk, KeptEntry, unpacked
 
 @dataclass
 class Changelogs:
-    """One per instance; any thread may ask. ``reused``: topics of the user that are changelogs of
-    tables. Copies follow them up to the committed offset, for a table has only processed records.
-    ``left_out``: the records that processing skipped (note 065)."""
+    """One per instance; any thread may ask. ``left_out``: the records that processing skipped (note
+    065) of the user's topics that are reused as changelogs of tables. Copies follow these up to the
+    committed offset, for a table has only processed records."""
 
     admin: ClusterAdmin
     cluster_id: str
     group: str
-    reused: frozenset[str]
     left_out: LeftOutLogs
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _delete_retention: dict[str, int] = field(default_factory=dict)
@@ -52,14 +51,14 @@ class Changelogs:
         read: Callable[[list[TopicPartition]], Offsets],
     ) -> dict[TopicPartition, int]:
         """Of everflow's own changelogs."""
-        own = [tp for tp in partitions if tp.topic not in self.reused]
+        own = [tp for tp in partitions if tp.topic not in self.left_out.topics]
         return dict(read(own)) if own else {}
 
     def _followed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return self.left_out.covered(self._read_offsets(partitions))
 
     def _read_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        read = [tp for tp in partitions if tp.topic in self.reused]
+        read = [tp for tp in partitions if tp.topic in self.left_out.topics]
         committed = self.admin.committed(self.group, read) if read else {}
         return {tp: committed[tp].offset if tp in committed else 0 for tp in read}
 

@@ -134,13 +134,8 @@ class ActiveTask:
         return StandbyTask(self.id, self.stores, role, TaskState.SUSPENDED)
 
     def context(self) -> TaskContext:
-        return TaskContext(
-            task=self.id,
-            incarnation=self.incarnation,
-            last_batch=self.last_batch,
-            stream_times=dict(self.stream_times),
-            stores=_places(self.stores),
-        )
+        times, stores = dict(self.stream_times), _places(self.stores)
+        return TaskContext(self.id, self.incarnation, self.last_batch, times, stores)
 
 
 def fitted(
@@ -252,6 +247,7 @@ def deal(
 # --- commands to a stream thread ------------------------------------------------------------------
 
 GivenUp = Callable[[Sequence[ActiveTask]], None]
+Released = Callable[[Sequence[StandbyTask]], None]
 
 
 class ThreadCommands:

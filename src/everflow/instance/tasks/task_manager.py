@@ -18,6 +18,8 @@ from everflow.instance.commit_gate import GateBook
 from everflow.instance.restore.listeners import SuspendReason
 from everflow.instance.tasks.task import (
     ActiveTask,
+    GivenUp,
+    Released,
     StandbyTask,
     TaskRole,
     TaskState,
@@ -41,19 +43,12 @@ class TaskHolder(Protocol):
     @property
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
-    def drop(
-        self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]
-    ) -> None: ...
+    def drop(self, tasks: Collection[TaskId], done: GivenUp) -> None: ...
 
 
 class CopyHolder(Protocol):
     def add(self, tasks: Sequence[StandbyTask]) -> None: ...
-    def drop(
-        self,
-        tasks: Collection[TaskId],
-        reason: SuspendReason,
-        done: Callable[[Sequence[StandbyTask]], None],
-    ) -> None: ...
+    def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Released) -> None: ...
     def set_role(self, task: TaskId, role: TaskRole) -> None: ...
 
 
@@ -176,11 +171,8 @@ class TaskManager:
 
     def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
         """Stores of tasks that are being restored or are suspended; from any thread."""
-        return {
-            task.id: task.stores
-            for held in (self.suspended, self._restoring)
-            for task in list(held.values())
-        }
+        tasks = [*list(self.suspended.values()), *list(self._restoring.values())]
+        return {task.id: task.stores for task in tasks}
 
     @property
     def _places(self) -> tuple[Collection[TaskId], ...]:

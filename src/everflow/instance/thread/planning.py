@@ -131,11 +131,7 @@ def unread(
 
 
 def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
-    return {
-        tp: OffsetRange(position, position)
-        for task in tasks
-        for tp, position in task.positions.items()
-    }
+    return {tp: OffsetRange(at, at) for task in tasks for tp, at in task.positions.items()}
 
 
 # --- tasks that wait for an input -----------------------------------------------------------------

@@ -270,15 +270,10 @@ class StalledTasks:
         self, tasks: Tasks, resting: Collection[TaskId], ends: EndOffsets
     ) -> list[ActiveTask]:
         """Tasks that do not wait for a broker: their inputs are idle where nothing is to read."""
-        known, stalled = ends.ends().keys(), self.timeouts.stalled()
-        return [
-            task
-            for task in tasks.values()
-            if task.id not in resting
-            and task.id not in stalled
-            and known >= set(task.inputs)
-            and not ends.silent_ms(task.inputs)
-        ]
+        known, apart = ends.ends().keys(), {*resting, *self.timeouts.stalled()}
+        going = [task for name, task in tasks.items() if name not in apart]
+        silent = ends.silent_ms
+        return [one for one in going if known >= set(one.inputs) and not silent(one.inputs)]
 
     def chosen(
         self, tasks: Tasks, ranges: Ranges, now_ms: float

@@ -628,15 +628,9 @@ class StreamThread:
         self._planner.committed(planned, result, read, self.tasks)
         self._next = self._next._replace(counter=self._next.counter + 1)
         self._rests_until_ms = self.clock.monotonic_ms() + self._rest_ms + ending_ms
-        log.debug(
-            "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s",
-            self.number,
-            batch_id,
-            read,
-            elapsed_ms,
-            result.timings,
-            self.retries.memory,
-        )
+        text = "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s"
+        figures = (read, elapsed_ms, result.timings, self.retries.memory)
+        log.debug(text, self.number, batch_id, *figures)
         self._planned = None
         self._counts.add(result)
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
