@@ -500,7 +500,7 @@ class _Ends(EndOffsets):
     def start(self) -> None:
         if not self._stop.is_set():
             self.poll_once()
-            self._scheduler.after(self._period_ms, self.start, self._process)
+            self._scheduler.after(self.period_ms, self.start, self._process)
 
 
 def _await(clock: SimulatedClock, over: Callable[[], bool], timeout_s: float | None) -> bool:

@@ -51,6 +51,7 @@ class Growth(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass
 class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks
     otherwise.
@@ -61,20 +62,17 @@ class EndOffsets:
     ends are polled every ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends` and `idle`
     may be called from any thread."""
 
-    def __init__(
-        self,
-        read: Callable[[Sequence[TopicPartition]], Offsets],
-        clock: Clock,
-        period_ms: float,
-        check: ShrunkLogs | None = None,
-        stopping: threading.Event | None = None,
-        open_growth: Callable[[], Growth] | None = None,
-    ) -> None:
-        self._read = read
-        self._clock = clock
-        self._period_ms = period_ms
-        self._check = check
-        self._stopping = stopping or threading.Event()
+    read: Callable[[Sequence[TopicPartition]], Offsets]
+    clock: Clock
+    period_ms: float
+    check: ShrunkLogs | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+    open_growth: Callable[[], Growth] | None = None
+    reports: bool = False
+    """The brokers' last report of new records succeeded: they report them at once."""
+    failure: EverflowError | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._all_watched: frozenset[TopicPartition] = frozenset()
@@ -82,9 +80,6 @@ class EndOffsets:
         self._ends: Offsets = {}
         """Replaced as a whole, never changed, so a reader may keep it."""
         self._idle: set[int] = set()
-        self._open_growth = open_growth
-        self.reports = False
-        """The brokers' last report of new records succeeded: they report them at once."""
         self._live = False
         """The brokers are asked to report new records of all watched partitions."""
         self._grown: dict[TopicPartition, int] = {}
@@ -104,7 +99,6 @@ class EndOffsets:
         self._asks_silent = False
         self._asked_ms: float | None = None
         """Since when a question is unanswered, the retries inside it included."""
-        self.failure: EverflowError | None = None
 
     def watch(
         self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event
@@ -142,7 +136,7 @@ class EndOffsets:
         and wait for the answer for at most ``timeout_ms``. Without `start` nothing is read. Returns
         True if there was a question."""
         with self._answered:
-            fresh = self._live or self._clock.monotonic_ms() < self._fresh_ms
+            fresh = self._live or self.clock.monotonic_ms() < self._fresh_ms
             if not self._polls or fresh:
                 return False
             wanted = self._asked + 1
@@ -153,7 +147,7 @@ class EndOffsets:
     def failing_ms(self) -> float:
         """For how long the brokers have not answered; 0 if they do."""
         waiting = [since for since in (self._failing_since_ms, self._asked_ms) if since is not None]
-        return self._clock.monotonic_ms() - min(waiting) if waiting else 0.0
+        return self.clock.monotonic_ms() - min(waiting) if waiting else 0.0
 
     @property
     def any_silent(self) -> bool:
@@ -162,7 +156,7 @@ class EndOffsets:
 
     def silent_ms(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """The ``partitions`` whose leaders do not answer though others do, and for how long."""
-        now_ms, silent = self._clock.monotonic_ms(), dict(self._silent)
+        now_ms, silent = self.clock.monotonic_ms(), dict(self._silent)
         return {tp: now_ms - silent[tp] for tp in partitions if tp in silent}
 
     def poll_silent(self) -> None:
@@ -173,7 +167,7 @@ class EndOffsets:
         if not asked:
             return
         try:
-            now = self._read(asked)
+            now = self.read(asked)
         except RetriableError:
             return
         with self._answered:
@@ -196,16 +190,16 @@ class EndOffsets:
         if not partitions:
             return
         # Before the ends: what was read until now cannot lie beyond an end that is asked for later.
-        positions = {} if self._check is None else self._check.positions()
-        self._asked_ms = began_ms = self._clock.monotonic_ms()
+        positions = {} if self.check is None else self.check.positions()
+        self._asked_ms = began_ms = self.clock.monotonic_ms()
         try:
-            now = self._read(partitions)
-            if self._check is not None and positions:
-                self._check.require(positions, now)
+            now = self.read(partitions)
+            if self.check is not None and positions:
+                self.check.require(positions, now)
         except RetriableError as error:
             # The client of an instance that ends refuses: no sign of trouble with the brokers
             # (a batch in flight was cut off).
-            if self._failing_since_ms is None and not self._stopping.is_set():
+            if self._failing_since_ms is None and not self.stopping.is_set():
                 self._failing_since_ms = self._asked_ms
                 log.warning("The brokers do not answer where the input topics end: %s", error)
             return
@@ -237,7 +231,7 @@ class EndOffsets:
         """Poll from a thread of its own until `close`."""
         self._polls = True
         on_thread("everflow-end-offsets", self._run)
-        if self._open_growth is not None:
+        if self.open_growth is not None:
             on_thread("everflow-tails", self._follow)
 
     def close(self) -> None:
@@ -263,12 +257,12 @@ class EndOffsets:
             with self._lock:
                 waiting = bool(self._idle) and not self._live
                 rest_ms = max(BUSY_PERIOD_MS, len(self._all_watched) * LOG_PERIOD_MS)
-            self._clock.wait(self._look, self._period_ms if waiting else rest_ms)
+            self.clock.wait(self._look, self.period_ms if waiting else rest_ms)
             self._look.clear()
 
     def _ask_silent(self) -> None:
         """On a thread of its own, as each question takes a second; it ends with the last answer."""
-        while not self._clock.wait(self._stop, SILENT_PERIOD_MS):
+        while not self.clock.wait(self._stop, SILENT_PERIOD_MS):
             try:
                 self.poll_silent()
             except EverflowError as error:  # not retriable
@@ -283,7 +277,7 @@ class EndOffsets:
 
     def _follow(self) -> None:
         try:
-            self._clock.wait(self._stop, FOLLOW_AFTER_MS)
+            self.clock.wait(self._stop, FOLLOW_AFTER_MS)
             self._follow_growth()
         except Exception:  # a defect: the questions go on without it
             log.exception("Waiting for new input records failed; the ends are polled instead")
@@ -291,19 +285,19 @@ class EndOffsets:
 
     def _follow_growth(self) -> None:
         """Wait for new records of all partitions while a thread waits for some."""
-        assert self._open_growth is not None
+        assert self.open_growth is not None
         growth: Growth | None = None
         while (ends := self._ends_to_follow()) is not None:
             try:
-                growth = growth or self._open_growth()
+                growth = growth or self.open_growth()
                 grown = growth.wait(ends, FOLLOW_S)
             except EverflowError as error:
                 log.debug("Waiting for new input records failed: %s", error)
                 self._ask_instead()
-                self._clock.wait(self._stop, FOLLOW_AFTER_MS)
+                self.clock.wait(self._stop, FOLLOW_AFTER_MS)
             else:
                 if self._take_growth(grown):
-                    self._clock.wait(self._stop, OTHERS_PAUSE_MS)
+                    self.clock.wait(self._stop, OTHERS_PAUSE_MS)
         if growth is not None:
             growth.close()
 
@@ -332,7 +326,7 @@ class EndOffsets:
             self._ends = {**self._ends, **new}
             self._grown |= new
             if new:
-                self._fresh_ms = self._clock.monotonic_ms() + REPORTED_FRESH_MS
+                self._fresh_ms = self.clock.monotonic_ms() + REPORTED_FRESH_MS
             watched = self._watched.items()
             woken = {at: wake for at, (mine, wake) in watched if not mine.isdisjoint(new)}
             waited = not self._idle.isdisjoint(woken)

@@ -150,7 +150,7 @@ def test_a_silent_partition_costs_no_recovery_and_holds_up_nobody_for_long(world
 
 
 def test_a_leader_that_does_not_say_where_its_log_ends_is_named(world: TwoTasks) -> None:
-    world.ends._read = lambda asked: {tp: world.end for tp in asked if tp != OTHER}
+    world.ends.read = lambda asked: {tp: world.end for tp in asked if tp != OTHER}
     with pytest.raises(TaskTimeoutError) as late:
         world.turns(60)
     assert late.value.task == OTHER_TASK
@@ -201,7 +201,7 @@ class Tasks(World):
         self.log_ends_known = {
             TopicPartition(topic, n): 100 for n in range(count) for topic in inputs
         }
-        self.ends._read = lambda asked: {tp: self.log_ends_known[tp] for tp in asked}
+        self.ends.read = lambda asked: {tp: self.log_ends_known[tp] for tp in asked}
         self.book.own(ids)
         tasks = [
             ActiveTask(

@@ -456,14 +456,14 @@ def test_silence_is_no_silence_while_nobody_knows_the_ends_or_all_is_paused() ->
     world.paused = True
     assert not world.turn()
     world.paused = False
-    ends = world.ends._read
+    ends = world.ends.read
 
     def refused(partitions: object) -> dict[TopicPartition, int]:
         raise RetriableError("no answer")
 
-    world.ends._read = refused
+    world.ends.read = refused
     world.ends.poll_once()
     world.clock.advance(1)
     assert not world.turn()
-    world.ends._read = ends
+    world.ends.read = ends
     assert world.turn()

@@ -338,13 +338,13 @@ def test_who_comes_to_wait_is_not_held_up_by_what_is_known_already(following: Fo
     paused: list[float] = []
     following.ends.idle(0, True)
     following.until_live()
-    wait = following.ends._clock.wait
+    wait = following.ends.clock.wait
 
     def noted(event: threading.Event, timeout_ms: float) -> bool:
         paused.append(timeout_ms)
         return wait(event, timeout_ms)
 
-    following.ends._clock.wait = noted  # type: ignore[method-assign]
+    following.ends.clock.wait = noted  # type: ignore[method-assign]
     before = len(following.growth.waiting)
     following.growth.news.put({TP: 5})
     wait_until(lambda: len(following.growth.waiting) > before, 10, "the next wait", lambda: paused)
