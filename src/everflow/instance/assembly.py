@@ -391,12 +391,9 @@ class ClusterPorts:
         loaded = LoadedTables(plan.loaded_tables, self._directory.loaded_tables, since, clock)
         if not tasks:
             return GlobalTables((), None, instance.failed, clock, loaded)
-        intake = GlobalRecords(
-            {table.source.topic: table.source for table in plan.global_tables},
-            self._config.handlers(),
-            self._letter_writer,
-            partial(count_left_out, instance.metrics),
-        )
+        sources = {table.source.topic: table.source for table in plan.global_tables}
+        count, handlers = partial(count_left_out, instance.metrics), self._config.handlers()
+        intake = GlobalRecords(sources, handlers, self._letter_writer, count)
         specs = {table.store.name: table.store for table in plan.global_tables}
 
         def prepare(
@@ -589,14 +586,10 @@ class ClusterPorts:
 
         freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
         own = frozenset(instance.global_tables.tasks)
-        cleaner = StateCleaner(
-            self._directory,
-            instance.copies,
-            lambda: instance.manager.in_use() | book.owned() | own,
-            generation,
-            self._clock,
-            self._config.state_cleanup_delay_ms,
-        )
+        used = lambda: instance.manager.in_use() | book.owned() | own  # noqa: E731
+        delay_ms = self._config.state_cleanup_delay_ms
+        copies, clock = instance.copies, self._clock
+        cleaner = StateCleaner(self._directory, copies, used, generation, clock, delay_ms)
         self._keeper = StateKeeper(freshness, cleaner, self._directory.sweep, self._clock)
         blueprint = self._dependencies.blueprint
         tables = blueprint.global_partitions
@@ -607,13 +600,10 @@ class ClusterPorts:
             blueprint.application_id, partitions, external, names, tables, self._may_grow
         )
         self._member = instance.member
-        self._watch = TopicWatch(
-            lambda: self._admin.describe_topics(self._topics.topics, WATCH_REQUEST_S),
-            self._topics,
-            instance.failed,
-            self._clock,
-            Extension(instance=instance, ports=self).check,
-        )
+        admin, topics = self._admin, self._topics
+        read = lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S)  # noqa: E731
+        check = Extension(instance=instance, ports=self).check
+        self._watch = TopicWatch(read, topics, instance.failed, clock, check)
 
     # --- topics that come while it runs (`Extension`) ---------------------------------------------
 

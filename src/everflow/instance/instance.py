@@ -636,12 +636,8 @@ class Extension:
             done = False
         for topic in found.taken:
             if done:
-                moves.info(
-                    "Topic %s of the source at %s is read with %d partitions from now on",
-                    topic,
-                    found.where[topic],
-                    found.taken[topic],
-                )
+                text = "Topic %s of the source at %s is read with %d partitions from now on"
+                moves.info(text, topic, found.where[topic], found.taken[topic])
             elif self.instance.thread_count.may_change:  # else the instance ends
                 self._hopeless.add(topic)
                 self._log_once(
@@ -679,12 +675,9 @@ class Extension:
         book, begun = self.instance.book, self.instance.begun
         begun.clear()
         known = [task for task in self._begun if not book.broken(task.id, task.epoch)]
-        offsets = {
-            tp: (self._started[tp], format_metadata(START_METADATA, {}))
-            for task in known
-            for tp in task.inputs
-            if tp in self._started
-        }
+        text = format_metadata(START_METADATA, {})
+        inputs = [tp for task in known for tp in task.inputs if tp in self._started]
+        offsets = {tp: (self._started[tp], text) for tp in inputs}
         try:
             committed = not offsets or self.instance.member.commit(offsets)
         except EverflowError as error:

@@ -522,14 +522,10 @@ class KafkaStreams(InteractiveQueries, Telling):
         # From here on the start is observed, for it may take long.
         if config.http_listen or config.otel_exporter_otlp_metrics_endpoint:
             limit_s = config.drain_timeout_ms / 1000 + END_S
+            drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
+            process_id = directory.process_id
             self._observer = observed(
-                self,
-                self._life,
-                self._topology,
-                directory.process_id,
-                self._metrics,
-                self._clock,
-                lambda: self._begin_close(limit_s, leave_group=True),
+                self, self._life, self._topology, process_id, self._metrics, self._clock, drain
             )
         if config.query_listen:
             config = self.config = asked_at(config, self._served())

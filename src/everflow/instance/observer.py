@@ -12,7 +12,7 @@ import ssl
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -442,13 +442,13 @@ def _tasks(
 
 
 def _hosts(instance: Instance | None) -> Sequence[ObservedHost]:
+    def named(tasks: Iterable[TaskId]) -> list[str]:
+        return [str(task) for task in sorted(tasks)]
+
+    known = {} if instance is None else instance.hosts.known()
     return [
-        ObservedHost(
-            host=host,
-            active=[str(task) for task in sorted(tasks.active)],
-            standby=[str(task) for task in sorted(tasks.standby)],
-        )
-        for host, tasks in sorted(({} if instance is None else instance.hosts.known()).items())
+        ObservedHost(host=host, active=named(tasks.active), standby=named(tasks.standby))
+        for host, tasks in sorted(known.items())
     ]
 
 
@@ -585,16 +585,10 @@ def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -
 def _exported(observer: Observer) -> OtlpExport:
     from everflow.observe.otlp import OtlpExport
 
-    config, about = observer.streams.config, observer.subject
+    config, subject = observer.streams.config, observer.subject
     endpoint = config.otel_exporter_otlp_metrics_endpoint
-    sender = OtlpExport(
-        endpoint,
-        config.otel_metric_export_interval,
-        observer.watch,
-        about.application_id,
-        about.client_id,
-        about.version,
-    )
+    about = (subject.application_id, subject.client_id, subject.version)
+    sender = OtlpExport(endpoint, config.otel_metric_export_interval, observer.watch, *about)
     moves.info("Metrics are sent to %s", endpoint)
     return sender
 

@@ -85,13 +85,9 @@ def prepare_cluster(
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
-    blueprint = retrying(
-        lambda: ClusterTopics(admin, config).prepared(topology, cluster_id, directory),
-        "preparing topics",
-        clock=clock,
-        deadline=Deadline(clock, config.task_timeout_ms),
-        stop=stop,
-    )
+    topics, deadline = ClusterTopics(admin, config), Deadline(clock, config.task_timeout_ms)
+    prepared = lambda: topics.prepared(topology, cluster_id, directory)  # noqa: E731
+    blueprint = retrying(prepared, "preparing topics", clock=clock, deadline=deadline, stop=stop)
     if not any(blueprint.inputs.values()):
         raise TopologyError(
             "The topology reads no topic; add builder.stream(...) or builder.table(...)."

@@ -118,28 +118,19 @@ class FilledStore:
     def load(self, chunk: Chunk, position: int, clock: Clock, *, at_end: bool) -> None:
         """Store a chunk together with the position behind it. StoreMismatchError if another owner
         claimed the store, DamagedEntryError for a key that it cannot have."""
-        of = self.progress
+        of, now_ms = self.progress, clock.now_ms() if at_end else -1
+        records = (chunk.keys, chunk.values, chunk.timestamps)
+        owner = self.incarnation
         try:
-            self.store.load_chunk(
-                chunk.keys,
-                chunk.values,
-                chunk.timestamps,
-                position,
-                incarnation=self.incarnation,
-                now_ms=clock.now_ms() if at_end else -1,
-            )
+            self.store.load_chunk(*records, position, incarnation=owner, now_ms=now_ms)
         except ValueError as error:
             named = _key_error(of, self.store.kind, chunk)
             if named is None:
                 raise
             raise named from error
-        self.progress = replace(
-            of,
-            position=position,
-            end=max(of.end, position),
-            records=of.records + chunk.records,
-            elapsed_s=(clock.monotonic_ms() - self.began_ms) / 1000,
-        )
+        elapsed_s = (clock.monotonic_ms() - self.began_ms) / 1000
+        end, count = max(of.end, position), of.records + chunk.records
+        self.progress = replace(of, position=position, end=end, records=count, elapsed_s=elapsed_s)
 
 
 def progress_of(

@@ -80,12 +80,9 @@ class BatchPlanner:
             self.metrics.add(names.ENFORCED_PROCESSING, readable.enforced)
             if idle or self.clocked:  # then tasks that read nothing are served, too
                 ranges = {**nothing_of(tasks.values()), **ranges}
+        wall_ms, waits = self.clock.now_ms(), readable.waits
         planned = PlannedBatch(
-            ranges=ranges,
-            log_ends=log_ends,
-            wall_clock_ms=self.clock.now_ms(),
-            idle=idle,
-            waits=readable.waits,
+            ranges=ranges, log_ends=log_ends, wall_clock_ms=wall_ms, idle=idle, waits=waits
         )
         planned.spare = max(0, most - planned.records)
         return planned
