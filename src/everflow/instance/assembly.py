@@ -177,7 +177,8 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
     """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
     they cannot compute, or a function that cannot be serialised."""
     from everflow.instance.thread.columns import prepared_columns
-    from everflow.instance.thread.thread_job import ThreadJob, pack, serving_job
+    from everflow.instance.thread.thread_job import PackedResident, ThreadJob, pack
+    from everflow.spark.job import ServingJob
 
     config, blueprint = dependencies.config, dependencies.blueprint
     memory = config.memory.worker(config.num_stream_threads)
@@ -197,7 +198,7 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
 
     def opened(number: int) -> ThreadJob:
         name = f"everflow {client}, stream thread {number}: sub-topologies {within}"
-        return ThreadJob(partial(serving_job, context, work, number, name))
+        return ThreadJob(lambda at: ServingJob(context, number, name, PackedResident(work, at)))
 
     return opened
 

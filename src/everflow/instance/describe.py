@@ -183,7 +183,8 @@ def progress(copies: Collection[TaskStatus]) -> str:
     if not known:
         return "begins"
     copied, lag = (sum(column) for column in zip(*known, strict=True))
-    parts = [_percent(copied, lag)]
+    # Rounded down: 100 % is said of what is complete, and of nothing else.
+    parts = [f"{100 * copied // (copied + lag)} %" if lag else "100 %"]
     rate = sum(status.rate for status in copies)
     if rate > 0:
         parts.append(f"{rate:,.0f} records/s")
@@ -217,11 +218,6 @@ def _figures(status: TaskStatus) -> str:
     if role_of(status) in (ACTIVE, STARTING, LEAVING):
         return "" if status.lag is None else f"lag {status.lag:,}"
     return trouble(status.trouble) if status.trouble is not None else progress([status])
-
-
-def _percent(copied: int, lag: int) -> str:
-    # Rounded down: 100 % is said of what is complete, and of nothing else.
-    return f"{100 * copied // (copied + lag)} %" if lag else "100 %"
 
 
 # --- the banner of a start ------------------------------------------------------------------------

@@ -216,9 +216,6 @@ class BatchCounts:
     """Monotonic start of the batch in flight."""
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
 
-    def begin(self, now_ms: float) -> None:
-        self.began_ms = now_ms
-
     def again(self, kind: str = ABORTED, reason: str = "") -> None:
         """It failed, or was aborted: then ``reason`` is a word for the kind, a colon, the rest."""
         self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)

@@ -471,8 +471,7 @@ class StreamThread:
         epochs = {task.id: task.epoch for task in self.tasks.values()}
         if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
             return None
-        since = self.batch_since_ms = self.clock.monotonic_ms()
-        self._counts.begin(since)
+        since = self.batch_since_ms = self._counts.began_ms = self.clock.monotonic_ms()
         search = self.retries.search
         if search is not None and (line := search.line(planned, since)):
             moves.info("Stream thread %d: %s", self.number, line)

@@ -8,8 +8,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark import SparkContext
-
 from everflow.errors import EverflowError
 from everflow.handlers import Handlers
 from everflow.instance.thread.columns import ColumnsOfPlan, packed
@@ -74,13 +72,6 @@ def pack(
         columns=columns.path,
     )
     return packed(resident, plan)
-
-
-def serving_job(
-    context: SparkContext, work: Parcel, number: int, name: str, path: str
-) -> ServingJob:
-    """The Spark job of a stream thread's resident step, which reads requests at this path."""
-    return ServingJob(context, number, name, PackedResident(work, path))
 
 
 START_TIMEOUT_S = 60.0
