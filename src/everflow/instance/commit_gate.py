@@ -11,8 +11,8 @@ import os
 import socketserver
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from everflow.clock import on_thread
@@ -300,16 +300,17 @@ class CommitGate:
     book: GateBook
     backend: GateBackend
     _server: _Server | None = field(default=None, init=False)
-    _folder: Path | None = field(default=None, init=False)
-    _serving: bool = field(default=False, init=False)
+    _opened: ExitStack = field(default_factory=ExitStack, init=False)
 
     def start(self) -> str:
         """Listen; returns the socket's path. SetupError if no folder for it can be made."""
         remove_abandoned()
         try:
-            self._folder = socket_folder()
-            path = self._folder / _SOCKET
+            folder = socket_folder()
+            self._opened.callback(remove_socket_folder, folder)
+            path = folder / _SOCKET
             server = self._server = _Server(str(path), self.book, self.backend)
+            self._opened.callback(server.server_close)
             os.chmod(path, 0o600)
         except OSError as error:
             self.close()
@@ -318,7 +319,7 @@ class CommitGate:
                 f"short path that this user may write to."
             ) from error
         on_thread("everflow-gate", server.serve_forever)
-        self._serving = True
+        self._opened.callback(server.shutdown)
         return str(path)
 
     def require_reachable(self) -> None:
@@ -333,14 +334,8 @@ class CommitGate:
             )
 
     def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            if self._serving:
-                server.shutdown()
-            server.server_close()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            remove_socket_folder(folder)
+        self._server = None
+        self._opened.close()
 
 
 # --- deferred offsets (scenario 26) ---------------------------------------------------------------

@@ -580,22 +580,15 @@ class StateUpdater:
 ROUND_WAIT_S = 0.05
 
 
-@dataclass(frozen=True)
-class RoundBudget:
-    """Limits of one role in one round, over all its partitions: ``records`` near the ends of its
-    changelogs, and ``bulk_bytes`` of keys and values far behind."""
-
-    records: int
-    bulk_bytes: int
-
-
-BUDGETS: Mapping[TaskRole, RoundBudget] = {
-    TaskRole.GLOBAL: RoundBudget(20_000, 1 << 22),
-    TaskRole.WARMUP: RoundBudget(5_000, 1 << 20),
-    TaskRole.STANDBY: RoundBudget(5_000, 1 << 18),
+BUDGETS: Mapping[TaskRole, tuple[int, int]] = {
+    TaskRole.GLOBAL: (20_000, 1 << 22),
+    TaskRole.WARMUP: (5_000, 1 << 20),
+    TaskRole.STANDBY: (5_000, 1 << 18),
 }
-"""In the order of the round. A round bounds how long a promotion waits; larger slices are no
-cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by message 2.5)."""
+"""Of each role, in the order of a round, over all its partitions: the most records near the ends of
+its changelogs, and bytes of keys and values far behind. A round bounds how long a promotion waits;
+larger slices are no cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by
+message 2.5)."""
 
 
 class FollowedRound(Protocol):
@@ -657,9 +650,8 @@ class CopyLanes:
         self._moved = False
         fault: RetriableError | None = None
         for role in roles:
-            budget = BUDGETS[role]
             try:
-                found = self._followers[role].poll(budget.records, budget.bulk_bytes, ends, wait_s)
+                found = self._followers[role].poll(*BUDGETS[role], ends, wait_s)
             except RetriableError as error:
                 fault = fault or error
                 continue
