@@ -276,7 +276,13 @@ class StateUpdater:
             self._publish()
             self.clock.wait(self.wake, ENDS_PERIOD_MS)
             return
-        self._follow_round()
+        moved = set[TaskId]()
+        try:
+            self._take_round(moved)
+        except RetriableError as error:
+            self._note_stalled(moved, error)
+            raise
+        self._note_stalled(moved)
         self._report()
 
     def _start_over(self) -> None:
@@ -418,15 +424,6 @@ class StateUpdater:
             self._tell_start(store, task.role)
 
     # --- a round ---------------------------------------------------------------------------------
-
-    def _follow_round(self) -> None:
-        moved = set[TaskId]()
-        try:
-            self._take_round(moved)
-        except RetriableError as error:
-            self._note_stalled(moved, error)
-            raise
-        self._note_stalled(moved)
 
     def _take_round(self, moved: set[TaskId]) -> None:
         for found in self._lanes.rounds(self._ends):

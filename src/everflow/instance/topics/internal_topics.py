@@ -418,12 +418,6 @@ class TopicChanges:
         """The application also reads these topics, with so many partitions; from any thread."""
         self._grown.append(partitions)
 
-    def _take_grown(self) -> None:
-        while self._grown:
-            found = self._grown.pop(0)
-            self.topics, self.inputs = {*self.topics, *found}, {*self.inputs, *found}
-            self.partitions.update(found)
-
     def after(
         self, now: Mapping[str, TopicState], doubted: Collection[str] = ()
     ) -> FatalError | None:
@@ -432,7 +426,10 @@ class TopicChanges:
         self._missing = {
             name: self._missing.get(name, 0) + 1 for name in self.topics if name not in now
         }
-        self._take_grown()  # afterwards: the answer is not about them
+        while self._grown:  # afterwards: the answer is not about them
+            found = self._grown.pop(0)
+            self.topics, self.inputs = {*self.topics, *found}, {*self.inputs, *found}
+            self.partitions.update(found)
         gone = [
             name for name, answers in sorted(self._missing.items()) if answers >= MISSING_ANSWERS
         ]
