@@ -228,7 +228,7 @@ class PlannedBatch:
         return self.smallest and len(self.parts(groups)) < 2
 
     def until(self, record: tuple[str, int, int]) -> PlannedBatch | None:
-        """What is before a record (topic, partition, offset); None: nothing."""
+        """Without a record (topic, partition, offset) and those behind it; None: it is first."""
         tp, offset = TopicPartition(*record[:2]), record[2]
         begin = self.ranges[tp].start if tp in self.ranges else offset
         if begin >= offset:
