@@ -196,11 +196,15 @@ class BusyShares:
             keep(samples, now_ms, seconds)
 
     def of(self, thread: int) -> float:
-        samples = self._samples.get(thread, [])
-        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
-            return 0.0
-        (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
-        return min(1.0, (after - before) * 1000 / (ended_ms - began_ms))
+        return min(1.0, per_second(self._samples.get(thread, [])))
+
+
+def per_second(samples: Sequence[tuple[float, float]]) -> float:
+    """How fast a value grows; 0 before the second sample."""
+    if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+        return 0.0
+    (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
+    return (after - before) * 1000 / (ended_ms - began_ms)
 
 
 def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
@@ -399,13 +403,11 @@ class Observer:
     def _load(self, members: int) -> Load:
         seen = self.observe()
         busy = [thread.busy for thread in seen.threads]
-        (began_ms, before), (ended_ms, after) = self._processed[0], self._processed[-1]
-        passed_s = (ended_ms - began_ms) / 1000
         lag = seen.counters.get(names.LAG, math.nan)
         return Load(
             busy=sum(busy) / len(busy) if busy else 0.0,
             lag=None if math.isnan(lag) else lag,
-            rate=(after - before) / passed_s if passed_s > 0 else 0.0,
+            rate=per_second(self._processed),
             restoring=bool(seen.restoring),
             members=members,
             tasks=seen.application_tasks,
