@@ -438,9 +438,7 @@ class ClusterPorts:
             self._clock,
         )
         blueprint = self._dependencies.blueprint
-        copies.scan(
-            self._directory, blueprint.logged, blueprint.changelog, self._changelogs.states
-        )
+        copies.scan(self._directory, blueprint.logged, blueprint.changelog, self._changelogs.states)
         applied = copies.applied(blueprint.partitions)
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
