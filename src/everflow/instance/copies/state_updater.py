@@ -409,9 +409,9 @@ class StateUpdater:
             # The stable end comes with the first round.
             end = max(plan.start, states[place.changelog].end)
             progress = replace(progress_of(task.id, place.name, place.changelog, plan), end=end)
-            store, began_ms = prepared.store, self.clock.monotonic_ms()
+            made, began_ms = prepared.store, self.clock.monotonic_ms()
             opened[place.changelog] = CopiedStore(
-                store=store, incarnation=incarnation, progress=progress, began_ms=began_ms
+                store=made, incarnation=incarnation, progress=progress, began_ms=began_ms
             )
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))
         self._lanes.follow(task.role, {tp: store.progress.position for tp, store in opened.items()})

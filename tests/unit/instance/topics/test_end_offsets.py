@@ -249,9 +249,7 @@ class Following:
         self.growth, self.questions = Told(), 0
         self.answer: Ends = {TP: 5, OTHER: 5}
         self.wakes = {0: threading.Event(), 1: threading.Event()}
-        self.ends = EndOffsets(
-            self.read, SystemClock(), 5, stopping=None, open_growth=lambda: self.growth
-        )
+        self.ends = EndOffsets(self.read, SystemClock(), 5, open_growth=lambda: self.growth)
         self.ends.watch(0, [TP], self.wakes[0])
         self.ends.watch(1, [OTHER], self.wakes[1])
 
