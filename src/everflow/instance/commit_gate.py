@@ -371,12 +371,12 @@ class DeferredOffsets:
             taken = self._commit(merged)
             if taken:
                 self._committed({tp: offset for tp, (offset, _) in merged.items()})
-                merged.clear()
             else:
                 text = "The group rebalances: the offsets of %d partitions go with the next commit"
                 log.info(text, len(merged))
             with self._lock:
-                self._held = {tp: at for tp, at in merged.items() if tp not in self._forgotten}
+                refused = () if taken else merged.items()
+                self._held = {tp: at for tp, at in refused if tp not in self._forgotten}
             return taken
 
     def held(self) -> frozenset[TopicPartition]:
