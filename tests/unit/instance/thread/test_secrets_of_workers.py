@@ -4,6 +4,7 @@ and Spark's page may show all of that."""
 from __future__ import annotations
 
 import base64
+import inspect
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -81,7 +82,7 @@ def request_of(dependencies: Dependencies) -> BatchRequest:
 def test_what_is_packed_for_workers_has_no_secret(dependencies: Dependencies) -> None:
     assert SECRET in dependencies.main_reader.values()
     job: Any = job_opener(None, dependencies)(0)
-    work = job._serve.args[1]
+    work = inspect.getclosurevars(job._serve).nonlocals["work"]
     assert SECRET.encode() not in work.data
     assert SECRET not in repr(work.copy())
 
