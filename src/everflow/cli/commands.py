@@ -22,7 +22,6 @@ from typer.core import TyperGroup
 
 from everflow import logs
 from everflow.cli import BOOTSTRAP_VARIABLE
-from everflow.console.terminal import error_text
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
 from everflow.user_program import printable
@@ -73,6 +72,14 @@ class Commands(TyperGroup):
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
+    """``error: [code] message``, continuation lines and ``more`` indented, without control
+    characters."""
+    first, *rest = printable(str(error)).splitlines() or [type(error).__name__]
+    further = (*rest, *printable("\n".join(more)).splitlines())
+    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in further)])
 
 
 def _misused(error: Any) -> ConfigError:

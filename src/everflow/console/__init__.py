@@ -1,6 +1,5 @@
 """The terminal output of commands and the demo.
 
-`terminal`: progress and errors as text. `status`: the line that is written over and over.
-`observed`: what instances say of themselves.
+`status`: the line that is written over and over. `observed`: what instances say of themselves.
 May import all below the commands; not cli, demo or testing.
 """
