@@ -1,4 +1,4 @@
-"""The names by which a request may call a server of everflow: the header Host.
+"""The names by which a request may call a server of everflow, the header Host; and its token.
 
 A browser does what any site tells it to, and lets that site read the answer where the site's own
 name points to this host (DNS rebinding): the request then comes from this host, or from within its
@@ -8,12 +8,14 @@ is a name that nobody else can have.
 
 from __future__ import annotations
 
+import base64
 import functools
+import hmac
 import ipaddress
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -109,6 +111,24 @@ def _refusal(header: str) -> str:
         f"This service is not called {header[:200]!r}: ask by an address of its own, or name this "
         f"host in http.allowed.hosts where it is one of yours."
     )
+
+
+def allowed(tokens: Sequence[bytes], authorization: str, *, passwords: bool = False) -> bool:
+    """True if the header has one of the tokens, or there is no token: ``Bearer TOKEN``; with
+    ``passwords`` also what a browser sends for a name and the token as the password."""
+    if not tokens:
+        return True
+    kind, _, given = authorization.partition(" ")
+    text = given.strip().encode()
+    if passwords and kind.lower() == "basic":
+        try:
+            text = base64.b64decode(text, validate=True).partition(b":")[2]
+        except ValueError:
+            return False
+    elif kind.lower() != "bearer":
+        return False
+    found = [hmac.compare_digest(text, token) for token in tokens]
+    return any(found)
 
 
 async def answer(send: Send, status: int, code: str, message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import logging
 import re
@@ -40,7 +39,7 @@ from everflow.instance.serving.answers import (
     shortened,
 )
 from everflow.logs import moves
-from everflow.observe.host_names import ANY, OwnNames
+from everflow.observe.host_names import ANY, OwnNames, allowed
 from everflow.observe.http_server import HttpServer
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import (
@@ -144,15 +143,6 @@ def _endpoint(
             return _refusal(error, request, scheme)
 
     return endpoint
-
-
-def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
-    """True if the header has one of the tokens, or there is no token."""
-    if not tokens:
-        return True
-    kind, _, given = authorization.partition(" ")
-    found = [hmac.compare_digest(given.strip().encode(), token) for token in tokens]
-    return kind.lower() == "bearer" and any(found)
 
 
 def _token_refused(authorization: str) -> str:

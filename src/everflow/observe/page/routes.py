@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
 import json
 import logging
 import threading
@@ -20,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from everflow.errors import EverflowError
+from everflow.observe.host_names import allowed
 from everflow.observe.page.history import Facts
 from everflow.observe.page.letters import DeadLetterService, LetterAnswers, RefusedPost
 from everflow.observe.page.peers import Peer, Peers
@@ -29,24 +27,6 @@ log = logging.getLogger("everflow")
 
 Answer = Callable[[Request], Awaitable[Response]]
 ASKS = {"WWW-Authenticate": 'Basic realm="everflow: any name, and the token as the password"'}
-
-
-def allowed(tokens: Sequence[bytes], header: str) -> bool:
-    """``header``: the request's ``Authorization``: ``Bearer TOKEN`` of a program, or what a browser
-    sends for a name and the token as the password. Without tokens everybody may."""
-    if not tokens:
-        return True
-    kind, _, given = header.partition(" ")
-    text = given.strip().encode()
-    if kind.lower() == "basic":
-        try:
-            text = base64.b64decode(text, validate=True).partition(b":")[2]
-        except (binascii.Error, ValueError):
-            return False
-    elif kind.lower() != "bearer":
-        return False
-    found = [hmac.compare_digest(text, token) for token in tokens]
-    return any(found)
 
 
 FILES = Path(__file__).parent
@@ -111,7 +91,7 @@ class Page:
 
         async def guarded(request: Request) -> Response:
             authorization = request.headers.get("authorization", "")
-            if not allowed(tokens, authorization):
+            if not allowed(tokens, authorization, passwords=True):
                 text = "the dashboard needs a token\n"
                 if authorization:
                     text = "the dashboard does not know the token that was sent\n"
