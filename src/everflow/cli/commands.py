@@ -39,14 +39,16 @@ LOCAL_BROKER = "localhost:9092"
 F = TypeVar("F", bound=Callable[..., int | None])
 
 
-_FIRST = ("version", "run", "describe", "broker", "demo", "new")
-"""Commands in the order of ``--help``; the others follow."""
+_ORDER = (
+    "version run describe broker demo new dlq topic fleet scale produce consume reset state status "
+    "tasks lag drain rack autoscale setup simulate"
+).split()
+"""Commands in the order of ``--help``."""
 
 
 class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        names = super().list_commands(ctx)
-        return [*(name for name in _FIRST if name in names), *(n for n in names if n not in _FIRST)]
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def main(
         self,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from everflow import StreamsBuilder, StreamsConfig
 from everflow.cli import cluster_reset
 from everflow.cli.app import app
-from everflow.cli.reset_plan import (
+from everflow.cli.cluster_reset import (
     Plan,
     Position,
     chosen_topics,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from everflow.autoscale import Autoscaler, InstanceSeen
-from everflow.cli.fleet import fleet_lines, planned
+from everflow.cli.watch import fleet_lines, planned
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.fleet.command import Fleet, pack, require_master_answers
 from everflow.fleet.control import HEARD_S, MOST_BODY_BYTES, Door, Places, application
