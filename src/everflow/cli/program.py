@@ -41,6 +41,10 @@ _BINDS_UNSEEN = frozenset({"globals", "exec", "eval", "vars", "setattr", "__geta
 _NAMES_SHOWN = 10
 
 
+def _wrong(text: str, where: str | None = None) -> TopologyError:
+    return TopologyError(text, where=where, code="EF-PROGRAM")
+
+
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
     """Import the module of ``target`` (`module_and_name`) and return the topology that its name
     holds, builds or returns.
@@ -126,12 +130,9 @@ def _as_topology(found: Any, target: str) -> Topology:
     built = build() if callable(build) and not isinstance(found, type) else None
     if isinstance(built, Topology):
         return built
-    raise TopologyError(
-        (
-            f"{target} is of type {type(found).__name__}, not a StreamsBuilder, a Topology or a "
-            f"function that returns one"
-        ),
-        code="EF-PROGRAM",
+    raise _wrong(
+        f"{target} is of type {type(found).__name__}, not a StreamsBuilder, a Topology or a "
+        f"function that returns one"
     )
 
 
@@ -167,9 +168,7 @@ def _failed(what: str, error: BaseException) -> TopologyError:
     if isinstance(error, SyntaxError) and error.filename is not None:
         where = f"{error.filename}:{error.lineno}"
     hiding = "".join(f". {one}: rename it" for one in blamed(error))
-    return TopologyError(
-        f"{what} failed: {type(error).__name__}: {error}{hiding}", where=where, code="EF-PROGRAM"
-    )
+    return _wrong(f"{what} failed: {type(error).__name__}: {error}{hiding}", where)
 
 
 def _is_users(filename: str) -> bool:
@@ -192,22 +191,20 @@ def module_and_name(target: str) -> tuple[str, str]:
     file = Path(asked)
     if not asked or _is_module(asked):
         if not (first and name):
-            raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
+            raise _wrong(f"{target!r} does not name a topology: {FORM}")
         return first, name
     if file.suffix != ".py" or not file.is_file():
         raise _no_program_file(file)
     if not (first and name):
         names = [one for one in _offered(_parsed(file.stem, file)) if not one.startswith("_")]
         named = f"; it has: {', '.join(names[:_NAMES_SHOWN])}" if names else ""
-        raise TopologyError(
-            f"{target!r} does not say which topology of the file: write {asked}:NAME{named}",
-            code="EF-PROGRAM",
+        raise _wrong(
+            f"{target!r} does not say which topology of the file: write {asked}:NAME{named}"
         )
     if "." in file.stem:
-        raise TopologyError(
+        raise _wrong(
             f"{file} cannot be imported: Python takes the dot in its name for that of a package. "
-            f"Rename the file, e.g. {file.stem.replace('.', '_')}.py",
-            code="EF-PROGRAM",
+            f"Rename the file, e.g. {file.stem.replace('.', '_')}.py"
         )
     folder = str(file.resolve().parent)
     if sys.path[:1] != [folder]:
@@ -242,7 +239,7 @@ def _no_program_file(file: Path) -> TopologyError:
             f"{file} is not called as a Python file. Rename it to {file.with_suffix('.py')} and "
             f"write {file.with_suffix('.py')}:NAME"
         )
-    return TopologyError(said, code="EF-PROGRAM")
+    return _wrong(said)
 
 
 def require_name(module: str, path: str) -> None:
@@ -281,10 +278,9 @@ def _require_own_name(module: str, path: str) -> None:
     if what is None:
         return
     kind, name = ("folder", f"my_{top}") if mine.is_dir() else ("file", f"my_{top}.py")
-    raise TopologyError(
+    raise _wrong(
         f"{mine} has the name of {what}, and Python imports only one of the two. Rename the "
-        f"{kind}, e.g. {name}, and write {'.'.join([f'my_{top}', *rest])}:{path}",
-        code="EF-PROGRAM",
+        f"{kind}, e.g. {name}, and write {'.'.join([f'my_{top}', *rest])}:{path}"
     )
 
 
@@ -309,13 +305,9 @@ def _parsed(module: str, found: Path) -> ast.Module:
         compile(tree, found, "exec", dont_inherit=True)
     except SyntaxError as error:
         where = f"{error.filename}:{error.lineno}"
-        raise TopologyError(
-            f"module {module} is no Python: {error.msg}", where=where, code="EF-PROGRAM"
-        ) from None
+        raise _wrong(f"module {module} is no Python: {error.msg}", where) from None
     except ValueError as error:  # a NUL
-        raise TopologyError(
-            f"module {module} is no Python: {error}", where=str(found), code="EF-PROGRAM"
-        ) from None
+        raise _wrong(f"module {module} is no Python: {error}", str(found)) from None
     return tree
 
 
@@ -329,9 +321,7 @@ def no_such_module(missing: str, asked: str) -> TopologyError:
     others = sorted(path for path in here.glob(f"{glob.escape(asked)}.*") if path.suffix != ".py")
     if others:
         hint = f"; {_no_program_file(others[0].relative_to(here))}"
-    return TopologyError(
-        f"no module {missing!r} in {here} or among the installed packages{hint}", code="EF-PROGRAM"
-    )
+    return _wrong(f"no module {missing!r} in {here} or among the installed packages{hint}")
 
 
 def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> TopologyError:
@@ -341,7 +331,7 @@ def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> To
     if Path(place).is_dir():
         hint = f"; it is a folder: {_no_program_file(Path(place))}"
     at = f" ({place})" if place else ""
-    return TopologyError(f"module {module}{at} has no {path!r}{hint}", code="EF-PROGRAM")
+    return _wrong(f"module {module}{at} has no {path!r}{hint}")
 
 
 def _listed(wanted: str, known: Sequence[str]) -> str:
@@ -379,7 +369,7 @@ def _read(path: Path) -> str:
         with tokenize.open(path) as source:
             return source.read()
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
-        raise TopologyError(f"{path} cannot be read: {error}", code="EF-PROGRAM") from None
+        raise _wrong(f"{path} cannot be read: {error}") from None
 
 
 def _binds_unseen(node: ast.AST) -> bool:
