@@ -57,7 +57,13 @@ from everflow.observe.observation import (
     StableLag,
 )
 from everflow.observe.page.history import EventBook, Facts, LookHistory
-from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
+from everflow.observe.page.routes import (
+    CauseLetters,
+    LetterCause,
+    LettersFound,
+    LettersReplayed,
+    Page,
+)
 from everflow.observe.page.verdict import with_rates
 from everflow.observe.status import status_of
 from everflow.records import TaskId, TopicPartition
@@ -596,7 +602,6 @@ def _served(
     from everflow.instance.serving.routes import tokens_of  # a third of a second
     from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application
-    from everflow.observe.page.routes import Page
 
     tokens = tokens_of(config) if config.query_token_file else ()
     page = Page(
@@ -703,7 +708,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class DeadLetterTopic:
-    """`everflow.observe.page.letters.DeadLetterService`. Each call has connections of its own."""
+    """`everflow.observe.page.routes.DeadLetterService`. Each call has connections of its own."""
 
     config: StreamsConfig
     topic: str

@@ -2,7 +2,7 @@
 
 `history`: the last log lines and snapshots of the last minutes, and rates between two of them.
 `verdict`: one line of status, and the time to catch up. `view`: the dashboard's content as plain
-values; pure. `peers`: the other instances. `letters`: the dead letter topic. `routes`: its paths.
+values; pure. `peers`: the other instances. `routes`: its paths, and its dead letters.
 The dashboard's own files lie beside them: no build step, nothing from elsewhere. May import layer
 0, starlette and `everflow.observe`. It runs in the driver.
 """
