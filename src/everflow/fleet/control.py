@@ -20,14 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from everflow.autoscale import Autoscaler, InstanceSeen
-from everflow.fleet.decision import (
-    TOKEN_HEADER,
-    Report,
-    Wanted,
-    answer,
-    moved,
-    shown_lines,
-)
+from everflow.fleet.decision import TOKEN_HEADER, Report, Wanted, answer, moved, shown_lines
 
 HEARD_S = 10.0
 """A slot that has not been heard of for so long has no place."""
