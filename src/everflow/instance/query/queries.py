@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -217,48 +217,36 @@ class QueryPorts:
     global_stores: Callable[[], TaskStores] = dict
 
 
+@dataclass(eq=False)
 class StoreQueries:
-    """Answers where content is and opens it for reading. Safe from any thread."""
+    """Answers where content is and opens it for reading. Safe from any thread. ``sites``: by the
+    stores' names; ``inputs``: what a task reads; ``own_host``: this instance's
+    ``application.server``."""
 
-    def __init__(
-        self,
-        sites: Iterable[StoreSite],
-        inputs: Callable[[TaskId], Iterable[TopicPartition]],
-        own_host: str,
-        ports: QueryPorts,
-        clock: Clock,
-    ) -> None:
-        """``own_host``: this instance's ``application.server``. ``inputs``: what a task reads."""
-        self._sites = {site.spec.name: site for site in sites}
-        found = self._sites.items()
-        self._everywhere = frozenset(name for name, site in found if site.everywhere)
-        self._inputs = inputs
-        self._own_host = own_host
-        self._ports = ports
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._ends: dict[TopicPartition, tuple[int, float]] = {}
-
-    @property
-    def sites(self) -> dict[str, StoreSite]:
-        return self._sites
+    sites: Mapping[str, StoreSite]
+    inputs: Callable[[TaskId], Iterable[TopicPartition]]
+    own_host: str
+    ports: QueryPorts
+    clock: Clock
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ends: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
 
     def site(self, name: str) -> StoreSite:
         """The store of that name; StoreNotFoundError lists those there are."""
-        site = self._sites.get(name)
+        site = self.sites.get(name)
         if site is None:
-            have = ", ".join(sorted(self._sites)) or "none"
+            have = ", ".join(sorted(self.sites)) or "none"
             raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
         return site
 
     def place(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
         if site.everywhere:  # whoever is asked has it
-            return KeyQueryMetadata(self._own_host or None, (), partition)
+            return KeyQueryMetadata(self.own_host or None, (), partition)
         return self._holders(site, partition)
 
     def _holders(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
         """Active and standbys of a store's partition."""
-        task, hosts = site.task(partition), self._ports.hosts() or {}
+        task, hosts = site.task(partition), self.ports.hosts() or {}
         active = next((host for host, tasks in hosts.items() if task in tasks.active), None)
         standby = sorted(host for host, tasks in hosts.items() if task in tasks.standby)
         return KeyQueryMetadata(active, tuple(standby), partition)
@@ -266,11 +254,12 @@ class StoreQueries:
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
         if name is not None:
             self.site(name)
-        hosts = sorted((self._ports.hosts() or {}).items())
+        everywhere = frozenset(name for name, site in self.sites.items() if site.everywhere)
+        hosts = sorted((self.ports.hosts() or {}).items())
         found = [
             StreamsMetadata(
                 host,
-                self._stores_of(tasks.active) | self._everywhere,
+                self._stores_of(tasks.active) | everywhere,
                 self._read_by(tasks.active),
                 self._stores_of(tasks.standby),
                 self._read_by(tasks.standby),
@@ -282,23 +271,26 @@ class StoreQueries:
         )
 
     def _stores_of(self, tasks: frozenset[TaskId]) -> frozenset[str]:
-        here, sites = {task.subtopology for task in tasks}, self._sites.items()
-        names = (name for name, site in sites if site.subtopology in here)
-        return frozenset(names) - self._everywhere
+        here = {task.subtopology for task in tasks}
+        return frozenset(
+            name
+            for name, site in self.sites.items()
+            if site.subtopology in here and not site.everywhere
+        )
 
     def _read_by(self, tasks: frozenset[TaskId]) -> frozenset[TopicPartition]:
-        return frozenset(tp for task in tasks for tp in self._inputs(task))
+        return frozenset(tp for task in tasks for tp in self.inputs(task))
 
     def lags(self) -> dict[str, dict[int, LagInfo]]:
         self.require_serving()
-        running, copies = self._ports.running(), self._ports.copies()
+        running, copies = self.ports.running(), self.ports.copies()
         here = [
             (task, store, store.changelog, task in running)
             for task, stores in {**copies, **running}.items()
             for store in stores
             if store.changelog is not None
         ]
-        ends = self._ports.ends([changelog for _, _, changelog, _ in here]) if here else {}
+        ends = self.ports.ends([changelog for _, _, changelog, _ in here]) if here else {}
         found: dict[str, dict[int, LagInfo]] = {}
         for task, store, changelog, active in here:
             end = ends[changelog]
@@ -316,8 +308,8 @@ class StoreQueries:
     def require_serving(self) -> None:
         """InvalidStateStoreError unless the instance is between start and close, or still
         drains."""
-        state = self._ports.state()
-        draining = state is ClientState.PENDING_SHUTDOWN and self._ports.draining()
+        state = self.ports.state()
+        draining = state is ClientState.PENDING_SHUTDOWN and self.ports.draining()
         if state not in SERVING and not draining:
             when = (
                 "start it first"
@@ -329,23 +321,23 @@ class StoreQueries:
             )
 
     def running(self, site: StoreSite) -> dict[int, TaskStore]:
-        here = self._ports.global_stores() if site.everywhere else self._ports.running()
+        here = self.ports.global_stores() if site.everywhere else self.ports.running()
         return _of_store(site, here)
 
     def copies(self, site: StoreSite) -> dict[int, TaskStore]:
-        return _of_store(site, self._ports.copies())
+        return _of_store(site, self.ports.copies())
 
     def refuse(self, site: StoreSite, partition: int) -> InvalidStateStoreError:
         place = f"Partition {partition} of store {site.spec.name!r}"
         found = self._holders(site, partition)
         copy = partition in self.copies(site)
         hint = " A copy of it is here: stale=True reads that." if copy else ""
-        if found.active_host is not None and found.active_host != self._own_host:
-            standbys = [host for host in found.standby_hosts if host != self._own_host]
+        if found.active_host is not None and found.active_host != self.own_host:
+            standbys = [host for host in found.standby_hosts if host != self.own_host]
             others = f" (standbys: {', '.join(standbys)})" if standbys else ""
             message = f"{place} is on {found.active_host}{others}: ask there.{hint}"
             return StateElsewhereError(message, partition=partition, host=found.active_host)
-        if copy or found.active_host is not None or self._ports.state() is ClientState.REBALANCING:
+        if copy or found.active_host is not None or self.ports.state() is ClientState.REBALANCING:
             return StateMovingError(
                 f"{place} is being restored or handed over: retry shortly.{hint}"
             )
@@ -358,7 +350,7 @@ class StoreQueries:
 
     def refuse_all(self, site: StoreSite) -> InvalidStateStoreError:
         message = f"No task with store {site.spec.name!r} runs on this instance now"
-        if self.copies(site) or self._ports.state() is ClientState.REBALANCING:
+        if self.copies(site) or self.ports.state() is ClientState.REBALANCING:
             return StateMovingError(
                 f"{message}: tasks are being restored or handed over. Retry shortly."
             )
@@ -400,12 +392,12 @@ class StoreQueries:
             return None
 
     def _end(self, changelog: TopicPartition) -> int:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         with self._lock:
             known = self._ends.get(changelog)
         if known is not None and now_ms - known[1] <= ENDS_AGE_MS:
             return known[0]
-        end = self._ports.ends([changelog])[changelog]
+        end = self.ports.ends([changelog])[changelog]
         with self._lock:
             self._ends[changelog] = end, now_ms
         return end
@@ -611,7 +603,8 @@ def store_queries(
         partitions = blueprint.global_partitions[table.source.topic]
         sites.append(site(table.store, table.subtopology, partitions, True))
     sites += [site(loaded.store, loaded.subtopology, 1, True) for loaded in plan.loaded_tables]
-    return StoreQueries(sites, blueprint.inputs_of, own_host, ports, clock)
+    by_name = {one.spec.name: one for one in sites}
+    return StoreQueries(by_name, blueprint.inputs_of, own_host, ports, clock)
 
 
 def _partition(by: KeyPartitioner, topic: str, serde: Serde, key: bytes, partitions: int) -> int:
