@@ -131,23 +131,18 @@ def _hashed(key: bytes) -> int:
 RETRY_MS = 1_000.0
 
 
+@dataclass(eq=False)
 class HostMap:
     """``describe`` reads the user data of all members, which takes a while. Safe from any
     thread."""
 
+    clock: Clock
+    describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group
     group: GroupSettings | None = None
-
-    def __init__(
-        self,
-        clock: Clock,
-        describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group,
-    ) -> None:
-        self._clock = clock
-        self._describe = describe
-        self._reading = threading.Lock()
-        self._generation = -1
-        self._hosts: Mapping[str, HostTasks] | None = None
-        self._next_read_ms = 0.0
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    _generation: int = -1
+    _hosts: Mapping[str, HostTasks] | None = None
+    _next_read_ms: float = 0.0
 
     def replace(self, generation: int, hosts: Mapping[str, HostTasks] | None) -> None:
         """A rebalance has ended; None: the map was left out. Returns at once."""
@@ -163,11 +158,11 @@ class HostMap:
         if self._hosts is not None or self._generation < 0 or group is None:
             return self._hosts
         with self._reading:
-            generation, now_ms = self._generation, self._clock.monotonic_ms()
+            generation, now_ms = self._generation, self.clock.monotonic_ms()
             if self._hosts is not None or now_ms < self._next_read_ms:
                 return self._hosts
             try:
-                found = hosts_of(self._describe(group))
+                found = hosts_of(self.describe(group))
             except EverflowError as error:
                 log.warning("The hosts of the stores cannot be read from the group: %s", error)
                 found = {}

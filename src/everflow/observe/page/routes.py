@@ -147,32 +147,29 @@ class DeadLetterService(Protocol):
         with ``time_ms``."""
 
 
+@dataclass(eq=False)
 class LetterAnswers:
     """The answers of the dashboard's two paths; ``desk`` None: there is no topic; ``secured``: the
     client has shown a token. Its methods belong to one event loop."""
 
-    def __init__(
-        self,
-        desk: DeadLetterService | None,
-        secured: bool,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._desk, self._secured, self._clock = desk, secured, clock
-        self._busy = threading.Lock()
-        self._seen: tuple[float, dict[str, Any]] | None = None
+    desk: DeadLetterService | None
+    secured: bool
+    clock: Callable[[], float] = time.monotonic
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+    _seen: tuple[float, dict[str, Any]] | None = None
 
     def offer(self) -> dict[str, str]:
         """The topic that can be read, or why none can."""
-        if self._desk is None or not self._secured:
-            return {"topic": "", "why": NO_TOPIC if self._desk is None else NO_TOKEN}
-        return {"topic": self._desk.topic, "why": ""}
+        if self.desk is None or not self.secured:
+            return {"topic": "", "why": NO_TOPIC if self.desk is None else NO_TOKEN}
+        return {"topic": self.desk.topic, "why": ""}
 
     async def look(self, _: Request) -> dict[str, Any]:
         """For a GET. Raises RefusedPost, EverflowError."""
         desk = self._open()
-        if self._seen is None or self._clock() - self._seen[0] >= FRESH_S:
+        if self._seen is None or self.clock() - self._seen[0] >= FRESH_S:
             found = await self._alone(desk.look)
-            self._seen = self._clock(), _flat(found)
+            self._seen = self.clock(), _flat(found)
         return self._seen[1]
 
     async def replay(self, request: Request) -> dict[str, Any]:
@@ -202,9 +199,9 @@ class LetterAnswers:
         return await run_in_threadpool(alone)
 
     def _open(self) -> DeadLetterService:
-        if self._desk is None or not self._secured:
+        if self.desk is None or not self.secured:
             raise RefusedPost(403, self.offer()["why"])
-        return self._desk
+        return self.desk
 
 
 def _flat(found: LettersFound) -> dict[str, Any]:
@@ -306,7 +303,7 @@ class Page:
         facts, own = self.facts(), ""
         others: Sequence[Peer] = ()
         if self.peers is not None:
-            own, others = self.peers.own, self.peers.look(facts.seen.hosts)
+            own, others = self.peers.own(), self.peers.look(facts.seen.hosts)
         view = {**page_view(facts, others, own), "desk": self._letters.offer()}
         return json.dumps(view, default=float, allow_nan=False)
 
