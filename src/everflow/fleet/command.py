@@ -36,7 +36,7 @@ from everflow.fleet.decision import (
     require_cluster,
     spark_settings,
 )
-from everflow.observe.host_names import OwnNames
+from everflow.observe.requests import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer
 from everflow.retry import waiting
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure

@@ -600,7 +600,7 @@ def _served(
     own: Callable[[], str],
 ) -> HttpServer:
     from everflow.instance.serving.routes import tokens_of  # a third of a second
-    from everflow.observe.host_names import OwnNames
+    from everflow.observe.requests import OwnNames
     from everflow.observe.http_server import HttpServer, application
 
     tokens = tokens_of(config) if config.query_token_file else ()

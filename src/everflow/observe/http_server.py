@@ -34,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everflow.errors import ConfigError
 from everflow.observe.figures import COUNTER, FIGURES
-from everflow.observe.host_names import (
+from everflow.observe.requests import (
     Application,
     OwnHostOnly,
     OwnNames,

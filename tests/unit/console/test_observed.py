@@ -19,7 +19,7 @@ from everflow.cli.app import app
 from everflow.cli.watch import lag_table
 from everflow.console.observed import answered, ask, status_at, task_rows, tasks_table
 from everflow.errors import ConfigError, RetriableError
-from everflow.observe.host_names import answer
+from everflow.observe.requests import answer
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.observation import Observation
 from everflow.observe.status import status_of

@@ -32,15 +32,14 @@ from everflow.instance.serving.answers import (
     MOST_ENTRIES,
     MOST_PAGE_BYTES,
     Parameters,
-    RefusedRequest,
     ServedStores,
     as_json,
     malformed,
     shortened,
 )
 from everflow.logs import moves
-from everflow.observe.host_names import ANY, OwnNames, allowed
 from everflow.observe.http_server import HttpServer
+from everflow.observe.requests import ANY, OwnNames, RefusedRequest, allowed, body_of
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
@@ -52,6 +51,7 @@ from everflow.snapshots.query_errors import (
 log = logging.getLogger("everflow")
 
 _RETRY = {"Retry-After": "1"}
+_TOO_LARGE = f"The body is larger than {MOST_BODY_BYTES} bytes: ask for fewer keys at once."
 Answer = Callable[..., Any]
 
 
@@ -136,7 +136,7 @@ def _endpoint(
             if keyless:
                 arguments["key"] = None
             if path.method == "POST":
-                arguments["body"] = await _body(request)
+                arguments["body"] = await body_of(request, MOST_BODY_BYTES, _TOO_LARGE)
             asked = Parameters(request.query_params.multi_items(), path.asks)
             return _json(await run_in_threadpool(partial(answer, asked, **arguments)))
         except Exception as error:
@@ -163,16 +163,6 @@ def _require_text(request: Request) -> None:
                 f"The {words} is not UTF-8 ({error}): quote a key's text as UTF-8; keys that are "
                 f"bytes stand in base64."
             ) from error
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY_BYTES:
-            text = f"The body is larger than {MOST_BODY_BYTES} bytes: ask for fewer keys at once."
-            raise RefusedRequest(413, "EF-QUERY", text)
-    return bytes(body)
 
 
 def _refusal(error: Exception, request: Request, scheme: str) -> Response:

@@ -28,10 +28,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from everflow.errors import EverflowError
-from everflow.observe.host_names import allowed
 from everflow.observe.page.history import Facts
 from everflow.observe.page.peers import Peer, Peers
 from everflow.observe.page.view import page_view
+from everflow.observe.requests import RefusedRequest, allowed, body_of
 
 log = logging.getLogger("everflow")
 
@@ -47,14 +47,6 @@ JSON = "application/json"
 T = TypeVar("T")
 
 
-class RefusedPost(Exception):
-    """It is not done: the HTTP status, and why, for people."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-
-
 def from_this_page(headers: Mapping[str, str]) -> bool:
     """True if a program has sent it, or a browser for a page of this very server."""
     site = headers.get("sec-fetch-site")
@@ -65,30 +57,26 @@ def from_this_page(headers: Mapping[str, str]) -> bool:
 
 
 async def posted(request: Request) -> dict[str, Any]:
-    """The JSON object of a request from our page. Raises RefusedPost."""
+    """The JSON object of a request from our page. Raises RefusedRequest."""
     if not from_this_page(request.headers):
-        raise RefusedPost(403, "not for another site's page")
+        raise RefusedRequest(403, "not for another site's page")
     if request.headers.get("content-type", "").partition(";")[0].strip() != JSON:
-        raise RefusedPost(415, f"the body is {JSON}")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY_BYTES:
-            raise RefusedPost(413, f"at most {MOST_BODY_BYTES} bytes")
+        raise RefusedRequest(415, f"the body is {JSON}")
+    body = await body_of(request, MOST_BODY_BYTES, f"at most {MOST_BODY_BYTES} bytes")
     try:
-        content = json.loads(bytes(body))
+        content = json.loads(body)
     except ValueError as error:
-        raise RefusedPost(400, f"the body is no JSON: {error}") from error
+        raise RefusedRequest(400, f"the body is no JSON: {error}") from error
     if not isinstance(content, dict):
-        raise RefusedPost(400, "the body is a JSON object")
+        raise RefusedRequest(400, "the body is a JSON object")
     return content
 
 
 def text_in(content: Mapping[str, Any], name: str) -> str:
-    """A text of a posted object. Raises RefusedPost."""
+    """A text of a posted object. Raises RefusedRequest."""
     found = content.get(name)
     if not isinstance(found, str):
-        raise RefusedPost(400, f"{name} is a text")
+        raise RefusedRequest(400, f"{name} is a text")
     return found
 
 
@@ -165,7 +153,7 @@ class LetterAnswers:
         return {"topic": self.desk.topic, "why": ""}
 
     async def look(self, _: Request) -> dict[str, Any]:
-        """For a GET. Raises RefusedPost, EverflowError."""
+        """For a GET. Raises RefusedRequest, EverflowError."""
         desk = self._open()
         if self._seen is None or self.clock() - self._seen[0] >= FRESH_S:
             found = await self._alone(desk.look)
@@ -173,13 +161,13 @@ class LetterAnswers:
         return self._seen[1]
 
     async def replay(self, request: Request) -> dict[str, Any]:
-        """For a POST that names a cause. Raises RefusedPost, EverflowError."""
+        """For a POST that names a cause. Raises RefusedRequest, EverflowError."""
         desk = self._open()
         content = await posted(request)
         cause = LetterCause(*(text_in(content, name) for name in LetterCause._fields))
         timestamp = content.get("timestamp", OF_RECORD)
         if timestamp not in (OF_RECORD, NOW):
-            raise RefusedPost(400, f"timestamp is {OF_RECORD} or {NOW}")
+            raise RefusedRequest(400, f"timestamp is {OF_RECORD} or {NOW}")
         time_ms = int(time.time() * 1000) if timestamp == NOW else None
         self._seen = None
         return asdict(await self._alone(lambda: desk.replay(cause, time_ms)))
@@ -190,7 +178,7 @@ class LetterAnswers:
         def alone() -> T:
             if not self._busy.acquire(blocking=False):
                 text = "somebody looks at the dead letters, or replays them, already"
-                raise RefusedPost(409, f"{text}: try again in a moment")
+                raise RefusedRequest(409, f"{text}: try again in a moment")
             try:
                 return work()
             finally:
@@ -200,7 +188,7 @@ class LetterAnswers:
 
     def _open(self) -> DeadLetterService:
         if self.desk is None or not self.secured:
-            raise RefusedPost(403, self.offer()["why"])
+            raise RefusedRequest(403, self.offer()["why"])
         return self.desk
 
 
@@ -321,7 +309,7 @@ def _asked(work: Callable[[Request], Awaitable[dict[str, Any]]]) -> Answer:
     async def answered(request: Request) -> Response:
         try:
             text = json.dumps(await work(request))
-        except RefusedPost as refused:
+        except RefusedRequest as refused:
             return PlainTextResponse(f"{refused}\n", refused.status, HEADERS)
         except EverflowError as error:
             return PlainTextResponse(f"[{error.code}] {error}\n", 503, HEADERS)

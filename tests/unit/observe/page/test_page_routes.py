@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from everflow.observe.figures import FIGURES
-from everflow.observe.host_names import allowed
+from everflow.observe.requests import allowed
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.history import Facts
 from everflow.observe.page.routes import FILES, HEADERS, Page

@@ -1,4 +1,4 @@
-"""The names by which a request may call a server of everflow, the header Host; and its token.
+"""What a server asks of a request: the name by which it calls it (Host), its token, its size.
 
 A browser does what any site tells it to, and lets that site read the answer where the site's own
 name points to this host (DNS rebinding): the request then comes from this host, or from within its
@@ -16,8 +16,11 @@ import json
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 ANY = "*"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{0,5})?", re.ASCII)
@@ -129,6 +132,25 @@ def allowed(tokens: Sequence[bytes], authorization: str, *, passwords: bool = Fa
         return False
     found = [hmac.compare_digest(text, token) for token in tokens]
     return any(found)
+
+
+class RefusedRequest(Exception):
+    """It is not done, as it is not understood, not allowed or too large: the HTTP status, what to
+    mend, and the code of the error."""
+
+    def __init__(self, status: int, why: str, code: str = "EF-QUERY") -> None:
+        super().__init__(why)
+        self.status, self.code = status, code
+
+
+async def body_of(request: Request, most: int, too_large: str) -> bytes:
+    """The body; RefusedRequest with the text ``too_large`` where it has more bytes than ``most``."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise RefusedRequest(413, too_large)
+    return bytes(body)
 
 
 async def answer(send: Send, status: int, code: str, message: str) -> None:
