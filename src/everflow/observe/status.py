@@ -98,16 +98,10 @@ def held_back(seen: Observation) -> list[dict[str, Any]]:
 def _thread(seen: Observation, number: int) -> dict[str, Any]:
     thread = str(number)
     writer = next((one for one in seen.writers if one.thread == number), None)
-    failed = {
-        kind: count
-        for (of, kind), count in seen.series.get(names.FAILED_BATCHES, {}).items()
-        if of == thread
-    }
-    refused = {
-        cause: count
-        for (of, cause), count in seen.series.get(names.REFUSED_COMMITS, {}).items()
-        if of == thread
-    }
+    failed, refused = (
+        {what: count for (of, what), count in seen.series.get(name, {}).items() if of == thread}
+        for name in (names.FAILED_BATCHES, names.REFUSED_COMMITS)
+    )
     others = {kind: count for kind, count in failed.items() if kind not in (ABORTED, FENCED)}
     return {
         "thread": number,

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from everflow import metrics as names
 from everflow.logs import LOGGER as MOVES
@@ -64,11 +64,8 @@ class EventBook(logging.Handler):
     def events(self) -> list[Event]:
         """The oldest first. Those about the assignment are kept apart: a noisy hour of warnings
         does not push out why a task has moved."""
-        self.acquire()
-        try:
+        with cast(Any, self.lock):
             found = [event for events in self._events.values() for event in events]
-        finally:
-            self.release()
         return sorted(found, key=lambda event: event.at_ms)
 
 
