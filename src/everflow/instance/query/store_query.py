@@ -109,10 +109,6 @@ class StoreReader(ABC):
         """Offsets that the partition's replica is behind its changelog; None: not known."""
         return None
 
-    def get(self, partition: int, key: bytes) -> bytes | None:
-        """The stored value (timestamp + value bytes) in one partition."""
-        return self.read(partition, lambda view: view.get(key))
-
     def read(
         self, partition: int, body: Callable[[StoreSnapshot], _Read], path: Path | None = None
     ) -> _Read:
@@ -307,10 +303,14 @@ class ReadOnlyStore:
         return partitions
 
     def _lookup(self, key: bytes, stored_key: bytes) -> Any:
+        found = self._first(key, lambda view: view.get(stored_key))
+        return None if found is None else self._value(found)
+
+    def _first(self, key: bytes, ask: Callable[[StoreSnapshot], _Read | None]) -> _Read | None:
+        """What the first partition that has something of the key says."""
         for partition in self._places_of(key):
-            found = self._reader.get(partition, stored_key)
-            if found is not None:
-                return self._value(found)
+            if found := self._reader.read(partition, ask):
+                return found
         return None
 
     def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
@@ -446,8 +446,6 @@ def whole_number(value: Any, what: str) -> int:
 
 
 # --- a store as a DataFrame: copied, then read (note 055) -----------------------------------------
-
-_Found = TypeVar("_Found")
 
 
 def rows_of(
@@ -661,9 +659,11 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         older than the history retention and not the latest."""
         data, time = self._key_bytes(key), whole_number(as_of, "as_of (ms)")
         history_ms = self.spec.retention_ms or 0
-        return self._first(
-            data, lambda view: record_as_of(view, data, time, history_ms, self._decode)
-        )
+
+        def ask(view: StoreSnapshot) -> VersionedRecord | None:
+            return record_as_of(cast(VersionsView, view), data, time, history_ms, self._decode)
+
+        return self._first(data, ask)
 
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
@@ -671,17 +671,9 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         """The versions of ``key`` between two times, both included, in order, without deletions."""
         data = self._key_bytes(key)
         first, last = _interval(time_from, time_to)
-        return (
-            self._first(
-                data,
-                lambda view: records_of(view.versions_many([(data, first, last)])[0], self._decode),
-            )
-            or []
-        )
 
-    def _first(self, key: bytes, ask: Callable[[VersionsView], _Found | None]) -> _Found | None:
-        for partition in self._places_of(key):
-            found = self._reader.read(partition, lambda snapshot: ask(cast(VersionsView, snapshot)))
-            if found:
-                return found
-        return None
+        def ask(view: StoreSnapshot) -> list[VersionedRecord]:
+            found = cast(VersionsView, view).versions_many([(data, first, last)])
+            return records_of(found[0], self._decode)
+
+        return self._first(data, ask) or []
