@@ -34,17 +34,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everflow.errors import ConfigError
 from everflow.observe.figures import COUNTER, FIGURES
+from everflow.observe.observation import Observation
+from everflow.observe.page.routes import Page
 from everflow.observe.requests import (
     Application,
-    OwnHostOnly,
     OwnNames,
     Receive,
     Scope,
     Send,
     answer,
+    own_host_only,
 )
-from everflow.observe.observation import Observation
-from everflow.observe.page.routes import Page
 from everflow.observe.status import Verdict, live, ready, status_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -304,14 +304,14 @@ class HttpServer:
         which). ``certificate``: files of a certificate and its key, for TLS.
         ``request_s``: how long a request may take to arrive.
         ``names``: by which requests may call it, the address's own where there are none; ``free``:
-        paths besides the probes that are answered whatever they call it (`OwnHostOnly`)."""
+        paths besides the probes that are answered whatever they call it (`own_host_only`)."""
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         room, said = Room(), BoundedLog(self.address)
         protocol = partial(WholeRequestsProtocol, room=room, said=said, request_s=request_s)
         hosts = names or OwnNames(address)
-        guarded = OwnHostOnly(
+        guarded = own_host_only(
             _within(cast(Application, app), room), hosts, lambda path: path in PROBES or free(path)
         )
         config = uvicorn.Config(

@@ -88,25 +88,24 @@ def _machine_names() -> frozenset[str]:
     return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
 
 
-class OwnHostOnly:
-    """An application that answers requests whose Host is one of ``names``, and of other ones only
-    those whose path is ``free``: what nobody learns anything from, or what needs a token. Requests
-    with an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
+def own_host_only(app: Application, names: OwnNames, free: Callable[[str], bool]) -> Application:
+    """The application, for requests whose Host is one of ``names``, and of other ones only for those
+    whose path is ``free``: what nobody learns anything from, or what needs a token. Requests with
+    an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
 
-    def __init__(self, app: Application, names: OwnNames, free: Callable[[str], bool]) -> None:
-        self._app, self._names, self._free = app, names, free
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
         absolute = _ABSOLUTE.fullmatch(scope["raw_path"])
         if absolute is not None:
             host, raw = absolute[1], absolute[2] or b"/"
             scope = {**scope, "raw_path": raw, "path": unquote(raw.decode("ascii"))}
         header = host.decode("latin-1").strip()
-        if self._names.named(header) or self._free(scope["path"]):
-            await self._app(scope, receive, send)
+        if names.named(header) or free(scope["path"]):
+            await app(scope, receive, send)
         else:
             await answer(send, 421, "EF-HOST", _refusal(header))
+
+    return answered
 
 
 def _refusal(header: str) -> str:
