@@ -381,12 +381,9 @@ def setup(
             began = time.monotonic()
             with status.waiting(f"making the class archive of {conf}"):
                 problem = make_archive(conf)
-            took = f"{time.monotonic() - began:.0f} s"
-            done = (
-                f"ready ({took})"
-                if problem is None
-                else f"not created, so {conf} starts without it:\n{problem}"
-            )
+            done = f"ready ({time.monotonic() - began:.0f} s)"
+            if problem is not None:
+                done = f"not created, so {conf} starts without it:\n{problem}"
             typer.echo(f"{conf}: class archive {done}")
 
 

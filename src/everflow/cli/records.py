@@ -200,12 +200,9 @@ def plain(data: bytes | None, form: Format) -> Any:
         return base64.b64encode(data).decode()
     if form in _SINGLE:
         found = _SINGLE[form][0].decode(data)
-        # JSON has no number for them.
-        return (
-            exact_texts.number_text(found)
-            if isinstance(found, float) and not math.isfinite(found)
-            else found
-        )
+        if isinstance(found, float) and not math.isfinite(found):  # JSON has no number for it
+            return exact_texts.number_text(found)
+        return found
     text = decoded(data, form)
     return json.loads(text) if form is Format.json else text
 

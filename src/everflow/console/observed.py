@@ -99,22 +99,17 @@ def ask(addresses: Iterable[str]) -> list[dict[str, Any]]:
     # Beside each other: one that hangs takes `ASK_S`, and so do ten.
     with ThreadPoolExecutor(MOST_ASKED) as asking:
         told = list(asking.map(_answer, every))
-    errors = [one for one in told if isinstance(one, EverflowError)]
+    errors = [error for _, error in told if error is not None]
     if errors and len(errors) == len(told):
         raise errors[0]
-    return [
-        {"address": address, "code": one.code, "error": str(one)}
-        if isinstance(one, EverflowError)
-        else one
-        for address, one in zip(every, told, strict=True)
-    ]
+    return [found for found, _ in told]
 
 
-def _answer(address: str) -> dict[str, Any] | EverflowError:
+def _answer(address: str) -> tuple[dict[str, Any], EverflowError | None]:
     try:
-        return status_at(address)
+        return status_at(address), None
     except EverflowError as error:
-        return error
+        return {"address": address, "code": error.code, "error": str(error)}, error
 
 
 def answered(status: Mapping[str, Any]) -> bool:

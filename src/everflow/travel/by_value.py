@@ -81,11 +81,9 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 cloudpickle._make_empty_cell, (), tuple(_contents((obj,))), _fill_cell, obj
             )
         if isinstance(obj, _LRU_CACHE):
-            return (
-                (_cached, (obj.__wrapped__, obj.cache_parameters()))
-                if self._travels(obj)
-                else NotImplemented
-            )
+            if self._travels(obj):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            return NotImplemented
         if id(type(obj)) in self._open and type(obj) not in self.dispatch_table:
             return making_instance(obj, self._is_made)
         special = _SPECIAL.get(type(obj))
@@ -108,17 +106,13 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         space = self._space(fn)
         used: list[tuple[ModuleType, dict[str, Any]]] = []
         if isinstance(space, ModuleType) and not self._is_own(space):
-            slots[
-                "__globals__"
-            ] = {}  # a closure of an installed module: its globals are that module's, there as here
+            # A closure of an installed module: its globals are that module's, there as here.
+            slots["__globals__"] = {}
         else:
             used = list(self._used(fn, slots["__globals__"]).items())
         slots["__closure__"] = None  # the cells are part of the function from its beginning
-        name = (
-            fn.__name__
-            if isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn
-            else None
-        )
+        held = isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn
+        name = fn.__name__ if held else None
         made = fn.__code__, space, fn.__closure__
         return self._filled_later(
             _make_function, made, (state, slots, used, name), _fill_function, fn
@@ -317,15 +311,11 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
     weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
     typing.TypeVar: lambda one: (cloudpickle._make_typevar, cloudpickle._decompose_typevar(one)),
     typing.NewType: lambda found: (typing.NewType, (found.__name__, found.__supertype__)),
-    threading.local: lambda _: (
-        threading.local,
-        (),
-    ),  # a thread that is new to it finds it empty anyway
+    # A thread that is new to it finds it empty anyway.
+    threading.local: lambda _: (threading.local, ()),
     type(dataclasses.MISSING): lambda _: "MISSING",  # compared by identity
-    functools.cached_property: lambda found: (
-        _cached_property,
-        (found.func, found.attrname),
-    ),  # holds a lock before Python 3.12
+    # It holds a lock before Python 3.12.
+    functools.cached_property: lambda found: (_cached_property, (found.func, found.attrname)),
 }
 
 
@@ -368,11 +358,8 @@ def _from_its_file(module: ProgramModule) -> ModuleType:
     """``module`` imported; not one of a library that has its name and comes before it on a worker's
     path."""
     name, file = module.__name__, vars(module).get("__file__")
-    spec = (
-        importlib.util.spec_from_file_location(name, file)
-        if isinstance(file, str) and os.path.isfile(file)
-        else None
-    )
+    is_file = isinstance(file, str) and os.path.isfile(file)
+    spec = importlib.util.spec_from_file_location(name, file) if is_file else None
     if spec is None or spec.loader is None:
         return importlib.import_module(name)
     sys.modules[name] = found = importlib.util.module_from_spec(spec)
@@ -508,9 +495,8 @@ def making(
     bases = cls.__bases__
     if original := vars(cls).get("__orig_bases__"):
         if maker in (type, ABCMeta):
-            names[
-                "__orig_bases__"
-            ] = ()  # Generic wants to see some; they may hold classes that hold this one
+            # Generic wants to see some; they may hold classes that hold this one.
+            names["__orig_bases__"] = ()
         else:
             bases = original  # pydantic asks for them
     registering = [

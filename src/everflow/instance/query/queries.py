@@ -306,11 +306,9 @@ class StoreQueries:
         state = self.ports.state()
         draining = state is ClientState.PENDING_SHUTDOWN and self.ports.draining()
         if state not in SERVING and not draining:
-            when = (
-                "start it first"
-                if state is ClientState.CREATED
-                else "ask another instance, or start a new one"
-            )
+            when = "ask another instance, or start a new one"
+            if state is ClientState.CREATED:
+                when = "start it first"
             raise InvalidStateStoreError(
                 f"This instance is in state {state.name}, its stores cannot be read: {when}."
             )
@@ -350,11 +348,8 @@ class StoreQueries:
                 f"{message}: tasks are being restored or handed over. Retry shortly."
             )
         hosts = ", ".join(m.host for m in self.streams_metadata(site.spec.name))
-        where = (
-            f"ask {hosts}"
-            if hosts
-            else "other instances have them (set application.server on each to have them named)"
-        )
+        others = "other instances have them (set application.server on each to have them named)"
+        where = f"ask {hosts}" if hosts else others
         return InvalidStateStoreError(f"{message}: {where}.")
 
     def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
@@ -444,11 +439,9 @@ class _LocalReader(StoreReader):
         return self.queries.lag_here(self.site, partition)
 
     def home(self, key: bytes) -> int:
-        return (
-            self.partition
-            if self.partition is not None
-            else partition_of(self.site, key, self.partitioner)
-        )
+        if self.partition is not None:
+            return self.partition
+        return partition_of(self.site, key, self.partitioner)
 
 
 class InteractiveQueries:

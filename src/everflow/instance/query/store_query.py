@@ -529,11 +529,9 @@ class ReadOnlySessionStore(_TimedStore):
         """The value of the session of ``key`` with exactly these bounds, None if there is none."""
         data = self._key_bytes(key)
         start, end = whole_number(start, "start (ms)"), whole_number(end, "end (ms)")
-        return (
-            self._lookup(data, session_key(data, start, end))
-            if 0 <= start <= end <= TIME_MAX
-            else None
-        )
+        if 0 <= start <= end <= TIME_MAX:
+            return self._lookup(data, session_key(data, start, end))
+        return None
 
     def fetch(self, key: Any) -> Iterator[Session]:
         """All sessions of one key."""
