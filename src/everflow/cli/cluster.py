@@ -47,18 +47,6 @@ _NEEDED = {
 }
 
 
-def client_config(
-    servers: str, settings: Sequence[str] | None, folders: Sequence[Path] | None = None
-) -> StreamsConfig:
-    """Clients' settings from ``--bootstrap-servers``, ``--set`` and ``--settings-folder``;
-    ConfigError for what `StreamsConfig` refuses."""
-    given = given_settings(settings, folders)
-    with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
-        return StreamsConfig(
-            **{"application.id": "everflow-command", "bootstrap.servers": servers, **given}
-        )
-
-
 def given_settings(
     settings: Sequence[str] | None, folders: Sequence[Path] | None
 ) -> dict[str, str]:

@@ -144,9 +144,13 @@ class Cluster:
 
     def config(self, *more: str) -> StreamsConfig:
         """Settings of the clients; ``more`` as ``KEY=VALUE``. Raises ConfigError."""
-        from everflow.cli.cluster import client_config
+        from everflow.cli.cluster import given_settings, named_as_typed
+        from everflow.config import StreamsConfig
 
-        return client_config(self.servers, [*(self.settings or []), *more], self.settings_folder)
+        given = given_settings([*(self.settings or []), *more], self.settings_folder)
+        own = {"application.id": "everflow-command", "bootstrap.servers": self.servers}
+        with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
+            return StreamsConfig(**{**own, **given})
 
     @contextmanager
     def connected(self) -> Iterator[tuple[StreamsConfig, ClusterAdmin, StatusLine]]:
