@@ -65,7 +65,7 @@ from everflow.observe.page.routes import (
     Page,
 )
 from everflow.observe.page.verdict import with_rates
-from everflow.observe.status import status_of
+from everflow.observe.observation import status_of
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan

@@ -45,7 +45,7 @@ from everflow.observe.requests import (
     answer,
     own_host_only,
 )
-from everflow.observe.status import Verdict, live, ready, status_of
+from everflow.observe.observation import Verdict, live, ready, status_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

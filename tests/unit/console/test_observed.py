@@ -22,7 +22,7 @@ from everflow.errors import ConfigError, RetriableError
 from everflow.observe.requests import answer
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.observation import Observation
-from everflow.observe.status import status_of
+from everflow.observe.observation import status_of
 from unit.observe.observations import FULL, WHOLE, changed
 
 

@@ -16,7 +16,7 @@ from everflow import metrics as names
 from everflow.logs import LOGGER as MOVES
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedTask
-from everflow.observe.status import lag_of
+from everflow.observe.observation import lag_of
 
 KEPT = 500
 LONGEST = 2_000

@@ -20,7 +20,7 @@ from everflow.client.direct import RefusedError, asked
 from everflow.clock import Clock
 from everflow.observe.observation import Observation, ObservedHost
 from everflow.observe.page.history import Facts, LookHistory
-from everflow.observe.status import observation_in
+from everflow.observe.observation import observation_in
 
 log = logging.getLogger("everflow")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from everflow import metrics as names
 from everflow.observe.observation import Observation, ObservedTask
 from everflow.observe.page.history import Facts
-from everflow.observe.status import DEAD, ENDING, held_back, lag_of
+from everflow.observe.observation import DEAD, ENDING, held_back, lag_of
 
 GOOD, BUSY, BAD = "good", "busy", "bad"
 IN_FLIGHT_S = 2.0

@@ -41,7 +41,7 @@ from everflow.observe.page.verdict import (
     hindered,
     verdict,
 )
-from everflow.observe.status import (
+from everflow.observe.observation import (
     identity_of,
     keys_elsewhere,
     lag_of,

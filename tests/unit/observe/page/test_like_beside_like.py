@@ -15,7 +15,7 @@ from everflow.observe.observation import Observation, ObservedHost, ObservedTask
 from everflow.observe.page.history import TREND_MS, Facts, GoneHost, LookHistory, TrendPoint
 from everflow.observe.page.verdict import BAD, BUSY, Backlog, verdict, with_rates
 from everflow.observe.page.view import page_view
-from everflow.observe.status import observation_in, ready, state_reason, status_of
+from everflow.observe.observation import observation_in, ready, state_reason, status_of
 from unit.observe.observations import ACTIVE, STANDBY, changed
 from unit.observe.page.page_facts import NOW_MS, SERENE, counted, facts
 

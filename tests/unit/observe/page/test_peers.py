@@ -26,7 +26,7 @@ from everflow.observe.page.peers import (
     PeerSilentError,
     StatusClient,
 )
-from everflow.observe.status import status_of
+from everflow.observe.observation import status_of
 from unit.observe.observations import FULL, WHOLE, changed
 
 OWN = "a:1"
