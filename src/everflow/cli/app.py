@@ -33,7 +33,9 @@ from everflow.cli.commands import (
     Yes,
     app,
     command,
+    connected,
     echo,
+    own_status,
     require_yes,
     show,
 )
@@ -146,7 +148,6 @@ def describe(
 ) -> None:
     """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
     Columns."""
-    from everflow.cli.cluster import own_status
     from everflow.cli.program import loaded
     from everflow.instance.thread.columns import physical_description
     from everflow.topology import describe as described
@@ -185,7 +186,6 @@ def broker(
     ] = False,
 ) -> None:
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
-    from everflow.cli.cluster import own_status
     from everflow.cli.topics import create_topics, parse_topics
     from everflow.retry import shown_by
     from everflow.testing.broker import EmbeddedBroker
@@ -251,7 +251,6 @@ def reset(
     Stop all instances first. If the reset is interrupted, call it again; until then a start is
     refused.
     """
-    from everflow.cli.cluster import connected, own_status
     from everflow.cli.cluster_reset import ClusterReset, parse_position
     from everflow.cli.program import loaded
     from everflow.clock import SystemClock
@@ -369,7 +368,6 @@ def setup(
     The files go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow). An
     archive has 100 MB. Files that exist are kept.
     """
-    from everflow.cli.cluster import own_status
     from everflow.jvm import find_java, make_archive, resolve_jars
 
     typer.echo(f"Java: {find_java()}")

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everflow.cli.commands import Cluster, Form, Output, command, echo
+from everflow.cli.commands import (
+    Cluster,
+    Form,
+    Output,
+    command,
+    connected,
+    echo,
+    own_status,
+)
 from everflow.errors import ConfigError
 from everflow.logs import counted
 from everflow.user_program import one_line
@@ -109,7 +117,6 @@ def state(
 ) -> None:
     """Show the rows of a store, read from its changelog, now or at an earlier point; or compare two
     points. No instance needs to run."""
-    from everflow.cli.cluster import connected, own_status
     from everflow.cli.program import loaded
     from everflow.snapshots.frames import changelog_of
     from everflow.snapshots.points import Point

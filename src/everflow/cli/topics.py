@@ -18,6 +18,7 @@ from everflow.cli.commands import (
     WindowKind,
     Yes,
     app,
+    assignments,
     command,
     require_yes,
     show,
@@ -65,8 +66,6 @@ def create(
     ] = None,
 ) -> None:
     """Create topics; nothing is created if one of them exists."""
-    from everflow.cli.cluster import assignments
-
     wanted = parse_topics(names, option="topic ", partitions=partitions)
     topic_settings = assignments("--config", config)
     with cluster.connected() as (_, admin, _):

@@ -27,7 +27,9 @@ from everflow.cli.commands import (
     InstanceSettings,
     Output,
     TargetAsForRun,
+    assignments,
     command,
+    own_status,
     show,
 )
 from everflow.client.direct import RefusedError, asked, no_answer
@@ -116,8 +118,6 @@ def drain(
 ) -> None:
     """Stop an instance on this host: it migrates its tasks to other instances, leaves the group
     (also as a static member) and ends."""
-    from everflow.cli.cluster import own_status
-
     if stateful_set is not None and returns(stateful_set):
         typer.echo("the pod comes back, so its tasks wait for it")
         return
@@ -433,7 +433,6 @@ def fleet(
 ) -> None:
     """Run instances in executor slots of a Spark cluster, which replaces a slot that is lost.
     Ctrl-C stops all instances; they stay members of the group for a restart."""
-    from everflow.cli.cluster import assignments, own_status
     from everflow.fleet.command import run_fleet
 
     made = planned(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from everflow import __version__, autoscale
 from everflow.cli import run as run_module
 from everflow.cli.app import app
-from everflow.cli.cluster import assignments, merged_settings, named_as_typed, renamed
+from everflow.cli.commands import assignments, merged_settings, named_as_typed, renamed
 from everflow.cli.topics import parse_topics, topic_lines, topic_rows
 from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, FatalError

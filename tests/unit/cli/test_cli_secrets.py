@@ -11,8 +11,7 @@ import pytest
 from typer.main import get_command
 
 from everflow.cli.app import app
-from everflow.cli.cluster import assignments
-from everflow.cli.commands import Cluster
+from everflow.cli.commands import Cluster, assignments
 from everflow.setting_checks import is_secret
 
 ROOT = Path(__file__).parents[3]
