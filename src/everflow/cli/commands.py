@@ -221,15 +221,6 @@ def _settings_of(folders: Sequence[Path]) -> dict[str, str]:
     return found
 
 
-def typed_options(context: typer.Context, options: Mapping[str, object | None]) -> dict[str, str]:
-    """Setting -> the option, or the variable of the environment, that set it."""
-    typed = {key: OPTIONS[key] for key, value in options.items() if value is not None}
-    source = context.get_parameter_source("bootstrap_servers")
-    if source is not None and source.name == "ENVIRONMENT":
-        typed["bootstrap.servers"] = BOOTSTRAP_VARIABLE
-    return typed
-
-
 @contextmanager
 def named_as_typed(typed: Mapping[str, str]) -> Iterator[None]:
     """Errors of the block name the keys of ``typed`` as they were typed: ``--threads``."""
@@ -327,7 +318,11 @@ class ProgramSettings:
             **more,
         }
         merged = merged_settings(self.settings, self.settings_folder, options)
-        with named_as_typed(typed_options(context, options)):
+        typed = {key: OPTIONS[key] for key, value in options.items() if value is not None}
+        source = context.get_parameter_source("bootstrap_servers")
+        if source is not None and source.name == "ENVIRONMENT":
+            typed["bootstrap.servers"] = BOOTSTRAP_VARIABLE
+        with named_as_typed(typed):
             yield merged
 
 
@@ -411,7 +406,10 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
     more: list[str] = []
     logs.install()
     try:
-        with owned() as signals, _on_stderr() if debug else nullcontext():
+        said = logs.lines_to(
+            lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
+        )
+        with owned() as signals, said if debug else nullcontext():
             try:
                 yield more
             except Exception:
@@ -443,14 +441,6 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
         text = f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where."
         typer.echo(error_text(RuntimeError(text), "EF-INTERNAL", more), err=True)
         raise typer.Exit(EXIT_FAILED) from None
-
-
-@contextmanager
-def _on_stderr() -> Iterator[None]:
-    with logs.lines_to(
-        lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
-    ):
-        yield
 
 
 class Format(str, Enum):

@@ -288,7 +288,11 @@ def records(
             try:
                 found = tap.take(ends, _POLL_S, most_records=most)
             except LogStartMovedError as moved:  # deleted meanwhile: on from what is still there
-                tap.go_to({**tap.positions, **_beginning(config, moved)})
+                if moved.partition is None:
+                    raise
+                with closing(ClusterAdmin(config.admin())) as admin:
+                    begin = admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
+                tap.go_to({**tap.positions, **begin})
                 continue
             if not any(chunk.records for chunk in found.values()):
                 idle = time.monotonic() - last
@@ -306,13 +310,6 @@ def records(
                     shown += 1
                     if shown == count:
                         return
-
-
-def _beginning(config: StreamsConfig, moved: LogStartMovedError) -> dict[TopicPartition, int]:
-    if moved.partition is None:
-        raise moved
-    with closing(ClusterAdmin(config.admin())) as admin:
-        return admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:

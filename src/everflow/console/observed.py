@@ -214,18 +214,14 @@ def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:,.{int(rate < 10)}f}/s" if rate else ""
-
-
 def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    size = sum(store["bytes"] for store in row["stores"])
+    size, rate = sum(store["bytes"] for store in row["stores"]), row["rate"]
     return (
         row["task"],
         row["role"],
         row["state"],
         "?" if row["lag"] is None else f"{row['lag']:,}",
-        _rate(row["rate"]),
+        f"{rate:,.{int(rate < 10)}f}/s" if rate else "",
         f"{row['remaining_s']:.0f} s" if row["remaining_s"] else "",
         f"{size / (1 << 20):,.1f} MB" if size else "",
         row["address"],

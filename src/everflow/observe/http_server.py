@@ -345,7 +345,12 @@ class HttpServer:
         self._socket.close()
 
     def _run(self) -> None:
-        _interrupt_nobody()
+        # This thread, and those that it starts, wait for a core instead of taking it from who
+        # computes on it (sched(7), SCHED_BATCH; Linux alone has it). On a machine that is not full
+        # they have it as soon; on a full one each wake-up cost a worker what it had in the core's
+        # caches (note 058).
+        with contextlib.suppress(AttributeError, OSError):  # elsewhere, or not allowed
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:
             self._server.run(sockets=[self._socket])
         except Exception:  # processing goes on without it
@@ -363,15 +368,6 @@ def _within(app: Application, room: Room) -> Application:
             await app(scope, receive, send)
 
     return answered
-
-
-def _interrupt_nobody() -> None:
-    """From now on this thread, and those that it starts, wait for a core instead of taking it from
-    who computes on it (sched(7), SCHED_BATCH; Linux alone has it). On a machine that is not full
-    they have it as soon; on a full one each wake-up cost a worker what it had in the core's caches
-    (note 058)."""
-    with contextlib.suppress(AttributeError, OSError):  # elsewhere, or not allowed
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _listening(address: str, setting: str) -> socket.socket:

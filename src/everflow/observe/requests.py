@@ -103,16 +103,11 @@ def own_host_only(app: Application, names: OwnNames, free: Callable[[str], bool]
         if names.named(header) or free(scope["path"]):
             await app(scope, receive, send)
         else:
-            await answer(send, 421, "EF-HOST", _refusal(header))
+            text = f"This service is not called {header[:200]!r}: ask by an address of its own, or "
+            text += "name this host in http.allowed.hosts where it is one of yours."
+            await answer(send, 421, "EF-HOST", text)
 
     return answered
-
-
-def _refusal(header: str) -> str:
-    return (
-        f"This service is not called {header[:200]!r}: ask by an address of its own, or name this "
-        f"host in http.allowed.hosts where it is one of yours."
-    )
 
 
 def allowed(tokens: Sequence[bytes], authorization: str, *, passwords: bool = False) -> bool:

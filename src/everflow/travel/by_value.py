@@ -211,7 +211,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
         return _first, (
             None,
-            *(_Part(functools.partial(_given, _fill_now, given)) for given in left),
+            *(_Part(functools.partial(_given, given[0], given[1:])) for given in left),
         )
 
     def _data(self, cls: type) -> Any:
@@ -425,10 +425,6 @@ def _fill_classes(given: list[tuple[type, dict[str, Any], ModuleType | None]]) -
         fill(cls, held)
         if home is not None:
             vars(home)[cls.__name__] = cls
-
-
-def _fill_now(fill: Callable[[Any, Any], None], obj: Any, state: tuple[Any, ...]) -> None:
-    fill(obj, state)
 
 
 def _fill_cell(cell: CellType, contents: tuple[Any, ...]) -> None:

@@ -313,9 +313,6 @@ class ReadOnlyStore:
                 return found
         return None
 
-    def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
-        return StoreScan(self._entries_of(key, asked, reverse), self._shown)
-
     def _entries_of(
         self, key: bytes, asked: KeyRange, reverse: bool
     ) -> Iterator[tuple[EntryPlace, bytes]]:
@@ -494,7 +491,7 @@ class _TimedStore(ReadOnlyStore):
     ) -> Iterator[tuple[Any, Any]]:
         data = self._key_bytes(key)
         asked = self._of_key(data, *_interval(since, until, *self._times))
-        return self._scan_of(data, asked, reverse=reverse)
+        return StoreScan(self._entries_of(data, asked, reverse), self._shown)
 
     def _between(
         self, first: Any, last: Any, since: Any, until: Any, *, reverse: bool = False

@@ -70,7 +70,8 @@ def verdict(facts: Facts) -> VerdictLine:
 def hindered(seen: Observation) -> VerdictLine | None:
     """The status in place of the lag; None: it processes."""
     if seen.state in DEAD:
-        return VerdictLine(BAD, f"It has stopped ({seen.state})" + _reason(seen.error))
+        reason = f": {seen.error.splitlines()[0]}" if seen.error else ""
+        return VerdictLine(BAD, f"It has stopped ({seen.state}){reason}")
     if seen.state in ENDING:
         return VerdictLine(BUSY, f"It ends: {_tasks(len(seen.tasks))} still here")
     if away := brokers_away(seen.silent_s):
@@ -98,10 +99,6 @@ def brokers_away(silent_s: float) -> str:
     """For how long the brokers have not answered; empty where they are not away."""
     away = silent_s >= SILENT_S
     return f"The brokers have not answered for {duration(silent_s)}" if away else ""
-
-
-def _reason(error: str) -> str:
-    return f": {error.splitlines()[0]}" if error else ""
 
 
 def _restoring(seen: Observation) -> VerdictLine:
