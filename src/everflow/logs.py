@@ -222,8 +222,7 @@ class Repeats:
 
 
 class _People(logging.Handler):
-    """The exit to people: to whoever took the lines, to the program's own handlers, or to standard
-    error."""
+    """The exit to people: whoever took the lines, the program's handlers, or standard error."""
 
     def __init__(self) -> None:
         super().__init__()

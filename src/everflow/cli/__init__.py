@@ -23,8 +23,7 @@ BOOTSTRAP_VARIABLE = "EVERFLOW_BOOTSTRAP_SERVERS"
 
 
 def main() -> None:
-    """Entry point of the ``everflow`` command: it owns the signals from before the imports to the
-    end of the process."""
+    """The command ``everflow``: it owns the signals from before the imports to the very end."""
     signals = StopSignals().install()
     threading.excepthook = _thread_failed
     try:

@@ -373,8 +373,7 @@ class ClusterReset:
     # --- doing ------------------------------------------------------------------------------------
 
     def held_folder(self, plan: Plan) -> StateDirectory | None:
-        """This host's state folder, which stays locked; None if there is none. StateLockedError if
-        an instance runs on it."""
+        """This host's state folder, locked; None: there is none. StateLockedError: in use."""
         if plan.folder is None:
             return None
         root = Path(self.config.state_memory_dir).expanduser()

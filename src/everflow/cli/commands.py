@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin
 
 _UsageError: Any = typer.BadParameter.__bases__[0]
-"""What Typer, and Click before it, raise for an unknown option or command, a missing argument, a
-wrong value."""
+"""What Typer and Click raise for an unknown option or command, a missing or a wrong value."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 LOCAL_BROKER = "localhost:9092"
 F = TypeVar("F", bound=Callable[..., int | None])
@@ -79,8 +78,7 @@ class Commands(TyperGroup):
 
 
 def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
-    """``error: [code] message``, continuation lines and ``more`` indented, without control
-    characters."""
+    """``error: [code] message``, other lines and ``more`` indented, without control characters."""
     first, *rest = printable(str(error)).splitlines() or [type(error).__name__]
     further = (*rest, *printable("\n".join(more)).splitlines())
     return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in further)])
@@ -178,8 +176,7 @@ def merged_settings(
     folders: Sequence[Path] | None,
     options: Mapping[str, object | None],
 ) -> dict[str, object]:
-    """All settings of a command line that names a program. ConfigError if a required one is
-    missing."""
+    """All settings of a command line that names a program. ConfigError without a required one."""
     set_here = {key: value for key, value in options.items() if value is not None}
     merged = {**given_settings(settings, folders), **set_here}
     missing = [text for key, text in _NEEDED.items() if merged.get(key) in (None, "")]
@@ -242,8 +239,7 @@ def renamed(text: str, typed: Mapping[str, str]) -> str:
 
 @contextmanager
 def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmin]:
-    """An admin client of a cluster that answers. TaskTimeoutError if none does within ``REACH_S``
-    seconds."""
+    """An admin client of a cluster that answers. TaskTimeoutError where none does in `REACH_S`."""
     from everflow.kafka.admin import ClusterAdmin
 
     servers = config.bootstrap_servers

@@ -240,8 +240,7 @@ def _open(members: Sequence[DeadLetter]) -> int:
 
 
 def _listed(topic: str, cluster: Cluster, chosen: Chosen) -> list[DeadLetter]:
-    """The chosen records with dead-letter headers. On stderr: the number of others, and why the
-    result is empty."""
+    """The chosen records with dead-letter headers. On stderr: how many have none, why none came."""
     with _replaying(topic, cluster) as (found, _, _):
         taken = chosen.of(found)
     letters = [one for one in found if not one.is_plain]

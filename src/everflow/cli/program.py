@@ -172,8 +172,7 @@ def _failed(what: str, error: BaseException) -> TopologyError:
 
 
 def _is_users(filename: str) -> bool:
-    """True if a frame is of the user's program: not importlib's, an installed package's or
-    everflow's."""
+    """True if a frame is of the user's program, not of importlib, everflow or a package."""
     ours = str(Path(__file__).parents[1])
     return not (
         filename.startswith(("<", ours))
@@ -285,8 +284,7 @@ def _require_own_name(module: str, path: str) -> None:
 
 
 def _own(folder: Path, top: str, rest: Sequence[str]) -> Path | None:
-    """The file or folder of the program that is asked for as the module ``top`` with ``rest`` in
-    it."""
+    """The program's file or folder that is asked for as the module ``top`` with ``rest`` in it."""
     if (package := folder / top).is_dir():
         inside = package.joinpath(*rest) if rest else package
         if (package / "__init__.py").exists() or (
@@ -312,8 +310,7 @@ def _parsed(module: str, found: Path) -> ast.Module:
 
 
 def no_such_module(missing: str, asked: str) -> TopologyError:
-    """The error for a module that is not found; ``missing`` is it, or the package it should be
-    in."""
+    """The error for a module that is not found; ``missing`` is it, or the package around it."""
     here = Path.cwd()
     there = sorted(path.stem for path in here.glob("*.py") if "." not in path.stem)
     hint = f"; the modules here are: {_listed(missing, there)}" if there else ""
@@ -341,8 +338,7 @@ def _listed(wanted: str, known: Sequence[str]) -> str:
 
 
 def _source_of(module: str) -> Path | None:
-    """The module's source; None where it has none that can be read, or its package must say where
-    it is."""
+    """The module's source; None where none can be read, or its package must say where it is."""
     parts = module.split(".")
     if not all(parts):
         raise no_such_module(module, module)

@@ -137,8 +137,7 @@ def decoded(data: bytes | None, form: Format) -> str:
 
 
 def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
-    """``JFK@2013-01-01T00:00:00Z``: key and start of a time window; ``JFK@start/end`` of a
-    session."""
+    """``JFK@2013-01-01T00:00:00Z``: key and start of a window; of a session ``JFK@start/end``."""
     if data is None:
         return "null"
     suffix = START_BYTES if window is WindowKind.time else SESSION_SUFFIX_BYTES
@@ -171,8 +170,7 @@ def text_of(record: ReadRecord, key: Format, value: Format, window: WindowKind |
 
 
 def json_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
-    """A record as a JSON object in a line: bytes in base64, numbers and JSON as they are.
-    SerdeError as of `text_of`."""
+    """A record as a line of JSON: bytes in base64, numbers and JSON as they are. See `text_of`."""
     left, right = _halves(record, key, value, window, plain)
     headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
     return json.dumps({**record._asdict(), "key": left, "value": right, "headers": headers})
@@ -219,8 +217,7 @@ def _named(record: ReadRecord, half: str) -> Iterator[None]:
 
 
 def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: StatusLine) -> int:
-    """Write them all and wait for the broker; the number written. Raises what the broker
-    refused."""
+    """Write them all and wait for the broker, whose refusal is raised; the number written."""
     sent = 0
     with closing(RecordWriter(config.producer(), None)) as writer:
         for group in _in_groups(lines_):

@@ -42,8 +42,7 @@ LONGEST_INTERVAL_S = 10.0
 LONGEST_RUNNING_S = 30.0
 """The longest interval while the instance runs."""
 WATCH_PAUSES = 300.0
-"""A look at 1,000 tasks takes some hundredths of a second of a core: the pause behind it is so many
-times as long."""
+"""A look at 1,000 tasks takes hundredths of a second of a core; so many looks are the pause."""
 RATE_S = 10.0
 """Rates are taken over so long."""
 ASK_S = 3.0
@@ -151,8 +150,7 @@ class Progress:
 
 @dataclass
 class StateWait:
-    """For how long an instance has been in a state that is not the one it is meant for. Not
-    thread-safe."""
+    """How long an instance has been in a state other than the one it is for. Not thread-safe."""
 
     state: ClientState
     since_s: float

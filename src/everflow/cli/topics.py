@@ -144,8 +144,7 @@ def topic_rows(
 
 
 def topic_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the
-    broker's own."""
+    """Lines of ``everflow topic list``: topics of users, of applications, then the broker's own."""
     order = {"": 0, "internal": 1, "the broker's own": 2}
     cells = [
         [f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()]

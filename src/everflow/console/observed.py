@@ -19,8 +19,7 @@ MOST_ASKED = 32
 
 
 def url_of(address: str) -> str:
-    """Where an instance is watched, as a URL without a slash at its end. ConfigError for what is no
-    address."""
+    """Where an instance is watched: a URL, no slash at its end. ConfigError for no address."""
     whole = address.startswith(("http://", "https://"))
     url = (address if whole else f"http://{address}").rstrip("/")
     try:
@@ -172,8 +171,7 @@ def _status_line(status: Mapping[str, Any]) -> str:
 
 
 def task_rows(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All tasks of the instances that answered: those that do not get on first, then by how far
-    behind."""
+    """All tasks of the instances that answered: first those in trouble, then the largest lags."""
     rows = [
         {"address": status["address"], **task}
         for status in statuses

@@ -55,8 +55,7 @@ ANYWHERE = ("0.0.0.0", "::", "")
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
     """A fleet as it was asked for. ``settings``: of each instance; ``conf``: of Spark; ``files``:
-    beside the program; ``listen``: host:port of the driver's HTTP endpoint, "": Spark's driver
-    host, a free port."""
+    beside the program; ``listen``: host:port of the driver, "": Spark's driver host, any port."""
 
     target: str
     application_id: str
@@ -210,8 +209,7 @@ LEFT_OUT = "__pycache__"
 
 
 def source_of(module: str) -> Path | None:
-    """The file of ``module``, or the folder of its package; None where it is installed, as it then
-    is on the hosts, too."""
+    """The file of ``module``, or its package's folder; None: it is installed, on the hosts too."""
     spec = importlib.util.find_spec(module.partition(".")[0])
     if spec is None:
         return None
@@ -266,8 +264,7 @@ class SparkJobs:
 
 
 class SlotJob:
-    """An `everflow.autoscale.Instance`. Used by the loop's thread; the job is waited for by a
-    thread of its own."""
+    """An `everflow.autoscale.Instance`, of the loop's thread; another one waits for the job."""
 
     def __init__(self, order: SlotOrder, places: Places, jobs: SparkJobs) -> None:
         self.number = order.slot
@@ -357,8 +354,7 @@ def last_words(error: BaseException) -> str:
 
 
 def host_instance(orders: Iterable[str]) -> Iterator[str]:
-    """The outcome of each order. RuntimeError where its keeper was killed: Spark then runs the task
-    again."""
+    """The outcome of each order. RuntimeError: its keeper was killed; Spark runs the task again."""
     for text in orders:
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context is not None else 0

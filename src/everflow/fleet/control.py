@@ -113,8 +113,7 @@ MOST_BODY_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Door:
-    """What the routes serve: keepers that show the ``token``, and operators on ``own_hosts``, the
-    addresses of the driver's host."""
+    """What keepers get that show the ``token``, and operators on the driver's ``own_hosts``."""
 
     token: str
     own_hosts: frozenset[str]

@@ -100,8 +100,7 @@ class Keeper:
         self._answered_s = self.clock()
 
     def run(self) -> SlotOutcome:
-        """Run until the instance has ended, or none is wanted. OSError if the folder cannot be
-        used."""
+        """Run until the instance has ended, or none is wanted. OSError: the folder is unusable."""
         program = Path(self.order.program).read_bytes()  # it goes with the executor
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._folder / "lock").open("a+") as lock:

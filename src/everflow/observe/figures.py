@@ -25,8 +25,7 @@ Read = Callable[[Observation], Values]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure. ``labels`` stand behind ``client_id``, which all have; ``read`` gives their
-    values with the figure's."""
+    """One figure. ``labels`` stand behind ``client_id``; ``read`` gives their values, and its."""
 
     name: str
     kind: str

@@ -287,8 +287,7 @@ def application(
 
 
 class HttpServer:
-    """Listens from its making on; `close` from any thread. ConfigError where the address cannot be
-    had."""
+    """Listens from its making on; `close` from any thread. ConfigError: the address is not free."""
 
     def __init__(
         self,

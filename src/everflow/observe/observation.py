@@ -205,8 +205,7 @@ def state_reason(seen: Observation) -> str:
 
 
 def ready(seen: Observation) -> Verdict:
-    """Ready, if it processes all of its tasks. One without a task is ready: there may be more
-    instances than tasks."""
+    """Ready, if it processes all of its tasks, also of none: instances may be more than tasks."""
     alive = live(seen)
     if not alive.ok:
         return alive
@@ -230,8 +229,7 @@ ABORTED, FENCED = "aborted", "migrated"
 
 
 def transactions(seen: Observation) -> dict[str, Any]:
-    """By stream thread; and what open transactions of anybody hold back, the worst first. A number
-    that is not known is None."""
+    """By stream thread; and what open transactions hold back, the worst first. None: not known."""
     return {
         "threads": [_thread(seen, thread.number) for thread in seen.threads],
         "ended_of_others": seen.counters.get(names.WRITERS_FENCED, 0.0),
@@ -241,8 +239,7 @@ def transactions(seen: Observation) -> dict[str, Any]:
 
 
 def held_back(seen: Observation) -> list[dict[str, Any]]:
-    """Partitions of which readers of committed records do not see the end: what is held back for
-    the longest time first."""
+    """Partitions whose end readers of committed records do not see, the longest held first."""
     rows = [
         {"topic": topic, "partition": partition, **one._asdict()}
         for (topic, partition), one in seen.held_back.items()
@@ -303,8 +300,7 @@ def identity_of(seen: Observation) -> dict[str, Any]:
 
 
 def status_of(seen: Observation) -> dict[str, Any]:
-    """The instance's state, both verdicts, threads and tasks. A number that is not known is
-    null."""
+    """The instance's state, both verdicts, threads and tasks. A number is null if not known."""
     return {
         **identity_of(seen),
         "state_s": seen.state_s,
@@ -326,8 +322,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
 
 
 def keys_elsewhere(seen: Observation) -> list[dict[str, Any]]:
-    """Topics with keys in other partitions than their sources say: of so many keys that were
-    looked at, and what to do."""
+    """Topics with keys in other partitions than their sources say: of how many, and the cure."""
     misplaced, checked = (
         seen.series.get(name, {}) for name in (names.KEYS_MISPLACED, names.KEYS_CHECKED)
     )

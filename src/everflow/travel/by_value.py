@@ -96,8 +96,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._own[name]
 
     def _travels(self, obj: Any) -> bool:
-        """By value: what no module holds under its own name, and what a module of the program
-        holds."""
+        """By value: what a module of the program holds, and what none holds under its own name."""
         found = cloudpickle._lookup_module_and_qualname(obj)
         return found is None or self._is_own(found[0])
 
@@ -121,16 +120,14 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _filled_later(
         self, make: Any, args: tuple[Any, ...], state: tuple[Any, ...], fill: Any, obj: Any
     ) -> Any:
-        """``obj`` is made and filled; among the methods of a class it is made only, and filled when
-        all of them are there."""
+        """``obj`` is made and filled; among a class's methods filled when all of them are made."""
         if not self._later:
             return make, args, state, None, None, fill
         self._later[-1].append((fill, obj, state))
         return make, args
 
     def _space(self, fn: FunctionType) -> ModuleType | dict[str, Any]:
-        """The module whose globals ``fn`` has, or a fresh dict shared by all functions with the
-        same globals."""
+        """The module whose globals ``fn`` has, or a dict that all functions with these share."""
         module = sys.modules.get(fn.__globals__.get("__name__", ""))
         if isinstance(module, ModuleType) and vars(module) is fn.__globals__:
             return module
@@ -138,8 +135,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(fn.__globals__), facts)
 
     def _used(self, fn: FunctionType, names: Mapping[str, Any]) -> dict[ModuleType, dict[str, Any]]:
-        """Modules of the program that ``fn`` reads attributes of, each with those: attributes are
-        told by their names alone."""
+        """Modules of the program that ``fn`` reads attributes of, with those: by names alone."""
         attributes, imported = _attributes(fn.__code__)
         reached = [
             *names.values(),
@@ -164,8 +160,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _make_module, (module.__name__, facts, parent)
 
     def _is_made(self, cls: type) -> bool:
-        """True if a class is made again on the other side. cloudpickle names some in its own way
-        (NoneType, FunctionType ...)."""
+        """True if a class is made anew on the other side. cloudpickle names some (NoneType ...)."""
         named = cls in cloudpickle._BUILTIN_TYPE_NAMES or cls in (
             type(None),
             type(Ellipsis),
@@ -246,8 +241,7 @@ def _given(*found: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _attributes(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of attributes that ``code`` and the functions in it read, and of the modules they
-    import."""
+    """Names of attributes that ``code`` and functions in it read, and of modules they import."""
     attributes, imported = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in _ATTRIBUTE_OPS:
@@ -283,8 +277,7 @@ def _contents(cells: Iterable[CellType]) -> Iterator[Any]:
 
 
 def _imported(names: Iterable[str], space: Mapping[str, Any]) -> Iterator[ModuleType]:
-    """Modules imported already that an import statement with one of these names may mean, relative
-    ones included."""
+    """Modules imported already that an import of these names may mean, relative ones included."""
     package = space.get("__package__") or ""
     parents = (
         [package.rsplit(".", up)[0] for up in range(package.count(".") + 1)] if package else []
@@ -355,8 +348,7 @@ def _imported_anew(module: ProgramModule) -> ModuleType:
 
 
 def _from_its_file(module: ProgramModule) -> ModuleType:
-    """``module`` imported; not one of a library that has its name and comes before it on a worker's
-    path."""
+    """``module`` imported; not a library's of its name that comes first on a worker's path."""
     name, file = module.__name__, vars(module).get("__file__")
     is_file = isinstance(file, str) and os.path.isfile(file)
     spec = importlib.util.spec_from_file_location(name, file) if is_file else None
@@ -376,8 +368,7 @@ _loading = _Loading()
 
 @contextmanager
 def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """While unpickling inside, the program's modules are found and put here instead of in
-    ``sys.modules``."""
+    """While the block unpickles, the program's modules are here instead of in ``sys.modules``."""
     before, _loading.modules = _loading.modules, modules
     try:
         yield
@@ -464,8 +455,7 @@ _METHODS = (
 def making(
     cls: type, by_value: Callable[[type], bool], bare: Callable[[type], object]
 ) -> tuple[Any, ...]:
-    """Arguments by which the other side makes ``cls`` bare. ``bare(other)`` stands for another bare
-    class."""
+    """Arguments by which the other side makes ``cls`` bare; ``bare(other)``: another bare class."""
 
     def reference(base: Any) -> Any:
         return bare(base) if isinstance(base, type) and by_value(base) else base
@@ -543,8 +533,7 @@ def _silent(classes: Iterable[type]) -> Iterator[None]:
 
 
 def _plain(cls: type, operation: str) -> Callable[..., None]:
-    """The metaclass's own way to change ``cls``, without what Python code makes of it: an enum
-    refuses new members."""
+    """The metaclass's own way to change ``cls``, past its Python code: enums refuse new members."""
     meta: Any = type(cls)
     ways = (vars(one).get(operation) for one in meta.__mro__)
     return next(way for way in ways if isinstance(way, WrapperDescriptorType))

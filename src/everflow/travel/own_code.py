@@ -82,8 +82,7 @@ def is_own(module: ModuleType) -> bool:
 
 
 def program_folders(path: Iterable[str]) -> list[str]:
-    """The entries of a Python path that are the program's: neither the standard library's, nor
-    folders of installed packages."""
+    """The program's entries of a Python path: neither the library's, nor of installed packages."""
     return [
         entry
         for entry in path
@@ -92,8 +91,7 @@ def program_folders(path: Iterable[str]) -> list[str]:
 
 
 def called(cls: type, names: frozenset[str]) -> bool:
-    """True if the class or one of its bases is called so; by name, so that nothing has to be
-    imported for the question."""
+    """True if the class or one of its bases is called so; by name, so that nothing is imported."""
     return any(f"{base.__module__}.{base.__qualname__}" in names for base in cls.__mro__)
 
 

@@ -44,8 +44,7 @@ class Parcel:
         return Parcel(file.getvalue(), uuid.uuid4().hex)
 
     def copy(self) -> Any:
-        """The content as a worker would have it, new with each call; the modules of this process
-        stay as they are."""
+        """The content as a worker would have it, new each time; modules here stay as they are."""
         with loading_into({}):
             return pickle.loads(self.data)
 
@@ -84,8 +83,7 @@ class Parcel:
 
 
 def _forget_programs() -> None:
-    """Modules of other programs, or of an earlier version of this one, that this process had: each
-    parcel brings its own."""
+    """Modules of other programs, or of this one before, go: each parcel brings its own."""
     _current.clear()
     # All are known before the first goes: a package without __init__ looks for its parent when it
     # is asked where it lies.
@@ -174,8 +172,7 @@ class Inert:
 
 
 class InertInstance(Inert):
-    """A `KafkaStreams` that a worker made while it imported a program: it may be there, it must not
-    start."""
+    """A `KafkaStreams` of a program that a worker imported: it may be there, it must not start."""
 
     def start(self, *_: Any, **__: Any) -> None:
         """Refused with the cure."""

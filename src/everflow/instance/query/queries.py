@@ -133,8 +133,7 @@ RETRY_MS = 1_000.0
 
 @dataclass(eq=False)
 class HostMap:
-    """``describe`` reads the user data of all members, which takes a while. Safe from any
-    thread."""
+    """``describe`` reads all members' user data, which takes a while. Safe from any thread."""
 
     clock: Clock
     describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group
@@ -301,8 +300,7 @@ class StoreQueries:
     # --- for `_LocalReader` ----------------------------------------------------------------------
 
     def require_serving(self) -> None:
-        """InvalidStateStoreError unless the instance is between start and close, or still
-        drains."""
+        """InvalidStateStoreError unless the instance is between start and close, or drains."""
         state = self.ports.state()
         draining = state is ClientState.PENDING_SHUTDOWN and self.ports.draining()
         if state not in SERVING and not draining:

@@ -188,8 +188,7 @@ class ReadOnlyStore:
         decode: Callable[[bytes], Any],
         results: ResultDecoder | None = None,
     ) -> None:
-        """``decode`` and ``results``: `PhysicalPlan.value_decoder` and
-        `PhysicalPlan.value_results`."""
+        """``decode``, ``results``: `PhysicalPlan.value_decoder`, `PhysicalPlan.value_results`."""
         self.spec = spec
         self._reader = reader
         self._decode = decode

@@ -168,8 +168,7 @@ class Facts:
         return next((look for look in looks if look.seen.lags.keys() == now), None)
 
     def growth(self, name: str) -> dict[Labels, float]:
-        """Growth per second of the counters of this name, by labels; empty while there is one
-        snapshot only."""
+        """Growth per second of this name's counters, by labels; empty of one snapshot only."""
         if self.passed_s <= 0:
             return {}
         old = self.before.seen.series.get(name, {})

@@ -40,9 +40,8 @@ class PeerSilentError(Exception):
 
 
 class Peer(NamedTuple):
-    """Another instance. ``facts``: its last looks, None: it has told nothing yet; ``age_s``: how
-    old they are; ``error``: why it did not answer the last time; ``silent_s``: for how long it has
-    not."""
+    """Another instance. ``facts``: its last looks, None: it has told nothing yet; ``age_s``: their
+    age; ``error``: why it did not answer the last time; ``silent_s``: for how long it has not."""
 
     host: str
     facts: Facts | None = None
@@ -66,9 +65,8 @@ def _on_a_thread(work: Callable[[], None]) -> None:
 
 @dataclass(eq=False)
 class Peers:
-    """``ask`` gives what an instance (host:port) says of itself, and blocks; it raises
-    PeerSilentError. ``own`` is this instance's address, empty: it has none. Any thread may call
-    `look`."""
+    """``ask`` gives what an instance (host:port) says of itself; it blocks, or raises
+    PeerSilentError. ``own``: this instance's address, if it has one. Any thread may `look`."""
 
     ask: Callable[[str], Observation]
     own: Callable[[], str]
@@ -143,8 +141,8 @@ class Peers:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusClient:
-    """Asks an instance of this application for its status. ``token`` empty: none is sent; ``tls``
-    None: it speaks http."""
+    """Asks an instance of this application how it does. Without ``token`` none is sent; without
+    ``tls`` it speaks http."""
 
     application_id: str
     token: str = ""
@@ -153,8 +151,7 @@ class StatusClient:
     within_s: float = ASK_S
 
     def __call__(self, host: str) -> Observation:
-        """Its answer. A redirection is not followed: the token is for this host alone. Raises
-        PeerSilentError."""
+        """Its answer, or PeerSilentError. No redirection: the token is for this host alone."""
         try:
             place = urlsplit(f"//{host}")
             name, port = place.hostname, place.port

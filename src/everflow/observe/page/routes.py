@@ -131,8 +131,7 @@ class DeadLetterService(Protocol):
         """Its letters, by cause."""
 
     def replay(self, cause: LetterCause, time_ms: int | None) -> LettersReplayed:
-        """Write those of a cause again, each once for good: with the time of its record, or all
-        with ``time_ms``."""
+        """Write those of a cause again, each once for good, at its record's time or ``time_ms``."""
 
 
 @dataclass(eq=False)

@@ -35,8 +35,7 @@ class VerdictLine(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """Records that wait, records/s that are processed, and by how many each second the waiting
-    become fewer. None: not known."""
+    """Records that wait, records/s processed, how many fewer wait each second. None: not known."""
 
     lag: float | None
     rate: float
@@ -136,8 +135,7 @@ def held_up(seen: Observation) -> VerdictLine | None:
 
 
 def backlog(waiting: Backlog, goal_s: float) -> VerdictLine:
-    """Keeping up, or the time to catch up; ``goal_s``: the time in which a backlog should be worked
-    off."""
+    """Keeping up, or the time to catch up; ``goal_s``: in which a backlog should be worked off."""
     lag, rate, shrinks = waiting
     if lag is None:
         return VerdictLine(BUSY, "How much waits is not known yet")

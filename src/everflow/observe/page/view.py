@@ -280,8 +280,7 @@ def _badness(task: ObservedTask) -> tuple[int, float, str]:
 
 
 def _percent(task: ObservedTask) -> int | None:
-    """How much of its copy is there, rounded down: 100 % is said of what is complete, and of
-    nothing else."""
+    """How much of its copy is there, rounded down: 100 % is said only of what is complete."""
     if task.copied is None or task.lag is None:
         return None
     whole = task.copied + task.lag
