@@ -35,8 +35,7 @@ def main() -> None:
         sys.stderr.write("stopping: nothing had begun\n")
         sys.exit(signals.exit_code)
     except SystemExit as end:
-        # An interrupt that reached the library of commands, outside of all of them, ends there with
-        # 1.
+        # An interrupt that reached the library of commands, outside of all of them, ends with 1.
         sys.exit(signals.exit_code if end.code == 1 and signals.interrupted else end.code)
     finally:
         signals.over()

@@ -351,8 +351,7 @@ def _source_of(module: str) -> Path | None:
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        # by its own name: for a folder without __init__.py, Python looks for its package among the
-        # imported ones
+        # by its own name: Python looks for a folder without __init__.py among imported packages
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     origin = (
         None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)

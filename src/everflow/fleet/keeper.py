@@ -250,8 +250,7 @@ def posted_to(order: SlotOrder) -> Post:
 def main(arguments: Sequence[str] = ()) -> None:
     """Keep one instance; see the module."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    # What ends the task ends the keeper in its own time. Handlers are not inherited by what it
-    # starts, as ignoring would be.
+    # What ends the task ends the keeper in its own time. Ignoring would be inherited by children.
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     order = SlotOrder.from_json(sys.stdin.readline())

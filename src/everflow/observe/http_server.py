@@ -345,9 +345,8 @@ class HttpServer:
 
     def _run(self) -> None:
         # This thread, and those that it starts, wait for a core instead of taking it from who
-        # computes on it (sched(7), SCHED_BATCH; Linux alone has it). On a machine that is not full
-        # they have it as soon; on a full one each wake-up cost a worker what it had in the core's
-        # caches (note 058).
+        # computes on it (sched(7), SCHED_BATCH; Linux alone has it): on a full machine each wake-up
+        # cost a worker what it had in the core's caches (note 058).
         with contextlib.suppress(AttributeError, OSError):  # elsewhere, or not allowed
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:

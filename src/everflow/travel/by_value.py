@@ -198,8 +198,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _left(self) -> Any:
-        # One after the other, and first what a key of a variable needs (__hash__, __eq__,
-        # __class__).
+        # In turn, and first what a key of a variable needs (__hash__, __eq__, __class__).
         left = sorted(
             self._later.pop(),
             key=lambda given: isinstance(given[1], FunctionType) and given[1].__name__[:2] != "__",
@@ -462,8 +461,7 @@ def making(
 
     meta: Any = type(cls)
     # An installed metaclass has something to do: pydantic's, ABCMeta. An enum's would make the
-    # members anew, and that of typed dictionaries refuses what it made: they have dict as their
-    # base.
+    # members anew, and that of typed dictionaries refuses what it made: their base is dict.
     anew = issubclass(meta, EnumMeta) or meta.__name__ == "_TypedDictMeta"
     maker = type if anew else next(one for one in meta.__mro__ if not by_value(one))
     names: dict[str, Any] = {

@@ -65,8 +65,7 @@ def _is_installed(
     path = PurePath(file)
     if INSTALLED_FOLDERS & set(path.parts):
         return True
-    # Folders of the standard library hold site-packages, but a folder above them, such as /usr, is
-    # nobody's in particular.
+    # Folders of the library hold site-packages, but one above them, such as /usr, is nobody's.
     return any(str(parent) in library for parent in path.parents) or recorded(file, top)
 
 

@@ -39,8 +39,7 @@ class Parcel:
         `everflow.travel.refusals.TravelCheck` says it in words."""
         file = io.BytesIO()
         PortablePickler(file).dump(content)
-        # A name of its own even for equal content: an instance that starts again begins with its
-        # variables as they are then.
+        # A name of its own even for equal content: a new start begins with the variables of then.
         return Parcel(file.getvalue(), uuid.uuid4().hex)
 
     def copy(self) -> Any:
@@ -85,8 +84,7 @@ class Parcel:
 def _forget_programs() -> None:
     """Modules of other programs, or of this one before, go: each parcel brings its own."""
     _current.clear()
-    # All are known before the first goes: a package without __init__ looks for its parent when it
-    # is asked where it lies.
+    # All are known before the first goes: a package without __init__ asks its parent for its place.
     for name in [
         name
         for name, module in list(sys.modules.items())

@@ -125,8 +125,7 @@ def _hashed(key: bytes) -> int:
 
 
 # --- the hosts of the last rebalance (note 005) ---------------------------------------------------
-# The leader sends them, or leaves them out if they are too large to send: then they are read from
-# the group.
+# The leader sends them; if they are too large to send, they are read from the group.
 
 RETRY_MS = 1_000.0
 
@@ -288,8 +287,7 @@ class StoreQueries:
         found: dict[str, dict[int, LagInfo]] = {}
         for task, store, changelog, active in here:
             end = ends[changelog]
-            # An active task wrote all there is; offsets behind its last record are transaction
-            # markers.
+            # An active task wrote all there is; behind its last record are transaction markers.
             position = end if active else _position(store.path)
             if position is not None:
                 found.setdefault(store.name, {})[task.partition] = LagInfo(
