@@ -125,9 +125,8 @@ class Door:
         slots = []
         for slot, without_s in sorted(self.places.without_s().items()):
             last = self.places.last(slot)
-            known = {} if last is None else asdict(last)
-            known.pop("lines", None)
-            known.pop("left_out", None)
+            told = {} if last is None else asdict(last)
+            known = {key: one for key, one in told.items() if key not in ("lines", "left_out")}
             slots.append({**known, "slot": slot, "without_place_s": round(without_s, 1)})
         return {
             "application_id": self.application_id,

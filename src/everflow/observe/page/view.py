@@ -158,12 +158,13 @@ def _gone_row(gone: GoneHost, facts: Facts) -> View:
 
 def copies(facts: Facts, peers: Sequence[Peer], own: str) -> Iterator[tuple[str, ObservedTask]]:
     """Each copy of a task that somebody tells of, with its host: the matrix."""
-    for host, seen in [
-        (own, facts.seen),
-        *((peer.host, peer.facts.seen) for peer in peers if peer.facts is not None),
-    ]:
-        for task in seen.tasks:
-            yield host, task
+    yield from ((own, task) for task in facts.seen.tasks)
+    for peer in peers:
+        yield from ((peer.host, task) for task in _tasks_of(peer))
+
+
+def _tasks_of(peer: Peer) -> Sequence[ObservedTask]:
+    return () if peer.facts is None else peer.facts.seen.tasks
 
 
 def elsewhere(facts: Facts, peers: Sequence[Peer]) -> list[tuple[Peer, ObservedTask]]:
@@ -171,7 +172,7 @@ def elsewhere(facts: Facts, peers: Sequence[Peer]) -> list[tuple[Peer, ObservedT
     here = {task.task for task in facts.seen.tasks}
     found: dict[str, tuple[Peer, ObservedTask]] = {}
     for peer in peers:
-        for task in () if peer.facts is None else peer.facts.seen.tasks:
+        for task in _tasks_of(peer):
             if task.task in here:
                 continue
             if task.task not in found or kind_of(task) == ACTIVE:
@@ -210,8 +211,8 @@ def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
     }
 
 
-def _first(rows: Sequence[View], most: int) -> View:
-    return {"rows": rows[:most], "more": max(0, len(rows) - most)}
+def _first(rows: Sequence[View], most: int, name: str = "rows") -> View:
+    return {name: rows[:most], "more": max(0, len(rows) - most)}
 
 
 def _trend(facts: Facts) -> View:
@@ -412,8 +413,7 @@ def _letters(facts: Facts) -> View:
     for row in causes:
         row["sample"] = seen.samples.get(tuple(row[name] for name in cause), "")
     return {
-        "causes": causes[:MOST_LAGS],
-        "more": max(0, len(causes) - MOST_LAGS),
+        **_first(causes, MOST_LAGS, "causes"),
         "written": seen.counters.get(names.DEAD_LETTERS, 0.0),
         "rate": facts.total_growth(names.DEAD_LETTERS),
         "dropped": dropped[:MOST_LAGS],
@@ -445,8 +445,7 @@ def _writers(facts: Facts) -> View:
     for row in found["threads"]:
         at_ms = row.pop("committed_ms")
         row["commit_s"] = None if at_ms is None else max(0.0, facts.now_ms - at_ms) / 1000
-    held: list[View] = found.pop("held_back")
-    return {**found, "held_back": held[:MOST_LAGS], "more": max(0, len(held) - MOST_LAGS)}
+    return {**found, **_first(found["held_back"], MOST_LAGS, "held_back")}
 
 
 def _events(events: Sequence[Event], about: str) -> list[View]:
