@@ -11,7 +11,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -469,6 +469,17 @@ Form = Annotated[Output, typer.Option("--output", help="text for people, json fo
 def show(form: Output, data: Any, lines: list[str]) -> None:
     """Print a result: ``data`` for programs, ``lines`` for people."""
     echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))
+
+def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Rows in columns, of which the ``numbers`` end below each other; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at in numbers else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -21,6 +21,7 @@ from everflow.cli.commands import (
     connected,
     echo,
     own_status,
+    table,
 )
 from everflow.errors import ConfigError
 from everflow.logs import counted
@@ -140,8 +141,6 @@ def state(
 
 
 def print_table(rows: Rows, most: int | None) -> None:
-    from everflow.console.observed import table
-
     shown = most or TABLE_ROWS
     found = list(islice(_dicts(rows), shown + 1))
     head = tuple(rows.schema.names)

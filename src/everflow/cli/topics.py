@@ -22,8 +22,8 @@ from everflow.cli.commands import (
     command,
     require_yes,
     show,
+    table,
 )
-from everflow.console.observed import table
 from everflow.errors import ConfigError, EverflowError, FatalError
 from everflow.logs import counted
 from everflow.records import TopicPartition, names_a_topic
