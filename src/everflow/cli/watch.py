@@ -39,7 +39,7 @@ from everflow.client.direct import BrokenAnswerError, RefusedError, asked, no_an
 from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
 from everflow.fleet.decision import require_not_own
 from everflow.logs import counted, time_of_day
-from everflow.observe.page.verdict import brokers_away, duration
+from everflow.observe.page.view import brokers_away, duration
 from everflow.retry import shown_by
 from everflow.stop_signals import owned
 

@@ -64,7 +64,7 @@ from everflow.observe.page.routes import (
     LettersReplayed,
     Page,
 )
-from everflow.observe.page.verdict import with_rates
+from everflow.observe.page.view import with_rates
 from everflow.observe.observation import status_of
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads

@@ -34,7 +34,7 @@ from everflow.observe.page.routes import (
     LettersReplayed,
     Page,
 )
-from everflow.observe.page.verdict import with_rates
+from everflow.observe.page.view import with_rates
 from everflow.topology.describe import as_svg
 from everflow.topology.program import Topology
 from integration.observed.chromium import Browser, browser

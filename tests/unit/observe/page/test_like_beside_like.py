@@ -13,7 +13,7 @@ from everflow import metrics as names
 from everflow.metrics import Labels
 from everflow.observe.observation import Observation, ObservedHost, ObservedTask, ObservedThread
 from everflow.observe.page.history import TREND_MS, Facts, GoneHost, LookHistory, TrendPoint
-from everflow.observe.page.verdict import BAD, BUSY, Backlog, verdict, with_rates
+from everflow.observe.page.view import BAD, BUSY, Backlog, verdict, with_rates
 from everflow.observe.page.view import page_view
 from everflow.observe.observation import observation_in, ready, state_reason, status_of
 from unit.observe.observations import ACTIVE, STANDBY, changed

@@ -21,7 +21,7 @@ from everflow.observe.observation import (
 )
 from everflow.observe.page.history import LONGEST, EventBook, Facts, RoleSpan, TrendPoint
 from everflow.observe.page.peers import Peer
-from everflow.observe.page.verdict import BAD, BUSY, GOOD, verdict
+from everflow.observe.page.view import BAD, BUSY, GOOD, verdict
 from everflow.observe.page.view import (
     MOST_HOSTS,
     MOST_LAGS,
