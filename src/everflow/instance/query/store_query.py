@@ -9,6 +9,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
@@ -56,6 +57,8 @@ ATTEMPTS = 3
 """A read retries so often if its store was closed or removed."""
 
 Entry = tuple[bytes, bytes]
+_Asked = tuple[bytes | None, bytes | None, Callable[[bytes], bool] | None]
+"""As `KeyRange` has it; no ``keep``: all keys between the bounds."""
 _Read = TypeVar("_Read")
 _Store = TypeVar("_Store", bound="ReadOnlyStore")
 
@@ -208,11 +211,11 @@ class ReadOnlyStore:
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Every entry, one partition after the other, in order of key bytes within each."""
-        return self._scan(None, None)
+        return self._scan((None, None, None))
 
     def reverse_all(self) -> Iterator[tuple[Any, Any]]:
         """`all` in falling order of key bytes within each partition."""
-        return self._scan(None, None, reverse=True)
+        return self._scan((None, None, None), reverse=True)
 
     def approximate_num_entries(self) -> int:
         """Entries of the readable partitions; expired windows count until they are removed."""
@@ -261,35 +264,24 @@ class ReadOnlyStore:
             f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). {hint}"
         )
 
-    def _scan(
-        self,
-        start: bytes | None,
-        end: bytes | None,
-        keep: Callable[[bytes], bool] | None = None,
-        *,
-        reverse: bool = False,
-    ) -> Iterator[tuple[Any, Any]]:
+    def _scan(self, asked: _Asked, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
         first = 0 if self._behind is None else self._behind.partition
         partitions = [partition for partition in self._ready() if partition >= first]
-
-        def entries() -> Iterator[tuple[EntryPlace, bytes]]:
-            for partition in partitions:
-                for key, stored in self._entries(partition, start, end, reverse):
-                    if keep is None or keep(key):
-                        yield EntryPlace(partition, key), stored
-
-        return StoreScan(entries(), self._shown)
+        found = (self._entries(partition, asked, reverse) for partition in partitions)
+        return StoreScan(chain.from_iterable(found), self._shown)
 
     def _entries(
-        self, partition: int, start: bytes | None, end: bytes | None, reverse: bool
-    ) -> Iterator[Entry]:
-        behind = self._behind
+        self, partition: int, asked: _Asked, reverse: bool
+    ) -> Iterator[tuple[EntryPlace, bytes]]:
+        (start, end, keep), behind = asked, self._behind
         if behind is not None and behind.partition == partition:
             if reverse:
                 end = behind.key if end is None else min(end, behind.key)
             else:
                 start = max(start or b"", behind.key + b"\x00")
-        return self._reader.entries(partition, start, end, reverse)
+        for key, stored in self._reader.entries(partition, start, end, reverse):
+            if keep is None or keep(key):
+                yield EntryPlace(partition, key), stored
 
     def _ready(self) -> Sequence[int]:
         """The readable partitions. Raises at the call, not at the first entry."""
@@ -318,10 +310,9 @@ class ReadOnlyStore:
         places = self._places_of(key) if self._behind is None else [self._behind.partition]
         for partition in places:
             found = False
-            for stored_key, stored in self._entries(partition, asked.start, asked.end, reverse):
-                if asked.keep(stored_key):
-                    found = True
-                    yield EntryPlace(partition, stored_key), stored
+            for entry in self._entries(partition, asked, reverse):
+                found = True
+                yield entry
             if found:
                 return
 
@@ -373,21 +364,21 @@ class ReadOnlyKeyValueStore(ReadOnlyStore):
 
     def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
         """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
-        return self._scan(*self._bounds(first, last))
+        return self._scan(self._bounds(first, last))
 
     def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
         """`range`, from ``last`` down to ``first``."""
-        return self._scan(*self._bounds(first, last), reverse=True)
+        return self._scan(self._bounds(first, last), reverse=True)
 
     def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
         """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's
         serde writes (text for text keys)."""
         start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key_bytes(prefix)
-        return self._scan(start, after_prefix(start))
+        return self._scan((start, after_prefix(start), None))
 
-    def _bounds(self, first: Any, last: Any) -> tuple[bytes | None, bytes | None]:
+    def _bounds(self, first: Any, last: Any) -> _Asked:
         start = None if first is None else self._key_bytes(first)
-        return start, None if last is None else self._key_bytes(last) + b"\x00"
+        return start, None if last is None else self._key_bytes(last) + b"\x00", None
 
 
 def values_at_home(
@@ -498,7 +489,7 @@ class _TimedStore(ReadOnlyStore):
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
         asked = self._of_keys(low, high, *_interval(since, until, *self._times))
-        return self._scan(*asked, reverse=reverse)
+        return self._scan(asked, reverse=reverse)
 
 
 def _interval(
