@@ -109,6 +109,7 @@ def test_input_topics_hold_repartition_topics_by_their_full_name() -> None:
         "app-by-route-repartition",
     ]
 
+
 def test_progress_rates_are_taken_over_the_window() -> None:
     progress = Progress(window_s=2.0)
     assert progress.line() == "0 records/s · lag unknown"
@@ -122,4 +123,3 @@ def test_progress_ends_with_what_the_tasks_do() -> None:
     progress = Progress()
     progress.add(Sample(0.0, 0, 10, tasks="2 active"))
     assert progress.line() == "0 records/s · lag 10 · here: 2 active"
-

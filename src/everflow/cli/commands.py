@@ -41,9 +41,10 @@ F = TypeVar("F", bound=Callable[..., int | None])
 
 
 _ORDER = (
-    "version run describe broker demo new dlq topic fleet scale produce consume reset state status "
-    "tasks lag drain rack autoscale setup simulate"
-).split()
+    *("version", "run", "describe", "broker", "demo", "new", "dlq", "topic", "fleet", "scale"),
+    *("produce", "consume", "reset", "state", "status", "tasks", "lag", "drain", "rack"),
+    *("autoscale", "setup", "simulate"),
+)
 """Commands in the order of ``--help``."""
 
 
@@ -469,6 +470,7 @@ Form = Annotated[Output, typer.Option("--output", help="text for people, json fo
 def show(form: Output, data: Any, lines: list[str]) -> None:
     """Print a result: ``data`` for programs, ``lines`` for people."""
     echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))
+
 
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
     """Rows in columns, of which the ``numbers`` end below each other; the first row is the head."""

@@ -36,8 +36,8 @@ from everflow.fleet.decision import (
     require_cluster,
     spark_settings,
 )
-from everflow.observe.requests import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer
+from everflow.observe.requests import OwnNames
 from everflow.retry import waiting
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 from everflow.spark.session import hush_accumulators, hush_py4j, interrupt_kept, prepare_environment
@@ -237,7 +237,7 @@ def pack(module: str, more: Sequence[Path], to: Path) -> list[str]:
     return [part.name for part in parts]
 
 
-# --- a slot: a Spark job of one task, whose keeper runs one instance -------------------------------
+# --- a slot: a Spark job of one task, whose keeper runs one instance ------------------------------
 
 FAILED = 70
 """The exit code of a slot whose job failed."""

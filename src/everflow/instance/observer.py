@@ -55,6 +55,7 @@ from everflow.observe.observation import (
     ObservedThread,
     ObservedWriter,
     StableLag,
+    status_of,
 )
 from everflow.observe.page.history import EventBook, Facts, LookHistory
 from everflow.observe.page.routes import (
@@ -65,7 +66,6 @@ from everflow.observe.page.routes import (
     Page,
 )
 from everflow.observe.page.view import with_rates
-from everflow.observe.observation import status_of
 from everflow.records import TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan
@@ -600,8 +600,8 @@ def _served(
     own: Callable[[], str],
 ) -> HttpServer:
     from everflow.instance.serving.routes import tokens_of  # a third of a second
-    from everflow.observe.requests import OwnNames
     from everflow.observe.http_server import HttpServer, application
+    from everflow.observe.requests import OwnNames
 
     tokens = tokens_of(config) if config.query_token_file else ()
     page = Page(

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from everflow import metrics as names
 from everflow.metrics import Labels
-from everflow.observe.observation import Observation, ObservedTask
-from everflow.observe.observation import ready
+from everflow.observe.observation import Observation, ObservedTask, ready
 
 COUNTER = "counter"
 Values = Iterable[tuple[Labels, float]]

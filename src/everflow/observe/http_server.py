@@ -34,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everflow.errors import ConfigError
 from everflow.observe.figures import COUNTER, FIGURES
-from everflow.observe.observation import Observation
+from everflow.observe.observation import Observation, Verdict, live, ready, status_of
 from everflow.observe.page.routes import Page
 from everflow.observe.requests import (
     Application,
@@ -45,7 +45,6 @@ from everflow.observe.requests import (
     answer,
     own_host_only,
 )
-from everflow.observe.observation import Verdict, live, ready, status_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -57,7 +56,7 @@ def exposition(seen: Observation) -> bytes:
     return generate_latest(registry)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Looked(Collector):
     seen: Observation
 

@@ -89,7 +89,7 @@ def _machine_names() -> frozenset[str]:
 
 
 def own_host_only(app: Application, names: OwnNames, free: Callable[[str], bool]) -> Application:
-    """The application, for requests whose Host is one of ``names``, and of other ones only for those
+    """The application, for requests whose Host is one of ``names``, and of others only for those
     whose path is ``free``: what nobody learns anything from, or what needs a token. Requests with
     an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
 
@@ -138,7 +138,7 @@ class RefusedRequest(Exception):
 
 
 async def body_of(request: Request, most: int, too_large: str) -> bytes:
-    """The body; RefusedRequest with the text ``too_large`` where it has more bytes than ``most``."""
+    """The body; RefusedRequest with the text ``too_large`` for more bytes than ``most``."""
     body = bytearray()
     async for part in request.stream():
         body += part

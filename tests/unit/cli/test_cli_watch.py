@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 from everflow.cli.app import app
 from everflow.cli.watch import answered, ask, lag_table, status_at, task_rows, tasks_table
 from everflow.errors import ConfigError, RetriableError
-from everflow.observe.requests import answer
 from everflow.observe.http_server import HttpServer, application
-from everflow.observe.observation import Observation
-from everflow.observe.observation import status_of
+from everflow.observe.observation import Observation, status_of
+from everflow.observe.requests import answer
 from unit.observe.observations import FULL, WHOLE, changed
 
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, cast
 from everflow import metrics as names
 from everflow.logs import LOGGER as MOVES
 from everflow.metrics import Labels
-from everflow.observe.observation import Observation, ObservedTask
-from everflow.observe.observation import lag_of
+from everflow.observe.observation import Observation, ObservedTask, lag_of
 
 KEPT = 500
 LONGEST = 2_000

@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 from everflow.client.direct import RefusedError, asked
 from everflow.clock import Clock
-from everflow.observe.observation import Observation, ObservedHost
+from everflow.observe.observation import Observation, ObservedHost, observation_in
 from everflow.observe.page.history import Facts, LookHistory
-from everflow.observe.observation import observation_in
 
 log = logging.getLogger("everflow")
 
@@ -136,7 +135,6 @@ class Peers:
             else:
                 known.seen, known.seen_ms, known.failing_ms = seen, now_ms, None
                 known.history.add(seen, now_ms, self.clock.now_ms())
-
 
 
 @dataclass(frozen=True, kw_only=True)

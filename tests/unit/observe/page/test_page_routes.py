@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from everflow.observe.figures import FIGURES
-from everflow.observe.requests import allowed
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.history import Facts
 from everflow.observe.page.routes import FILES, HEADERS, Page
+from everflow.observe.requests import allowed
 from unit.observe.observations import WHOLE
 from unit.observe.page.page_facts import SHOWN
 
