@@ -134,72 +134,6 @@ class DeadLetterService(Protocol):
         """Write those of a cause again, each once for good, at its record's time or ``time_ms``."""
 
 
-@dataclass(eq=False)
-class LetterAnswers:
-    """The answers of the dashboard's two paths; ``desk`` None: there is no topic; ``secured``: the
-    client has shown a token. Its methods belong to one event loop."""
-
-    desk: DeadLetterService | None
-    secured: bool
-    clock: Callable[[], float] = time.monotonic
-    _busy: threading.Lock = field(default_factory=threading.Lock)
-    _seen: tuple[float, dict[str, Any]] | None = None
-
-    def offer(self) -> dict[str, str]:
-        """The topic that can be read, or why none can."""
-        if self.desk is None or not self.secured:
-            return {"topic": "", "why": NO_TOPIC if self.desk is None else NO_TOKEN}
-        return {"topic": self.desk.topic, "why": ""}
-
-    async def look(self, _: Request) -> dict[str, Any]:
-        """For a GET. Raises RefusedRequest, EverflowError."""
-        desk = self._open()
-        if self._seen is None or self.clock() - self._seen[0] >= FRESH_S:
-            found = await self._alone(desk.look)
-            self._seen = self.clock(), _flat(found)
-        return self._seen[1]
-
-    async def replay(self, request: Request) -> dict[str, Any]:
-        """For a POST that names a cause. Raises RefusedRequest, EverflowError."""
-        desk = self._open()
-        content = await posted(request)
-        cause = LetterCause(*(text_in(content, name) for name in LetterCause._fields))
-        timestamp = content.get("timestamp", OF_RECORD)
-        if timestamp not in (OF_RECORD, NOW):
-            raise RefusedRequest(400, f"timestamp is {OF_RECORD} or {NOW}")
-        time_ms = int(time.time() * 1000) if timestamp == NOW else None
-        self._seen = None
-        return asdict(await self._alone(lambda: desk.replay(cause, time_ms)))
-
-    async def _alone(self, work: Callable[[], T]) -> T:
-        """On a worker thread, once at a time, whoever asks: others are refused, not queued."""
-
-        def alone() -> T:
-            if not self._busy.acquire(blocking=False):
-                text = "somebody looks at the dead letters, or replays them, already"
-                raise RefusedRequest(409, f"{text}: try again in a moment")
-            try:
-                return work()
-            finally:
-                self._busy.release()
-
-        return await run_in_threadpool(alone)
-
-    def _open(self) -> DeadLetterService:
-        if self.desk is None or not self.secured:
-            raise RefusedRequest(403, self.offer()["why"])
-        return self.desk
-
-
-def _flat(found: LettersFound) -> dict[str, Any]:
-    causes = [{**asdict(one), **one.cause._asdict()} for one in found.causes]
-    for one in causes:
-        del one["cause"]
-    return {"topic": found.topic, "causes": causes, "earlier": found.earlier}
-
-
-# --- the paths ----------------------------------------------------------------------------------
-
 Answer = Callable[[Request], Awaitable[Response]]
 ASKS = {"WWW-Authenticate": 'Basic realm="everflow: any name, and the token as the password"'}
 FILES = Path(__file__).parent
@@ -234,9 +168,8 @@ class Page:
     clock: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: tuple[float, str] | None = None
-
-    def __post_init__(self) -> None:
-        self._letters = LetterAnswers(self.desk, bool(self.tokens))
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+    _seen: tuple[float, dict[str, Any]] | None = None
 
     def needs_token(self, path: str) -> bool:
         """True if it is one of the dashboard's paths, and they need a token."""
@@ -255,8 +188,8 @@ class Page:
             Route("/page/page.js", self._guarded(_file(script, "text/javascript"))),
             Route("/page/page.css", self._guarded(_file(style, "text/css"))),
             Route("/page/view", self._guarded(view)),
-            Route("/page/letters", self._guarded(_asked(self._letters.look))),
-            Route("/page/replay", self._guarded(_asked(self._letters.replay)), methods=["POST"]),
+            Route("/page/letters", self._guarded(_asked(self._look))),
+            Route("/page/replay", self._guarded(_asked(self._replay)), methods=["POST"]),
         ]
 
     def _guarded(self, answer: Answer) -> Answer:
@@ -291,8 +224,59 @@ class Page:
         others: Sequence[Peer] = ()
         if self.peers is not None:
             own, others = self.peers.own(), self.peers.look(facts.seen.hosts)
-        view = {**page_view(facts, others, own), "desk": self._letters.offer()}
+        view = {**page_view(facts, others, own), "desk": self._offer()}
         return json.dumps(view, default=float, allow_nan=False)
+
+    # --- dead letters, for who has shown a token; on one event loop -------------------------------
+
+    def _offer(self) -> dict[str, str]:
+        """The topic that can be read, or why none can."""
+        if self.desk is None or not self.tokens:
+            return {"topic": "", "why": NO_TOPIC if self.desk is None else NO_TOKEN}
+        return {"topic": self.desk.topic, "why": ""}
+
+    async def _look(self, _: Request) -> dict[str, Any]:
+        """For a GET. Raises RefusedRequest, EverflowError."""
+        desk = self._open()
+        if self._seen is None or self.clock() - self._seen[0] >= FRESH_S:
+            found = await self._alone(desk.look)
+            causes = [{**asdict(one), **one.cause._asdict()} for one in found.causes]
+            for one in causes:
+                del one["cause"]
+            plain = {"topic": found.topic, "causes": causes, "earlier": found.earlier}
+            self._seen = self.clock(), plain
+        return self._seen[1]
+
+    async def _replay(self, request: Request) -> dict[str, Any]:
+        """For a POST that names a cause. Raises RefusedRequest, EverflowError."""
+        desk = self._open()
+        content = await posted(request)
+        cause = LetterCause(*(text_in(content, name) for name in LetterCause._fields))
+        timestamp = content.get("timestamp", OF_RECORD)
+        if timestamp not in (OF_RECORD, NOW):
+            raise RefusedRequest(400, f"timestamp is {OF_RECORD} or {NOW}")
+        time_ms = int(time.time() * 1000) if timestamp == NOW else None
+        self._seen = None
+        return asdict(await self._alone(lambda: desk.replay(cause, time_ms)))
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        """On a worker thread, once at a time, whoever asks: others are refused, not queued."""
+
+        def alone() -> T:
+            if not self._busy.acquire(blocking=False):
+                text = "somebody looks at the dead letters, or replays them, already"
+                raise RefusedRequest(409, f"{text}: try again in a moment")
+            try:
+                return work()
+            finally:
+                self._busy.release()
+
+        return await run_in_threadpool(alone)
+
+    def _open(self) -> DeadLetterService:
+        if self.desk is None or not self.tokens:
+            raise RefusedRequest(403, self._offer()["why"])
+        return self.desk
 
 
 def _file(content: str, media_type: str) -> Answer:
