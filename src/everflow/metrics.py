@@ -152,8 +152,7 @@ class RecentlySeen:
 
 
 class Metrics:
-    """Counters and gauges by name, and by labels where they are of one thread, task or node; any
-    thread may write and read."""
+    """Counters and gauges by name, and by labels of a thread, task or node; of any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -88,8 +88,7 @@ def place_of(target: str) -> str:
 
 
 def put_current_folder_on_path() -> None:
-    """Put the current folder on Python's path, as for a script. Spark's Python workers get this
-    path from the instance. Idempotent."""
+    """Put the current folder on Python's path, which Spark's workers get, too. Idempotent."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -212,8 +211,7 @@ def module_and_name(target: str) -> tuple[str, str]:
 
 
 def _is_module(asked: str) -> bool:
-    """True for the name of a module. ``jobs.py`` is a file, and so is a path that exists under just
-    that name."""
+    """True for the name of a module. ``jobs.py`` is a file, and so is a path that exists."""
     path = Path(asked)
     named_as_file = "/" in asked or path.suffix in (".py", ".ipynb")
     return not (named_as_file or (path.is_file() and not Path(f"{asked}.py").exists()))

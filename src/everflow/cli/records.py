@@ -273,8 +273,7 @@ def records(
     status: StatusLine,
     headers: bool,
 ) -> Iterator[ReadRecord]:
-    """Committed records from ``starts`` on, as they come, until there were ``count`` or none for
-    ``timeout_s`` seconds."""
+    """Committed records from ``starts`` on, until ``count`` of them or none for ``timeout_s``."""
     ends = dict.fromkeys(starts, sys.maxsize)
     with closing(FetchTap.over(config.consumer())) as tap:
         tap.go_to(starts)

@@ -302,8 +302,7 @@ def _not_watched(url: str, error: RefusedError) -> EverflowError:
 
 def ask(addresses: Iterable[str]) -> list[dict[str, Any]]:
     """What each says, in their order: its status, or ``address``, ``code`` and ``error`` of one
-    that did not answer (`answered`). ConfigError for what is no address; where none answers, the
-    first one's error."""
+    that did not answer (`answered`). ConfigError: no address. If none answers, the first error."""
     every = list(addresses)
     for address in every:
         url_of(address)
@@ -521,8 +520,7 @@ def goes_for_good(pod: str, stateful_set: Mapping[str, Any] | None) -> bool:
 
 
 def read_stateful_set(name: str, environment: Mapping[str, str], account: Path = ACCOUNT) -> Any:
-    """A StatefulSet of this namespace, from the API server; None if there is none. RetriableError
-    without an answer or a permission."""
+    """A StatefulSet of this namespace, if there is one. RetriableError: no answer or no right."""
     try:
         space = (account / "namespace").read_text().strip()
     except OSError as error:

@@ -212,9 +212,8 @@ class QueryPorts:
 
 @dataclass(eq=False)
 class StoreQueries:
-    """Answers where content is and opens it for reading. Safe from any thread. ``sites``: by the
-    stores' names; ``inputs``: what a task reads; ``own_host``: this instance's
-    ``application.server``."""
+    """Answers where content is and opens it for reading. Safe from any thread. ``sites``: by their
+    stores' names; ``inputs``: of a task; ``own_host``: this instance's ``application.server``."""
 
     sites: Mapping[str, StoreSite]
     inputs: Callable[[TaskId], Iterable[TopicPartition]]

@@ -124,8 +124,7 @@ class TimedLook(NamedTuple):
 
 
 class GoneHost(NamedTuple):
-    """An instance that was in the host map and is not any more, since when (epoch ms), and its
-    active tasks as of the last map that had it."""
+    """An instance that left the host map, since when (epoch ms), its active tasks until then."""
 
     host: str
     since_ms: int

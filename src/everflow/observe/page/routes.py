@@ -112,8 +112,7 @@ class LettersFound:
 
 @dataclass(frozen=True, kw_only=True)
 class LettersReplayed:
-    """``replayed`` now, and ``left`` to replay of the cause; ``error``: what has ended it, for
-    people. What is counted as replayed is."""
+    """``replayed`` now for good, and ``left`` of the cause; ``error``: its end, for people."""
 
     replayed: int
     left: int

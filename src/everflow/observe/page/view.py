@@ -309,8 +309,7 @@ def _trouble(peer: Peer) -> VerdictLine | None:
 
 
 def instances(facts: Facts, peers: Sequence[Peer], own: str) -> View:
-    """A row for each instance, this one first and those that have left last; and the sums over the
-    instances that are ``here`` and answer."""
+    """A row for each instance, this one first, those that left last; sums over those ``here``."""
     rows = [_row(own or HERE, facts), *(_peer_row(peer) for peer in peers)]
     rows[0]["own"] = True
     told = [row for row in rows if row["lag"] is not None]
