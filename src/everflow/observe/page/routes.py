@@ -112,7 +112,7 @@ class LettersFound:
 
 @dataclass(frozen=True, kw_only=True)
 class LettersReplayed:
-    """``replayed`` now for good, and ``left`` of the cause; ``error``: its end, for people."""
+    """``replayed`` now for good, and ``left`` of the cause; ``error``: why it ended, for people."""
 
     replayed: int
     left: int
