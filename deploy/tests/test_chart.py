@@ -19,7 +19,7 @@ from typer.main import get_command
 from deploy.tests.operators_schemas import SPECS
 from everflow import StreamsConfig
 from everflow.cli.app import app
-from everflow.cli.cluster import assignments
+from everflow.cli.commands import assignments
 from everflow.instance.serving.routes import NO_TOKEN
 
 pytestmark = [pytest.mark.slow]

@@ -34,7 +34,7 @@ from copy import copy
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from everflow.user_program import printable
 
@@ -161,14 +161,14 @@ class _Files(logging.Handler):
 
     def add(self, file: LogFile) -> None:
         """Write everything to ``file`` from now on, and first the waiting lines."""
-        with self._guarded():
+        with cast(Any, self.lock):
             self._open.append(file)
             for line in self._backlog:
                 file.write(line)
             self._backlog.clear()
 
     def remove(self, file: LogFile) -> None:
-        with self._guarded():
+        with cast(Any, self.lock):
             if file in self._open:
                 self._open.remove(file)
 
@@ -178,14 +178,6 @@ class _Files(logging.Handler):
                 file.handle(record)
         else:
             self._backlog.append(self.format(record))
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
 
 
 @dataclass
@@ -230,8 +222,7 @@ class Repeats:
 
 
 class _People(logging.Handler):
-    """The exit to people: to whoever took the lines, to the program's own handlers, or to standard
-    error."""
+    """The exit to people: whoever took the lines, the program's handlers, or standard error."""
 
     def __init__(self) -> None:
         super().__init__()

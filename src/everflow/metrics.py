@@ -81,29 +81,19 @@ BATCH_LATENCY = "process-latency"
 COMMIT_LATENCY = "commit-latency"
 """ms of the commit in it, by thread."""
 
-UNITS: Mapping[str, str] = {
-    RECORDS_CONSUMED: "records",
-    RECORDS_PRODUCED: "records",
-    CHANGELOG_RECORDS: "records",
-    DROPPED_RECORDS: "records",
-    DEAD_LETTERS: "records",
-    ENFORCED_PROCESSING: "tasks",
-    COMMITS: "batches",
-    COMMITS_ABORTED: "batches",
-    BATCHES_FAILED: "batches",
-    WRITERS_FENCED: "transactions",
-    RESTORED_RECORDS: "records",
-    RESTORE_REMAINING: "records",
-    LAG: "records",
-    STANDBY_TASKS: "tasks",
-    WARMUP_TASKS: "tasks",
-    COPIES_LAG: "records",
-    COPIES_RATE: "records/s",
-    REBALANCES: "rebalances",
-    ALIVE_STREAM_THREADS: "threads",
-    FAILED_STREAM_THREADS: "threads",
-    FAILING_STREAM_THREADS: "threads",
+_COUNTED: Mapping[str, tuple[str, ...]] = {
+    "records": (
+        *(RECORDS_CONSUMED, RECORDS_PRODUCED, CHANGELOG_RECORDS, DROPPED_RECORDS, DEAD_LETTERS),
+        *(RESTORED_RECORDS, RESTORE_REMAINING, LAG, COPIES_LAG),
+    ),
+    "records/s": (COPIES_RATE,),
+    "batches": (COMMITS, COMMITS_ABORTED, BATCHES_FAILED),
+    "tasks": (ENFORCED_PROCESSING, STANDBY_TASKS, WARMUP_TASKS),
+    "transactions": (WRITERS_FENCED,),
+    "rebalances": (REBALANCES,),
+    "threads": (ALIVE_STREAM_THREADS, FAILED_STREAM_THREADS, FAILING_STREAM_THREADS),
 }
+UNITS = {name: unit for unit, names in _COUNTED.items() for name in names}
 
 
 Labels = tuple[str, ...]
@@ -162,8 +152,7 @@ class RecentlySeen:
 
 
 class Metrics:
-    """Counters and gauges by name, and by labels where they are of one thread, task or node; any
-    thread may write and read."""
+    """Counters and gauges by name, and by labels of a thread, task or node; of any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

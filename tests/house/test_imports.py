@@ -65,7 +65,7 @@ MUTATIONS = {
         "state.lmdb_store everflow.instance.tasks.task",
         "operators.table everflow.dsl.streams",
         "topology.graph everflow.operators.table",
-        "console.terminal everflow.cli.app",
+        "console.status everflow.cli.app",
         "instance.tasks.task everflow.testing.waiting",
         "client.direct everflow.topology.graph",
         "observe.otlp everflow.kafka.admin",
@@ -166,7 +166,7 @@ MUTATIONS = {
     "What runs on the hosts beside Spark knows no Spark": ("fleet.keeper everflow.spark.session",),
     "Of what stands beside the package, only its commands know": (
         "testing.broker everflow_simulation",
-        "console.terminal everflow_demo",
+        "console.status everflow_demo",
     ),
     "What stands beside the package knows no command": ("testing.broker everflow.cli.app",),
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner, Result
 
-from everflow.cli import cluster
+from everflow.cli import commands
 from everflow.cli.app import app
 
 pytestmark = pytest.mark.broker
@@ -117,7 +117,7 @@ def test_a_missing_topic_is_told_with_the_command_that_creates_it(
 def test_a_broker_that_is_away_is_waited_for_with_seconds_and_then_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster, "REACH_S", 1.5)
+    monkeypatch.setattr(commands, "REACH_S", 1.5)
     done = everflow("localhost:1", "topic", "list")
     assert done.exit_code == 1
     assert "waiting for Kafka at localhost:1 (for 1.5 s at most), 1 s" in done.stderr

@@ -26,7 +26,8 @@ from everflow.exact_texts import (
     number_text,
     whole,
 )
-from everflow.instance.serving.answers import Parameters, RefusedRequest, as_json
+from everflow.instance.serving.answers import Parameters, as_json
+from everflow.observe.requests import RefusedRequest
 from everflow.records import TaskId, TopicPartition
 from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.snapshots.points import Point

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from everflow.cli.commands import Output, echo, show
+from everflow.cli.commands import Output, echo, error_text, show
 from everflow.cli.state import _cell
 from everflow.console.status import StatusLine
-from everflow.console.terminal import error_text
 from everflow.errors import FatalError
 from everflow.kafka.dead_letters import LetterPlace, RawLetter, letter_of, line_of, text_of
 from everflow.logs import LogFile

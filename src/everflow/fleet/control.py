@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,14 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from everflow.autoscale import Autoscaler, InstanceSeen
-from everflow.fleet.decision import (
-    TOKEN_HEADER,
-    Report,
-    Wanted,
-    answer,
-    moved,
-    shown_lines,
-)
+from everflow.fleet.decision import TOKEN_HEADER, Report, Wanted, answer, moved, shown_lines
 
 HEARD_S = 10.0
 """A slot that has not been heard of for so long has no place."""
@@ -41,21 +34,19 @@ class _Place:
     last: Report | None = None
 
 
+@dataclass(eq=False)
 class Places:
-    """Used by the loop's thread and those of the HTTP server. ``say`` gets lines, on
-    either."""
+    """Used by the loop's thread and those of the HTTP server. ``say`` gets lines, on either."""
 
-    def __init__(
-        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._say, self._clock = say, clock
-        self._lock = threading.Lock()
-        self._places: dict[int, _Place] = {}
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _places: dict[int, _Place] = field(default_factory=dict)
 
     def open(self, slot: int) -> None:
         """Open a slot, which needs a host from now on."""
         with self._lock:
-            self._places[slot] = _Place(self._clock())
+            self._places[slot] = _Place(self.clock())
 
     def close(self, slot: int) -> Report | None:
         """Close a slot whose instance has ended; its last report."""
@@ -80,12 +71,12 @@ class Places:
             )
             if place is None or report.attempt < place.newest:
                 return wanted
-            place.newest, place.since_s = report.attempt, self._clock()
+            place.newest, place.since_s = report.attempt, self.clock()
             line = moved(place.last, report)
             # its lines are shown and not kept
             place.last = replace(report, lines=[], left_out=0)
         for text in ([line] if line else []) + shown_lines(report):
-            self._say(text)
+            self.say(text)
         return wanted
 
     def seen(self, slot: int, ending: bool) -> InstanceSeen:
@@ -112,7 +103,7 @@ class Places:
             }
 
     def _silent_s(self, place: _Place) -> float:
-        return self._clock() - place.since_s
+        return self.clock() - place.since_s
 
 
 MOST_INSTANCES = 1_000
@@ -122,8 +113,7 @@ MOST_BODY_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Door:
-    """What the routes serve: keepers that show the ``token``, and operators on ``own_hosts``, the
-    addresses of the driver's host."""
+    """What keepers get that show the ``token``, and operators on the driver's ``own_hosts``."""
 
     token: str
     own_hosts: frozenset[str]
@@ -135,9 +125,8 @@ class Door:
         slots = []
         for slot, without_s in sorted(self.places.without_s().items()):
             last = self.places.last(slot)
-            known = {} if last is None else asdict(last)
-            known.pop("lines", None)
-            known.pop("left_out", None)
+            told = {} if last is None else asdict(last)
+            known = {key: one for key, one in told.items() if key not in ("lines", "left_out")}
             slots.append({**known, "slot": slot, "without_place_s": round(without_s, 1)})
         return {
             "application_id": self.application_id,

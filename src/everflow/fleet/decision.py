@@ -94,8 +94,7 @@ class SlotOutcome(Message):
 
 
 STOP_S = 60.0
-"""So long an instance may take to end silently: a batch in flight has 30 s, then stores are
-written."""
+"""So long an instance may take to end: a batch in flight has 30 s, then stores are written."""
 DRIVER_SILENT_S = 60.0
 """A driver that has not answered for so long is gone."""
 PLACE_S = 20.0

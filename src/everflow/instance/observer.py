@@ -56,11 +56,17 @@ from everflow.observe.observation import (
     ObservedThread,
     ObservedWriter,
     StableLag,
+    status_of,
 )
 from everflow.observe.page.history import EventBook, Facts, LookHistory
-from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
-from everflow.observe.page.verdict import with_rates
-from everflow.observe.status import status_of
+from everflow.observe.page.routes import (
+    CauseLetters,
+    LetterCause,
+    LettersFound,
+    LettersReplayed,
+    Page,
+)
+from everflow.observe.page.view import with_rates
 from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan
@@ -559,9 +565,8 @@ def observed(
 
 def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -> HttpServer:
     from everflow.instance.serving.routes import tokens_of  # a third of a second
-    from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application
-    from everflow.observe.page.routes import Page
+    from everflow.observe.requests import OwnNames
 
     streams, config = observer.streams, observer.streams.config
     tokens = tokens_of(config) if config.query_token_file else ()
@@ -651,7 +656,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class DeadLetterTopic:
-    """`everflow.observe.page.letters.DeadLetterService`. Each call has connections of its own."""
+    """`everflow.observe.page.routes.DeadLetterService`. Each call has connections of its own."""
 
     config: StreamsConfig
     topic: str

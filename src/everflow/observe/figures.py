@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from everflow import metrics as names
 from everflow.metrics import Labels
-from everflow.observe.observation import Observation, ObservedTask
-from everflow.observe.status import ready
+from everflow.observe.observation import Observation, ObservedTask, ready
 
 COUNTER = "counter"
 Values = Iterable[tuple[Labels, float]]
@@ -25,8 +24,7 @@ Read = Callable[[Observation], Values]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure. ``labels`` stand behind ``client_id``, which all have; ``read`` gives their
-    values with the figure's."""
+    """One figure. ``labels`` stand behind ``client_id``; ``read`` gives their values, and its."""
 
     name: str
     kind: str

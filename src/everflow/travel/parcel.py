@@ -39,13 +39,11 @@ class Parcel:
         `everflow.travel.refusals.TravelCheck` says it in words."""
         file = io.BytesIO()
         PortablePickler(file).dump(content)
-        # A name of its own even for equal content: an instance that starts again begins with its
-        # variables as they are then.
+        # A name of its own even for equal content: a new start begins with the variables of then.
         return Parcel(file.getvalue(), uuid.uuid4().hex)
 
     def copy(self) -> Any:
-        """The content as a worker would have it, new with each call; the modules of this process
-        stay as they are."""
+        """The content as a worker would have it, new each time; modules here stay as they are."""
         with loading_into({}):
             return pickle.loads(self.data)
 
@@ -84,11 +82,9 @@ class Parcel:
 
 
 def _forget_programs() -> None:
-    """Modules of other programs, or of an earlier version of this one, that this process had: each
-    parcel brings its own."""
+    """Modules of other programs, or of this one before, go: each parcel brings its own."""
     _current.clear()
-    # All are known before the first goes: a package without __init__ looks for its parent when it
-    # is asked where it lies.
+    # All are known before the first goes: a package without __init__ asks its parent for its place.
     for name in [
         name
         for name, module in list(sys.modules.items())
@@ -174,8 +170,7 @@ class Inert:
 
 
 class InertInstance(Inert):
-    """A `KafkaStreams` that a worker made while it imported a program: it may be there, it must not
-    start."""
+    """A `KafkaStreams` of a program that a worker imported: it may be there, it must not start."""
 
     def start(self, *_: Any, **__: Any) -> None:
         """Refused with the cure."""

@@ -15,7 +15,7 @@ from everflow import StreamsConfig
 from everflow.cli.app import app as command
 from everflow.instance import observer
 from everflow.instance.observer import DeadLetterTopic, dead_letters_of
-from everflow.observe.page.letters import LetterCause
+from everflow.observe.page.routes import LetterCause
 from integration.lifecycle.lifecycle_cluster import Cluster, Record
 
 pytestmark = pytest.mark.broker

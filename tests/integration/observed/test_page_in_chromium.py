@@ -26,15 +26,15 @@ from everflow.observe.observation import (
     StableLag,
 )
 from everflow.observe.page.history import Event, Facts, RoleSpan, TimedLook, TrendPoint
-from everflow.observe.page.letters import (
+from everflow.observe.page.peers import Peer
+from everflow.observe.page.routes import (
     CauseLetters,
     LetterCause,
     LettersFound,
     LettersReplayed,
+    Page,
 )
-from everflow.observe.page.peers import Peer
-from everflow.observe.page.routes import Page
-from everflow.observe.page.verdict import with_rates
+from everflow.observe.page.view import with_rates
 from everflow.topology.describe import as_svg
 from everflow.topology.program import Topology
 from integration.observed.chromium import Browser, browser

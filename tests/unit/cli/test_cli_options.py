@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from everflow import __version__, autoscale
 from everflow.cli import run as run_module
 from everflow.cli.app import app
-from everflow.cli.cluster import assignments, merged_settings, named_as_typed, renamed
+from everflow.cli.commands import assignments, merged_settings, named_as_typed, renamed
 from everflow.cli.topics import parse_topics, topic_lines, topic_rows
 from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, FatalError
@@ -203,8 +203,8 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
 def test_a_sample_that_takes_long_is_taken_less_often(
     took_s: float, state: ClientState, pause_s: float
 ) -> None:
-    """Of 1,000 partitions it takes a tenth of a second of a core; who waits for a start is told
-    more often."""
+    """Of 1,000 tasks it takes some hundredths of a second of a core; who waits for a start is
+    told more often."""
     assert run_module.pause_s(took_s, state) == pause_s
 
 

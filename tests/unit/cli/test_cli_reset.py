@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from everflow import StreamsBuilder, StreamsConfig
 from everflow.cli import cluster_reset
 from everflow.cli.app import app
-from everflow.cli.reset_plan import (
+from everflow.cli.cluster_reset import (
     Plan,
     Position,
     chosen_topics,
@@ -204,7 +204,7 @@ def test_wrong_arguments_are_named(
 
 def test_where_no_broker_answers_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("everflow.cli.cluster.REACH_S", 0.5)
+    monkeypatch.setattr("everflow.cli.commands.REACH_S", 0.5)
     (tmp_path / "reset_program.py").write_text(
         "from everflow import StreamsBuilder\nbuilder = StreamsBuilder()\n"
         "builder.stream('orders').to('out')\n"

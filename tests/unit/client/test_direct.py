@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from everflow.autoscale import AutoscaledInstance
-from everflow.cli.fleet import asked_of
+from everflow.cli.watch import asked_of, status_at
 from everflow.client.direct import BrokenAnswerError, RefusedError, asked
-from everflow.console.observed import status_at
 from everflow.errors import RetriableError
 from everflow.observe.http_server import HttpServer, application
 from unit.observe.observations import WHOLE

@@ -1,19 +1,17 @@
-"""Banner, progress line, settings and error texts."""
+"""Banner, progress line and error texts."""
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import version
 
 import pyarrow as pa
 
+from everflow import metrics as names
 from everflow import serdes
+from everflow.cli.commands import error_text
+from everflow.cli.run import RATE_S, Progress, StateWait
 from everflow.config import StreamsConfig
-from everflow.console.terminal import (
-    Progress,
-    Sample,
-    StateWait,
-    error_text,
-)
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import banner, topology_lines
 from everflow.operators.table import TableSpec
@@ -82,19 +80,17 @@ def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
     ]
 
 
-def test_progress_rates_are_taken_over_the_window() -> None:
-    progress = Progress(window_s=2.0)
-    assert progress.line() == "0 records/s · lag unknown"
-    for second in range(6):
-        progress.add(Sample(float(second), consumed=second * second * 1_000, log_end=30_000))
-    # 9,000 at 3 s, 25,000 at 5 s
-    assert progress.line() == "8,000 records/s · lag 5,000"
-
-
-def test_progress_ends_with_what_the_tasks_do() -> None:
+def test_progress_is_of_this_instance_with_rates_of_the_last_seconds() -> None:
     progress = Progress()
-    progress.add(Sample(0.0, 0, 10, tasks="2 active"))
-    assert progress.line() == "0 records/s · lag 10 · here: 2 active"
+
+    def line(at_s: float, consumed: float, lag: float = math.nan, tasks: str = "") -> str:
+        figures: dict[str, float | str] = {names.RECORDS_CONSUMED: consumed, names.LAG: lag}
+        return progress.line(at_s, figures, tasks)
+
+    assert line(0.0, 10) == "0 records/s · lag unknown"
+    assert line(5.0, 5_010, 12_345) == "1,000 records/s · lag 12,345"
+    assert line(10.0, 5_010, 0, "2 active") == "500 records/s · lag 0 · 2 active"
+    assert line(5.0 + RATE_S + 1, 5_010, 0).startswith("0 records/s")
 
 
 def test_error_text_indents_what_follows_the_first_line() -> None:

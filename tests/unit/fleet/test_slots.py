@@ -10,14 +10,22 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 
 from everflow.autoscale import Autoscaler, InstanceSeen
-from everflow.cli.fleet import fleet_lines, planned
+from everflow.cli.watch import fleet_lines, planned
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
-from everflow.fleet.command import Fleet, pack, require_master_answers
+from everflow.fleet.command import (
+    FAILED,
+    Fleet,
+    SlotJob,
+    SparkJobs,
+    last_words,
+    pack,
+    require_master_answers,
+)
 from everflow.fleet.control import HEARD_S, MOST_BODY_BYTES, Door, Places, application
 from everflow.fleet.decision import (
     STOP_S,
@@ -27,7 +35,6 @@ from everflow.fleet.decision import (
     SlotOutcome,
     Wanted,
 )
-from everflow.fleet.slot_job import FAILED, SlotJob, last_words
 from everflow.observe.http_server import HttpServer
 from everflow.testing import wait_until
 
@@ -75,7 +82,7 @@ class PretendedJobs:
 
 
 def slot_job(number: int, places: Places, jobs: PretendedJobs) -> SlotJob:
-    made = SlotJob(FLEET.order(number, "http://d", "t"), places, jobs)
+    made = SlotJob(FLEET.order(number, "http://d", "t"), places, cast(SparkJobs, jobs))
     wait_until(lambda: number in jobs.ends, 60, "the job to run")
     return made
 

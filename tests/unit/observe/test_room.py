@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,8 +49,13 @@ class Held:
         self.closed.append(self)
 
 
+def room_for(most: int, spare: int) -> Any:
+    """For connections that are none."""
+    return Room(most, spare)
+
+
 def test_who_has_waited_longest_of_those_with_most_gives_way() -> None:
-    room, closed = Room(most=4, spare=1), list[Held]()
+    room, closed = room_for(4, 1), list[Held]()
     first = Held("prometheus", 0.0, closed)
     ours = [Held("attacker", since, closed) for since in (3.0, 2.0, None)]
     for one in [first, *ours]:
@@ -60,7 +66,7 @@ def test_who_has_waited_longest_of_those_with_most_gives_way() -> None:
 
 
 def test_where_all_are_answered_some_more_may_come_and_no_more_than_those() -> None:
-    room = Room(most=3, spare=2)
+    room = room_for(3, 2)
     busy = [Held("a", None) for _ in range(5)]
     assert [room.came(one) for one in busy] == [True] * 5
     assert room.full
@@ -74,7 +80,7 @@ def test_where_all_are_answered_some_more_may_come_and_no_more_than_those() -> N
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(0, 9)), max_size=40))
 def test_a_room_never_has_more_than_it_has_places(came: list[tuple[str, float | None]]) -> None:
-    room, closed, here = Room(most=5, spare=2), list[Held](), list[Held]()
+    room, closed, here = room_for(5, 2), list[Held](), list[Held]()
     for address, since in came:
         one = Held(address, since, closed)
         if room.came(one):

@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from everflow import metrics as names
 from everflow.metrics import Labels, Metrics, RecentlySeen, Seen
 from everflow.observe.desired_instances import DesiredInstances, Load, ScalingRules, wanted
-from everflow.observe.observation import ObservedThread, StableLag
-from everflow.observe.page.verdict import with_rates
-from everflow.observe.status import live, observation_in, ready, status_of, transactions
+from everflow.observe.observation import (
+    ObservedThread,
+    StableLag,
+    live,
+    observation_in,
+    ready,
+    status_of,
+    transactions,
+)
+from everflow.observe.page.view import with_rates
 from unit.observe.observations import ACTIVE, FULL, RESTORING, STANDBY, changed
 from unit.observe.page.page_facts import counted, facts
 

@@ -18,7 +18,7 @@ from pyspark import serializers
 from pyspark.sql.types import DoubleType
 
 from everflow.spark.columns import function_of
-from everflow.travel.own_code import INSTALLED_FOLDERS, ModuleFacts, belongs, is_own
+from everflow.travel.own_code import INSTALLED_FOLDERS, belongs, is_own
 from everflow.travel.parcel import Parcel
 from unit.travel.travelling import Program
 
@@ -57,7 +57,7 @@ def nothing_recorded(file: str, top: str) -> bool:
     ],
 )
 def test_belongs(name: str, files: tuple[str, ...], own: bool) -> None:
-    assert belongs(ModuleFacts(name, files), LIBRARY, nothing_recorded) is own
+    assert belongs(name, files, LIBRARY, nothing_recorded) is own
 
 
 @given(
@@ -69,18 +69,17 @@ def test_whatever_lies_in_a_folder_of_installed_packages_is_installed(
     before: list[str], folder: str, after: list[str]
 ) -> None:
     file = "/".join(["", *before, folder, *after, "shop.py"])
-    assert not belongs(ModuleFacts("shop", (file,)), LIBRARY, nothing_recorded)
-    assert belongs(ModuleFacts("shop", (file,), holds_topology=True), LIBRARY, nothing_recorded)
-    assert belongs(
-        ModuleFacts("shop", (file.replace(folder, "packages"),)), frozenset(), nothing_recorded
-    )
+    assert not belongs("shop", (file,), LIBRARY, nothing_recorded)
+    assert belongs("shop", (file,), LIBRARY, nothing_recorded, holds_topology=True)
+    elsewhere = file.replace(folder, "packages")
+    assert belongs("shop", (elsewhere,), frozenset(), nothing_recorded)
 
 
 @given(st.lists(PARTS, max_size=6))
 def test_a_folder_is_the_librarys_only_as_a_whole(parts: list[str]) -> None:
     file = "/".join(["", "usr", *parts, "shop.py"])
     inside = file.startswith("/usr/lib/python3.11/")
-    assert belongs(ModuleFacts("shop", (file,)), LIBRARY, nothing_recorded) is not inside
+    assert belongs("shop", (file,), LIBRARY, nothing_recorded) is not inside
 
 
 def test_modules_of_this_process(program: Program) -> None:

@@ -9,6 +9,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
@@ -56,6 +57,8 @@ ATTEMPTS = 3
 """A read retries so often if its store was closed or removed."""
 
 Entry = tuple[bytes, bytes]
+_Asked = tuple[bytes | None, bytes | None, Callable[[bytes], bool] | None]
+"""As `KeyRange` has it; no ``keep``: all keys between the bounds."""
 _Read = TypeVar("_Read")
 _Store = TypeVar("_Store", bound="ReadOnlyStore")
 
@@ -108,10 +111,6 @@ class StoreReader(ABC):
     def lag(self, partition: int) -> int | None:
         """Offsets that the partition's replica is behind its changelog; None: not known."""
         return None
-
-    def get(self, partition: int, key: bytes) -> bytes | None:
-        """The stored value (timestamp + value bytes) in one partition."""
-        return self.read(partition, lambda view: view.get(key))
 
     def read(
         self, partition: int, body: Callable[[StoreSnapshot], _Read], path: Path | None = None
@@ -192,8 +191,7 @@ class ReadOnlyStore:
         decode: Callable[[bytes], Any],
         results: ResultDecoder | None = None,
     ) -> None:
-        """``decode`` and ``results``: `PhysicalPlan.value_decoder` and
-        `PhysicalPlan.value_results`."""
+        """``decode``, ``results``: `PhysicalPlan.value_decoder`, `PhysicalPlan.value_results`."""
         self.spec = spec
         self._reader = reader
         self._decode = decode
@@ -213,11 +211,11 @@ class ReadOnlyStore:
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Every entry, one partition after the other, in order of key bytes within each."""
-        return self._scan(None, None)
+        return self._scan((None, None, None))
 
     def reverse_all(self) -> Iterator[tuple[Any, Any]]:
         """`all` in falling order of key bytes within each partition."""
-        return self._scan(None, None, reverse=True)
+        return self._scan((None, None, None), reverse=True)
 
     def approximate_num_entries(self) -> int:
         """Entries of the readable partitions; expired windows count until they are removed."""
@@ -266,35 +264,24 @@ class ReadOnlyStore:
             f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). {hint}"
         )
 
-    def _scan(
-        self,
-        start: bytes | None,
-        end: bytes | None,
-        keep: Callable[[bytes], bool] | None = None,
-        *,
-        reverse: bool = False,
-    ) -> Iterator[tuple[Any, Any]]:
+    def _scan(self, asked: _Asked, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
         first = 0 if self._behind is None else self._behind.partition
         partitions = [partition for partition in self._ready() if partition >= first]
-
-        def entries() -> Iterator[tuple[EntryPlace, bytes]]:
-            for partition in partitions:
-                for key, stored in self._entries(partition, start, end, reverse):
-                    if keep is None or keep(key):
-                        yield EntryPlace(partition, key), stored
-
-        return StoreScan(entries(), self._shown)
+        found = (self._entries(partition, asked, reverse) for partition in partitions)
+        return StoreScan(chain.from_iterable(found), self._shown)
 
     def _entries(
-        self, partition: int, start: bytes | None, end: bytes | None, reverse: bool
-    ) -> Iterator[Entry]:
-        behind = self._behind
+        self, partition: int, asked: _Asked, reverse: bool
+    ) -> Iterator[tuple[EntryPlace, bytes]]:
+        (start, end, keep), behind = asked, self._behind
         if behind is not None and behind.partition == partition:
             if reverse:
                 end = behind.key if end is None else min(end, behind.key)
             else:
                 start = max(start or b"", behind.key + b"\x00")
-        return self._reader.entries(partition, start, end, reverse)
+        for key, stored in self._reader.entries(partition, start, end, reverse):
+            if keep is None or keep(key):
+                yield EntryPlace(partition, key), stored
 
     def _ready(self) -> Sequence[int]:
         """The readable partitions. Raises at the call, not at the first entry."""
@@ -307,14 +294,15 @@ class ReadOnlyStore:
         return partitions
 
     def _lookup(self, key: bytes, stored_key: bytes) -> Any:
-        for partition in self._places_of(key):
-            found = self._reader.get(partition, stored_key)
-            if found is not None:
-                return self._value(found)
-        return None
+        found = self._first(key, lambda view: view.get(stored_key))
+        return None if found is None else self._value(found)
 
-    def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
-        return StoreScan(self._entries_of(key, asked, reverse), self._shown)
+    def _first(self, key: bytes, ask: Callable[[StoreSnapshot], _Read | None]) -> _Read | None:
+        """What the first partition that has something of the key says."""
+        for partition in self._places_of(key):
+            if found := self._reader.read(partition, ask):
+                return found
+        return None
 
     def _entries_of(
         self, key: bytes, asked: KeyRange, reverse: bool
@@ -322,10 +310,9 @@ class ReadOnlyStore:
         places = self._places_of(key) if self._behind is None else [self._behind.partition]
         for partition in places:
             found = False
-            for stored_key, stored in self._entries(partition, asked.start, asked.end, reverse):
-                if asked.keep(stored_key):
-                    found = True
-                    yield EntryPlace(partition, stored_key), stored
+            for entry in self._entries(partition, asked, reverse):
+                found = True
+                yield entry
             if found:
                 return
 
@@ -377,21 +364,21 @@ class ReadOnlyKeyValueStore(ReadOnlyStore):
 
     def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
         """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
-        return self._scan(*self._bounds(first, last))
+        return self._scan(self._bounds(first, last))
 
     def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
         """`range`, from ``last`` down to ``first``."""
-        return self._scan(*self._bounds(first, last), reverse=True)
+        return self._scan(self._bounds(first, last), reverse=True)
 
     def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
         """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's
         serde writes (text for text keys)."""
         start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key_bytes(prefix)
-        return self._scan(start, after_prefix(start))
+        return self._scan((start, after_prefix(start), None))
 
-    def _bounds(self, first: Any, last: Any) -> tuple[bytes | None, bytes | None]:
+    def _bounds(self, first: Any, last: Any) -> _Asked:
         start = None if first is None else self._key_bytes(first)
-        return start, None if last is None else self._key_bytes(last) + b"\x00"
+        return start, None if last is None else self._key_bytes(last) + b"\x00", None
 
 
 def values_at_home(
@@ -447,8 +434,6 @@ def whole_number(value: Any, what: str) -> int:
 
 # --- a store as a DataFrame: copied, then read (note 055) -----------------------------------------
 
-_Found = TypeVar("_Found")
-
 
 def rows_of(
     columns: EntryColumns, reader: StoreReader, partitions: Sequence[int], folder: Path | None
@@ -496,7 +481,7 @@ class _TimedStore(ReadOnlyStore):
     ) -> Iterator[tuple[Any, Any]]:
         data = self._key_bytes(key)
         asked = self._of_key(data, *_interval(since, until, *self._times))
-        return self._scan_of(data, asked, reverse=reverse)
+        return StoreScan(self._entries_of(data, asked, reverse), self._shown)
 
     def _between(
         self, first: Any, last: Any, since: Any, until: Any, *, reverse: bool = False
@@ -504,7 +489,7 @@ class _TimedStore(ReadOnlyStore):
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
         asked = self._of_keys(low, high, *_interval(since, until, *self._times))
-        return self._scan(*asked, reverse=reverse)
+        return self._scan(asked, reverse=reverse)
 
 
 def _interval(
@@ -531,11 +516,9 @@ class ReadOnlySessionStore(_TimedStore):
         """The value of the session of ``key`` with exactly these bounds, None if there is none."""
         data = self._key_bytes(key)
         start, end = whole_number(start, "start (ms)"), whole_number(end, "end (ms)")
-        return (
-            self._lookup(data, session_key(data, start, end))
-            if 0 <= start <= end <= TIME_MAX
-            else None
-        )
+        if 0 <= start <= end <= TIME_MAX:
+            return self._lookup(data, session_key(data, start, end))
+        return None
 
     def fetch(self, key: Any) -> Iterator[Session]:
         """All sessions of one key."""
@@ -661,9 +644,11 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         older than the history retention and not the latest."""
         data, time = self._key_bytes(key), whole_number(as_of, "as_of (ms)")
         history_ms = self.spec.retention_ms or 0
-        return self._first(
-            data, lambda view: record_as_of(view, data, time, history_ms, self._decode)
-        )
+
+        def ask(view: StoreSnapshot) -> VersionedRecord | None:
+            return record_as_of(cast(VersionsView, view), data, time, history_ms, self._decode)
+
+        return self._first(data, ask)
 
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
@@ -671,17 +656,9 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         """The versions of ``key`` between two times, both included, in order, without deletions."""
         data = self._key_bytes(key)
         first, last = _interval(time_from, time_to)
-        return (
-            self._first(
-                data,
-                lambda view: records_of(view.versions_many([(data, first, last)])[0], self._decode),
-            )
-            or []
-        )
 
-    def _first(self, key: bytes, ask: Callable[[VersionsView], _Found | None]) -> _Found | None:
-        for partition in self._places_of(key):
-            found = self._reader.read(partition, lambda snapshot: ask(cast(VersionsView, snapshot)))
-            if found:
-                return found
-        return None
+        def ask(view: StoreSnapshot) -> list[VersionedRecord]:
+            found = cast(VersionsView, view).versions_many([(data, first, last)])
+            return records_of(found[0], self._decode)
+
+        return self._first(data, ask) or []

@@ -208,7 +208,7 @@ def test_what_is_older_than_half_a_minute_is_forgotten() -> None:
 
 def asks(**settings: Any) -> StatusClient:
     config = StreamsConfig(application_id="orders", bootstrap_servers="b:1", **settings)
-    found = peers_of(config, settings.pop("tokens", ["first", "second"]), lambda: "a:1")._ask
+    found = peers_of(config, settings.pop("tokens", ["first", "second"]), lambda: "a:1").ask
     assert isinstance(found, StatusClient)
     return found
 

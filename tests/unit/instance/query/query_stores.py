@@ -73,7 +73,8 @@ class Instance(InteractiveQueries):
             ends=self.ends,
             draining=lambda: self.draining,
         )
-        self._queries = StoreQueries(self.sites, self.inputs, self.host, ports, self.clock)
+        sites = {site.spec.name: site for site in self.sites}
+        self._queries = StoreQueries(sites, self.inputs, self.host, ports, self.clock)
 
     def inputs(self, task: TaskId) -> list[TopicPartition]:
         return [TopicPartition("in", task.partition)]

@@ -254,8 +254,8 @@ def test_metadata_for_a_key_says_how_far_the_copy_here_is_behind(
         raise RetriableError("no broker")
 
     assert instance._queries is not None
-    ports = replace(instance._queries._ports, ends=no_answer)
-    monkeypatch.setattr(instance._queries, "_ports", ports)
+    ports = replace(instance._queries.ports, ends=no_answer)
+    monkeypatch.setattr(instance._queries, "ports", ports)
     instance.clock.advance(ENDS_AGE_MS + 1)
     found = instance.query_metadata_for_key("counts", "b", by_first_letter)
     assert (found.active_host, found.lag) == ("other:1", None)

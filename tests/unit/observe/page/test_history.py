@@ -10,7 +10,7 @@ import pytest
 from everflow import metrics as names
 from everflow.observe.observation import ObservedTask, StableLag
 from everflow.observe.page.history import RATE_MS, SPANS, TREND_MS, LookHistory, RoleSpan, kind_of
-from everflow.observe.page.verdict import BAD, BUSY, GOOD, duration, verdict
+from everflow.observe.page.view import BAD, BUSY, GOOD, duration, verdict
 from unit.observe.observations import ACTIVE, FULL, RESTORING, STANDBY, WARMUP, changed
 from unit.observe.page.page_facts import SERENE, counted, facts
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.observe.page.letters import (
+from everflow.observe.page.routes import (
     MOST_BODY_BYTES,
     CauseLetters,
     LetterCause,

@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from everflow import metrics as names
 from everflow.metrics import Labels
-from everflow.observe.observation import Observation, ObservedHost, ObservedTask, ObservedThread
+from everflow.observe.observation import (
+    Observation,
+    ObservedHost,
+    ObservedTask,
+    ObservedThread,
+    observation_in,
+    ready,
+    state_reason,
+    status_of,
+)
 from everflow.observe.page.history import TREND_MS, Facts, GoneHost, LookHistory, TrendPoint
-from everflow.observe.page.verdict import BAD, BUSY, Backlog, verdict, with_rates
-from everflow.observe.page.view import page_view
-from everflow.observe.status import observation_in, ready, state_reason, status_of
+from everflow.observe.page.view import BAD, BUSY, Backlog, page_view, verdict, with_rates
 from unit.observe.observations import ACTIVE, STANDBY, changed
 from unit.observe.page.page_facts import NOW_MS, SERENE, counted, facts
 

@@ -16,7 +16,8 @@ import pytest
 from everflow.observe.figures import FIGURES
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.history import Facts
-from everflow.observe.page.routes import FILES, HEADERS, Page, allowed
+from everflow.observe.page.routes import FILES, HEADERS, Page
+from everflow.observe.requests import allowed
 from unit.observe.observations import WHOLE
 from unit.observe.page.page_facts import SHOWN
 
@@ -136,5 +137,5 @@ def test_with_a_token_nobody_sees_the_page_without_it() -> None:
     "header", ["", "Basic", "Basic !!", "Basic YTpi", "Bearer x", f"Digest {TOKEN}", TOKEN]
 )
 def test_what_is_no_token(header: str) -> None:
-    assert not allowed([TOKEN.encode()], header)
-    assert allowed([], header)
+    assert not allowed([TOKEN.encode()], header, passwords=True)
+    assert allowed([], header, passwords=True)

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from everflow.clock import ManualClock
-from everflow.observe.observation import Observation, ObservedHost
+from everflow.observe.observation import Observation, ObservedHost, status_of
 from everflow.observe.page.peers import (
     EVERY_MS,
     FORGOTTEN_MS,
@@ -26,7 +26,6 @@ from everflow.observe.page.peers import (
     PeerSilentError,
     StatusClient,
 )
-from everflow.observe.status import status_of
 from unit.observe.observations import FULL, WHOLE, changed
 
 OWN = "a:1"
@@ -119,7 +118,7 @@ def test_one_that_never_answered_has_its_reason_and_no_numbers(others: Others) -
 
 
 def test_a_defect_does_not_hide_the_rest(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others.peers, "_ask", lambda host: {}[host])
+    monkeypatch.setattr(others.peers, "ask", lambda host: {}[host])
     others.round()
     assert [peer.error for peer in others.peers.look(HOSTS)] == ["KeyError", "KeyError"]
 

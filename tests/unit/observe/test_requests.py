@@ -16,9 +16,9 @@ from everflow.autoscale import Autoscaler
 from everflow.fleet.control import Door, Places
 from everflow.fleet.control import application as fleet_routes
 from everflow.fleet.decision import TOKEN_HEADER
-from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import HttpServer, application
 from everflow.observe.page.routes import Page
+from everflow.observe.requests import OwnNames
 from unit.observe.observations import WHOLE
 from unit.observe.page.page_facts import SHOWN
 
