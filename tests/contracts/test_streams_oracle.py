@@ -70,9 +70,10 @@ def _later(join: Callable[..., Any]) -> Callable[..., Any]:
 def _never_behind(process: Callable[..., Any]) -> Callable[..., Any]:
     """No version is from the past."""
 
-    def processed(self: VersionedTableSpec, batch: EdgeBatch, tasks: Any) -> Any:
-        times = np.maximum.accumulate(np.maximum(batch.timestamp, max(tasks.stream_times)))
-        return process(self, replace(batch, timestamp=times), tasks)
+    def processed(self: VersionedTableSpec, inputs: Inputs) -> Any:
+        (batch,) = inputs.sides
+        times = np.maximum.accumulate(np.maximum(batch.timestamp, max(inputs.stream_times)))
+        return process(self, inputs._replace(sides=(replace(batch, timestamp=times),)))
 
     return processed
 
@@ -142,7 +143,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "a version is never late": (
         "versioned table",
         VersionedTableSpec,
-        "_process",
+        "run",
         _never_behind,
     ),
     "a table one ms later": ("join with grace", JoinedTable, "held", _later),
@@ -181,7 +182,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         KEPT_FILTER,
         TableSpec,
         "_visible",
-        lambda _: lambda self, batch, tasks: (batch, tasks),
+        lambda _: lambda self, batch, inputs: batch,
     ),
     "keyless records are dropped": (
         "join with table",

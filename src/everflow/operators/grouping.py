@@ -16,7 +16,6 @@ from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, 
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import window_store_keys, windowed_key_type
-from everflow.state.store import StoreView
 from everflow.topology.graph import Inputs, TableOperator
 from everflow.windows import TimeWindows
 
@@ -26,7 +25,9 @@ NEVER = int(np.iinfo(np.int64).min)
 
 
 class KeyedOperator(TableOperator):
-    """The base of specs with one store, whose keys are the records', or with a window."""
+    """The base of specs with one store, whose keys are the records', or with a window. All tasks'
+    records are grouped, read and folded together: a batch costs what its records cost, not its
+    tasks."""
 
     store: str
     key_serde: Serde
@@ -43,28 +44,33 @@ class KeyedOperator(TableOperator):
     def one_result(self) -> bool:
         return self.window is None
 
-    def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`. All tasks' records are grouped, read and folded together: a batch
-        costs what its records cost, not its tasks."""
-        (batch,) = inputs.sides
-        return self._process(batch, Tasks.of(batch, self.store, inputs))
+    def groups_of(self, batch: EdgeBatch, inputs: Inputs, *, skip_null_values: bool) -> Groups:
+        """Groups ``batch`` by task, by the bytes of its keys, and by window. UserFunctionError for
+        a key that cannot be written.
 
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
-        raise NotImplementedError
-
-
-class Tasks(NamedTuple):
-    """The tasks of a batch: the partition of each record's task; each task's store, and its stream
-    time before the batch, by partition."""
-
-    of_records: Int32
-    stores: Mapping[int, StoreView]
-    stream_times: Mapping[int, int]
-
-    @staticmethod
-    def of(batch: EdgeBatch, store: str, inputs: Inputs) -> Tasks:
-        views = {partition: views[store] for partition, views in inputs.stores.items()}
-        return Tasks(batch.partition, views, inputs.stream_times)
+        A task's stream time is a running maximum over the records with a key (and a value, where
+        those are skipped); each record is judged by the maximum up to and including itself.
+        Dropped: ``null-key``, ``null-value``, ``negative-timestamp``, and ``late`` once per closed
+        window of a record, as Kafka Streams counts.
+        """
+        window = self.window
+        rows, dropped = _counted(batch, skip_null_values)
+        times, owners = batch.timestamp[rows], batch.partition[rows]
+        running, after = stream_times(times, owners, inputs.stream_times)
+        keys = written_bytes(self.key_serde, batch.key, self.store, batch)
+        starts: Int64 | None = None
+        if window is not None:
+            at, starts = window.expand(times)  # a negative time is in no window
+            if negative := int(np.count_nonzero(times < 0)):
+                dropped["negative-timestamp"] = negative
+            is_open = window.is_open(starts, running[at])
+            if not is_open.all():
+                dropped["late"] = int(len(starts) - np.count_nonzero(is_open))
+                at, starts = at[is_open], starts[is_open]
+            rows, owners = rows[at], owners[at]
+        if len(rows) != len(batch) or window is not None:
+            keys = keys.take(rows)
+        return grouped(KeyedRows(rows, keys, owners, starts), window, after, dropped)
 
 
 class AroundTable(TableOperator):
@@ -123,6 +129,13 @@ class Groups:
         """The batch's ``column`` per contribution; not copied if every record contributes once."""
         return column if self._every_row(len(column)) else column.take(self.rows)
 
+    def entries(self, inputs: Inputs, store: str) -> list[bytes | None]:
+        """The groups' entries in a store, read in key order by one call for each task."""
+        found: list[bytes | None] = []
+        for partition, part in self.parts:
+            found += inputs.stores[partition][store].get_many(self.keys[part])
+        return found
+
     def changes(
         self, store: str, values: Sequence[bytes | None], timestamps: Int64
     ) -> dict[int, list[StoreChanges]]:
@@ -144,42 +157,6 @@ class Stored:
     present: npt.NDArray[np.bool_]
     timestamps: Int64
     values: pa.Array
-
-
-def group(
-    batch: EdgeBatch,
-    key_serde: Serde,
-    window: TimeWindows | None,
-    tasks: Tasks,
-    *,
-    store: str,
-    skip_null_values: bool,
-) -> Groups:
-    """Groups ``batch`` by task, by the bytes of its keys, and by window. UserFunctionError for a
-    key that cannot be written.
-
-    A task's stream time is a running maximum over the records with a key (and a value, where those
-    are skipped); each record is judged by the maximum up to and including itself. Dropped:
-    ``null-key``, ``null-value``, ``negative-timestamp``, and ``late`` once per closed window of a
-    record, as Kafka Streams counts.
-    """
-    rows, dropped = _counted(batch, skip_null_values)
-    times, owners = batch.timestamp[rows], tasks.of_records[rows]
-    running, after = stream_times(times, owners, tasks.stream_times)
-    keys = written_bytes(key_serde, batch.key, store, batch)
-    starts: Int64 | None = None
-    if window is not None:
-        at, starts = window.expand(times)  # a negative time is in no window
-        if negative := int(np.count_nonzero(times < 0)):
-            dropped["negative-timestamp"] = negative
-        is_open = window.is_open(starts, running[at])
-        if not is_open.all():
-            dropped["late"] = int(len(starts) - np.count_nonzero(is_open))
-            at, starts = at[is_open], starts[is_open]
-        rows, owners = rows[at], owners[at]
-    if len(rows) != len(batch) or window is not None:
-        keys = keys.take(rows)
-    return grouped(KeyedRows(rows, keys, owners, starts), window, after, dropped)
 
 
 class KeyedRows(NamedTuple):
@@ -310,18 +287,6 @@ def windowed_keys(key: pa.Array, starts: Int64, ends: Int64) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(windowed_key_type(key.type)))
 
 
-def read(groups: Groups, stores: Mapping[int, StoreView], serde: Serde) -> Stored:
-    """The stored values of the groups, read in key order by one call for each task."""
-    return stored(entries(groups, stores), serde)
-
-
-def entries(groups: Groups, stores: Mapping[int, StoreView]) -> list[bytes | None]:
-    found: list[bytes | None] = []
-    for partition, part in groups.parts:
-        found += stores[partition].get_many(groups.keys[part])
-    return found
-
-
 def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
     """Entries of a store (8-byte timestamp and value bytes), read; None where there is none."""
     raw = pa.array(found, pa.binary())
@@ -334,14 +299,6 @@ def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
     return Stored(present, timestamps, values)
 
 
-def result_key(batch: EdgeBatch, groups: Groups, at: Int64, window: TimeWindows | None) -> pa.Array:
-    key = batch.key.take(groups.rows[at])
-    if window is None or groups.starts is None:
-        return key
-    starts = groups.starts[groups.codes[at]]
-    return windowed_keys(key, starts, starts + window.size_ms)
-
-
 def result(
     batch: EdgeBatch,
     groups: Groups,
@@ -350,12 +307,16 @@ def result(
     at: Int64,
     values: pa.Array,
     timestamps: Int64,
-    window: TimeWindows | None,
+    window: TimeWindows | None = None,
 ) -> TasksResult:
     """The results of the contributions ``at`` (increasing), each at its record's position."""
     rows = groups.rows[at]
+    key = batch.key.take(rows)
+    if window is not None and groups.starts is not None:
+        starts = groups.starts[groups.codes[at]]
+        key = windowed_keys(key, starts, starts + window.size_ms)
     output = EdgeBatch(
-        key=result_key(batch, groups, at, window),
+        key=key,
         value=values,
         timestamp=timestamps,
         seq=batch.seq[rows],
@@ -430,7 +391,7 @@ class Turns:
 
 
 def turns_of(
-    batch: EdgeBatch, key_serde: Serde, store: str, tasks: Tasks, *, skip_null_values: bool
+    batch: EdgeBatch, key_serde: Serde, store: str, *, skip_null_values: bool
 ) -> Turns:
     """Tell the keys apart. UserFunctionError for a key that cannot be written."""
     encoded = written_bytes(key_serde, batch.key, store, batch).dictionary_encode()
@@ -444,7 +405,7 @@ def turns_of(
     negative = chosen & (batch.timestamp < 0)
     counts["negative-timestamp"] = int(np.count_nonzero(negative))
     rows = np.flatnonzero(chosen & ~negative)
-    codes, found, members = by_task(codes[rows], tasks.of_records[rows])
+    codes, found, members = by_task(codes[rows], batch.partition[rows])
     keys = encoded.dictionary if found is None else encoded.dictionary.take(found)
     order = np.argsort(members, kind="stable")
     rank = np.empty(len(order), np.int64)
@@ -456,7 +417,7 @@ def turns_of(
     return Turns(
         turns=[
             TaskTurn(partition, rows[at], codes[at])
-            for partition, at in rows_by_task(tasks.of_records[rows])
+            for partition, at in rows_by_task(batch.partition[rows])
         ],
         keys=keys.take(order).to_pylist(),
         owners=members,

@@ -8,15 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import (
-    KeyedOperator,
-    Tasks,
-    changes_by_task,
-    entries,
-    group,
-    result,
-    stream_times,
-)
+from everflow.operators.grouping import KeyedOperator, changes_by_task, result, stream_times
 from everflow.operators.joins.joined_table import JoinedTable, Stores, latest_when_put
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.user_code import written_alike, written_bytes
@@ -49,45 +41,38 @@ class TableSpec(KeyedOperator):
     def result(self) -> pa.DataType:
         return self.value_serde.type
 
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
         if self.only_visible:
-            batch, tasks = self._visible(batch, tasks)
-        groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
+            batch = self._visible(batch, inputs)
+        groups = self.groups_of(batch, inputs, skip_null_values=False)
         last_rows = groups.rows[groups.last]
-        values = written_bytes(
+        written = written_bytes(
             self.value_serde, batch.value.take(last_rows), self.store, batch, last_rows
         ).to_pylist()
-        changes = groups.changes(self.store, values, batch.timestamp[last_rows])
+        changes = groups.changes(self.store, written, batch.timestamp[last_rows])
         at = (
             np.arange(len(groups.rows), dtype=np.int64)
             if self.emit_every_update
             else np.sort(groups.last)
         )
         rows = groups.rows[at]
-        shown = batch.value.take(rows)
-        return result(
-            batch,
-            groups,
-            changes,
-            at=at,
-            values=shown,
-            timestamps=batch.timestamp[rows],
-            window=None,
-        )
+        values, times = batch.value.take(rows), batch.timestamp[rows]
+        return result(batch, groups, changes, at=at, values=values, timestamps=times)
 
-    def _visible(self, batch: EdgeBatch, tasks: Tasks) -> tuple[EdgeBatch, Tasks]:
-        groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
+    def _visible(self, batch: EdgeBatch, inputs: Inputs) -> EdgeBatch:
+        groups = self.groups_of(batch, inputs, skip_null_values=False)
         there = valid(batch.value)[groups.rows]
         order = np.argsort(groups.codes, kind="stable")
         first = np.diff(groups.codes[order], prepend=-1) != 0
         before = np.empty(len(order), bool)
         before[order[~first]] = there[order[np.flatnonzero(~first) - 1]]
-        before[order[first]] = [entry is not None for entry in entries(groups, tasks.stores)]
+        entries = groups.entries(inputs, self.store)
+        before[order[first]] = [entry is not None for entry in entries]
         # Null keys stay, to be counted as dropped.
         kept = np.ones(len(batch), bool)
         kept[groups.rows] = there | before
-        rows = np.flatnonzero(kept)
-        return batch.take(rows), tasks._replace(of_records=tasks.of_records[rows])
+        return batch.take(np.flatnonzero(kept))
 
 
 # --- versioned tables (KIP-889, KIP-914): each update is a version, and so is a deletion ----------
@@ -111,10 +96,11 @@ class VersionedTableSpec(KeyedOperator):
     def result(self) -> pa.DataType:
         return self.value_serde.type
 
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
         keyed = np.flatnonzero(valid(batch.key))
-        times, owners = batch.timestamp[keyed], tasks.of_records[keyed]
-        running, after = stream_times(times, owners, tasks.stream_times)
+        times, owners = batch.timestamp[keyed], batch.partition[keyed]
+        running, after = stream_times(times, owners, inputs.stream_times)
         rows = keyed[times >= running - self.history_ms]
         put = batch if len(rows) == len(batch) else batch.take(rows)
         keys = written_bytes(self.key_serde, put.key, self.store, put)

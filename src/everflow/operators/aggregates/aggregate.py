@@ -31,11 +31,9 @@ from everflow.operators.grouping import (
     Groups,
     KeyedOperator,
     Stored,
-    Tasks,
-    group,
-    read,
     result,
     running_max,
+    stored,
 )
 from everflow.operators.user_code import (
     UserFunctionError,
@@ -71,15 +69,14 @@ class GroupAggregate(KeyedOperator):
 
     emit_every_update: bool = False
 
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
         skips = self.window is None
-        groups = group(
-            batch, self.key_serde, self.window, tasks, store=self.store, skip_null_values=skips
-        )
-        return self.folded(batch, groups, tasks)
+        return self.folded(batch, self.groups_of(batch, inputs, skip_null_values=skips), inputs)
 
-    def folded(self, batch: EdgeBatch, groups: Groups, tasks: Tasks) -> TasksResult:
-        done = self._fold(batch, groups, read(groups, tasks.stores, self.value_serde))
+    def folded(self, batch: EdgeBatch, groups: Groups, inputs: Inputs) -> TasksResult:
+        entries = groups.entries(inputs, self.store)
+        done = self._fold(batch, groups, stored(entries, self.value_serde))
         if self.emit_every_update:
             at, shown, times = np.arange(len(groups.rows)), done.shown, done.shown_times
         else:
@@ -516,8 +513,7 @@ class TableAggregateSpec(AggregateSpec):
         """See `Operator`: the last result of each group, or that of each change."""
         (right,) = inputs.sides
         assert right.old is not None
-        both = self._signed(right.old, right)
-        done = self._process(both, Tasks.of(both, self.store, inputs))
+        done = super().run(inputs._replace(sides=(self._signed(right.old, right),)))
         done.dropped.pop("null-value", None)  # a side of a change that is none
         if self.emit_every_update and len(done.output):
             last = np.flatnonzero(np.diff(done.output.seq, append=-1) != 0)

@@ -32,11 +32,12 @@ from everflow.operators.aggregates.windowed_aggregate import (
     WindowedAggregate,
     WindowRun,
 )
-from everflow.operators.grouping import Tasks, Turns
+from everflow.operators.grouping import Turns
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_session_key
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import Entry, StoreView
+from everflow.topology.graph import Inputs
 from everflow.windows import SessionWindows
 
 # --- the live sessions of one key in order of time (pure) -----------------------------------------
@@ -292,8 +293,8 @@ class SessionAggregateSpec(WindowedAggregate):
     in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
 
-    def _begin(self, batch: EdgeBatch, tasks: Tasks) -> WindowRun:
-        return _Run(self, batch, tasks)
+    def _begin(self, batch: EdgeBatch, inputs: Inputs) -> WindowRun:
+        return _Run(self, batch, inputs)
 
     def _copied(self, key: Any, parents: list[Any]) -> Any:
         assert isinstance(self.layout, PythonAggregateSpec)
@@ -309,14 +310,14 @@ class _Run(WindowRun):
 
     book: SessionBook
 
-    def __init__(self, spec: SessionAggregateSpec, batch: EdgeBatch, tasks: Tasks) -> None:
-        super().__init__(spec, batch, tasks, skip_null_values=False)
+    def __init__(self, spec: SessionAggregateSpec, batch: EdgeBatch, inputs: Inputs) -> None:
+        super().__init__(spec, batch, inputs, skip_null_values=False)
         count = len(self.found.keys)
         self.book = SessionBook(spec.windows, spec.retention_ms, count, history=self.every)
         self.stored_keys: list[bytes] = []
         for partition, part in self.found.parts:
             self.book.stream_time = self.stream_times[partition]
-            for key, entry in read_sessions(self.book, self.found, part, tasks.stores[partition]):
+            for key, entry in read_sessions(self.book, self.found, part, self.views[partition]):
                 self.stored_keys.append(key)
                 self.stored.append(entry[TIMESTAMP_BYTES:])
 

@@ -25,7 +25,7 @@ from everflow.operators.aggregates.windowed_aggregate import (
     WindowedAggregate,
     WindowRun,
 )
-from everflow.operators.grouping import Tasks, Turns
+from everflow.operators.grouping import Turns
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes.windowed import (
     STORE_SUFFIX_BYTES,
@@ -35,6 +35,7 @@ from everflow.serdes.windowed import (
 )
 from everflow.state.changelog import TIMESTAMP_BYTES, unpack_value
 from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs
 from everflow.windows import SlidingWindows
 
 # --- folds values into sliding windows, which begin with what others held (pure; KIP-450) ---------
@@ -425,8 +426,8 @@ class SlidingAggregateSpec(WindowedAggregate):
     """Of the store: what it does not show any more is not extended, as in Kafka Streams."""
     emit_every_update: bool = field(default=False, kw_only=True)
 
-    def _begin(self, batch: EdgeBatch, tasks: Tasks) -> WindowRun:
-        return _Run(self, batch, tasks)
+    def _begin(self, batch: EdgeBatch, inputs: Inputs) -> WindowRun:
+        return _Run(self, batch, inputs)
 
     def _copied(self, key: Any, parents: list[Any]) -> Any:
         # Aggregates may be changed in place, so a copy is read from bytes.
@@ -440,13 +441,13 @@ class _Run(WindowRun):
 
     book: SlidingBook
 
-    def __init__(self, spec: SlidingAggregateSpec, batch: EdgeBatch, tasks: Tasks) -> None:
-        super().__init__(spec, batch, tasks, skip_null_values=True)
+    def __init__(self, spec: SlidingAggregateSpec, batch: EdgeBatch, inputs: Inputs) -> None:
+        super().__init__(spec, batch, inputs, skip_null_values=True)
         self.span_ms = spec.windows.difference_ms
         self.book = SlidingBook(spec.windows, spec.retention_ms, len(self.found.keys))
         for partition, part in self.found.parts:
             self.stored += stored_windows(
-                self.book, spec.windows, self.found, part, tasks.stores[partition]
+                self.book, spec.windows, self.found, part, self.views[partition]
             )
         layout = spec.layout
         self.fold = (

@@ -26,10 +26,9 @@ from everflow.operators.grouping import (
     AroundTable,
     Groups,
     KeyedRows,
-    Tasks,
     changes_by_task,
     grouped,
-    read,
+    stored,
     stream_times,
     turns_of,
     windowed_keys,
@@ -56,7 +55,7 @@ class WindowedAggregate(AroundTable):
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
         layout = self.layout
-        run = self._begin(batch, Tasks.of(batch, self.store, inputs))
+        run = self._begin(batch, inputs)
         if isinstance(layout, AggregateSpec):
             for _ in run.take_each_record():
                 pass
@@ -75,7 +74,7 @@ class WindowedAggregate(AroundTable):
         final = run.final()
         return run.result(final, *fold.results(final.windows.tolist(), final.rows.tolist()))
 
-    def _begin(self, batch: EdgeBatch, tasks: Tasks) -> WindowRun:
+    def _begin(self, batch: EdgeBatch, inputs: Inputs) -> WindowRun:
         raise NotImplementedError
 
     def _copied(self, key: Any, parents: list[Any]) -> Any:
@@ -120,16 +119,17 @@ class WindowRun(ABC):
     book: Book
 
     def __init__(
-        self, spec: WindowedAggregate, batch: EdgeBatch, tasks: Tasks, *, skip_null_values: bool
+        self, spec: WindowedAggregate, batch: EdgeBatch, inputs: Inputs, *, skip_null_values: bool
     ) -> None:
         self.batch, self.store, self.every = batch, spec.store, spec.emit_every_update
         self.found = turns_of(
-            batch, spec.key_serde, spec.store, tasks, skip_null_values=skip_null_values
+            batch, spec.key_serde, spec.store, skip_null_values=skip_null_values
         )
+        self.views = {one: views[spec.store] for one, views in inputs.stores.items()}
         self.stored: list[bytes] = []
         """Stored value bytes, by window."""
-        self.stream_times = dict(tasks.stream_times)
-        self._newest_ms = {partition: view.newest_ms for partition, view in tasks.stores.items()}
+        self.stream_times = dict(inputs.stream_times)
+        self._newest_ms = {partition: view.newest_ms for partition, view in self.views.items()}
 
     def take_each_record(self) -> Iterator[int]:
         """Puts every record into its windows; yields the row of each that is not late."""
@@ -223,7 +223,7 @@ class CountWindowSpec(AroundTable):
         _, after = stream_times(batch.timestamp[rows], owners, inputs.stream_times)
         keys = written_bytes(self.key_serde, batch.key, self.store, batch).take(rows)
         by_key = grouped(KeyedRows(rows, keys, owners, None), None, after, dropped)
-        numbers, counted = self._numbered(batch, by_key, Tasks.of(batch, self.numbers, inputs))
+        numbers, counted = self._numbered(batch, by_key, inputs)
         at, starts = windows.expand(numbers)
         given = KeyedRows(rows[at], keys.take(at), owners[at], starts)
         groups = grouped(given, windows, after, dropped)
@@ -231,9 +231,7 @@ class CountWindowSpec(AroundTable):
         groups.keys = [key[:-_SEQUENCE_BYTES] for key in groups.keys]
         positions = numbers[at] - starts + 1
         every = self.emit_every_update or self.early > EACH_UPDATE
-        done = replace(self.layout, emit_every_update=every).folded(
-            batch, groups, Tasks.of(batch, self.store, inputs)
-        )
+        done = replace(self.layout, emit_every_update=every).folded(batch, groups, inputs)
         last = positions if every else positions[np.sort(groups.last)]
         shown = done.output.take(np.flatnonzero(self._shown(last, windows.size_ms)))
         complete = positions[groups.last] == windows.size_ms
@@ -244,18 +242,18 @@ class CountWindowSpec(AroundTable):
         return TasksResult(shown, changes, after, dropped)
 
     def _numbered(
-        self, batch: EdgeBatch, groups: Groups, tasks: Tasks
+        self, batch: EdgeBatch, groups: Groups, inputs: Inputs
     ) -> tuple[Int64, dict[int, list[StoreChanges]]]:
         """The number of each record among its key's, and the changes of the numbers' store."""
-        stored = read(groups, tasks.stores, _COUNT)
-        counts: Int64 = stored.values.fill_null(0).to_numpy().astype(np.int64)
+        known = stored(groups.entries(inputs, self.numbers), _COUNT)
+        counts: Int64 = known.values.fill_null(0).to_numpy().astype(np.int64)
         order = np.argsort(groups.codes, kind="stable")
         many = np.bincount(groups.codes, minlength=len(groups))
         first = np.repeat(np.cumsum(many) - many, many)
         numbers = np.empty(len(order), np.int64)
         numbers[order] = np.arange(len(order)) - first
         numbers += counts[groups.codes]
-        times = stored.timestamps
+        times = known.timestamps
         np.maximum.at(times, groups.codes, batch.timestamp[groups.rows])
         written = _COUNT.encode_array(pa.array(counts + many)).to_pylist()
         return numbers, groups.changes(self.numbers, written, times)
