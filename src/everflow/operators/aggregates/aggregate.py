@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +20,7 @@ from everflow.operators.aggregates.folds import (
     BESIDE,
     Bounds,
     ListFullError,
+    Merge,
     StateColumn,
     estimates,
     fold_columns,
@@ -171,10 +172,9 @@ class AggregateSpec(GroupAggregate):
         states = self.state_columns_of(stored.values)
         inputs = self.inputs_of(batch.value, groups.take)
         every = self.emit_every_update
-        with self.failing(batch, groups.rows):
-            final, shown = fold_columns(
-                self.columns, states, stored.present, groups.codes, inputs, every=every
-            )
+        final, shown = self.fold(
+            batch, groups.rows, states, stored.present, groups.codes, inputs, every=every
+        )
         times, shown_times = _times(batch, groups, stored, every)
         shown_values = self.finish(shown if every else final)
         return Folded(self.written(final), times, shown_values, shown_times)
@@ -213,11 +213,24 @@ class AggregateSpec(GroupAggregate):
                     fields[name] = take(column)
         return [fields[column.field] for column in self.columns]
 
-    @contextmanager
-    def failing(self, batch: EdgeBatch, rows: Sequence[int] | Int64) -> Iterator[None]:
-        """A list that is full fails at its record; ``rows``: of the contributions."""
+    def fold(
+        self,
+        batch: EdgeBatch,
+        rows: Int64,
+        stored: Sequence[pa.Array],
+        present: npt.NDArray[np.bool_],
+        codes: Int64,
+        values: Sequence[pa.Array | None],
+        merges: Sequence[Merge] = (),
+        *,
+        every: bool,
+    ) -> tuple[list[pa.Array], list[pa.Array]]:
+        """See `fold_columns`; a list that is full fails at its record. ``rows``: of the
+        contributions."""
         try:
-            yield
+            return fold_columns(
+                self.columns, stored, present, codes, values, merges, every=every
+            )
         except ListFullError as error:
             full, row = error.column, int(rows[error.at])
             text = (

@@ -25,7 +25,7 @@ from everflow.operators.aggregates.aggregate import (
     PythonReducer,
     Step,
 )
-from everflow.operators.aggregates.folds import Merge, fold_columns
+from everflow.operators.aggregates.folds import Merge
 from everflow.operators.aggregates.windowed_aggregate import (
     Book,
     Final,
@@ -291,7 +291,6 @@ class SessionAggregateSpec(WindowedAggregate):
     retention_ms: int | None = field(default=None, kw_only=True)
     """Of the store, None = that of the windows: what it does not show any more is not extended, as
     in Kafka Streams."""
-    emit_every_update: bool = field(default=False, kw_only=True)
 
     def _begin(self, batch: EdgeBatch, inputs: Inputs) -> WindowRun:
         return _Run(self, batch, inputs)
@@ -341,20 +340,19 @@ class _Run(WindowRun):
         return Final(np.array(list(of_window.values()), np.int64), at, rows)
 
     def folded(self, layout: AggregateSpec, windows: Int64) -> tuple[pa.Array, pa.Array]:
-        book, count = self.book, len(self.book.keys)
-        known = layout.value_serde.decode_array(pa.array(self.stored, pa.binary()))
+        book, count, known = self.book, len(self.book.keys), self.known()
         states = pa.concat_arrays([known, pa.nulls(count - len(known), known.type)])
         rows = np.array(book.rows, np.int64)
-        with layout.failing(self.batch, rows):
-            columns, every = fold_columns(
-                layout.columns,
-                layout.state_columns_of(states),
-                np.arange(count) < book.stored,
-                np.array(book.codes, np.int64),
-                layout.inputs_of(self.batch.value, lambda column: column.take(rows)),
-                book.merges,
-                every=self.every,
-            )
+        columns, every = layout.fold(
+            self.batch,
+            rows,
+            layout.state_columns_of(states),
+            np.arange(count) < book.stored,
+            np.array(book.codes, np.int64),
+            layout.inputs_of(self.batch.value, lambda column: column.take(rows)),
+            book.merges,
+            every=self.every,
+        )
         after = [column.take(windows) for column in columns]
         return layout.written(after), layout.finish(every if self.every else after)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +46,7 @@ class WindowedAggregate(AroundTable):
     """``layout``: the aggregate without these windows. The last result per window, or every one."""
 
     layout: Layout
-    emit_every_update: bool
+    emit_every_update: bool = field(default=False, kw_only=True)
 
     @property
     def result_key(self) -> pa.DataType:
@@ -61,10 +61,9 @@ class WindowedAggregate(AroundTable):
                 pass
             final = run.final()
             return run.result(final, *run.folded(layout, final.windows))
-        known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist()
         rows = np.arange(len(batch), dtype=np.int64)
         keys, values = python_keys(batch.key), batch.value.to_pylist()
-        fold = FunctionFold(layout, batch, rows, keys, values, known)
+        fold = FunctionFold(layout, batch, rows, keys, values, run.known().to_pylist())
         fold.take(
             run.steps(),
             begin=self._copied,
@@ -121,7 +120,7 @@ class WindowRun(ABC):
     def __init__(
         self, spec: WindowedAggregate, batch: EdgeBatch, inputs: Inputs, *, skip_null_values: bool
     ) -> None:
-        self.batch, self.store, self.every = batch, spec.store, spec.emit_every_update
+        self.batch, self.spec, self.every = batch, spec, spec.emit_every_update
         self.found = turns_of(
             batch, spec.key_serde, spec.store, skip_null_values=skip_null_values
         )
@@ -130,6 +129,10 @@ class WindowRun(ABC):
         """Stored value bytes, by window."""
         self.stream_times = dict(inputs.stream_times)
         self._newest_ms = {partition: view.newest_ms for partition, view in self.views.items()}
+
+    def known(self) -> pa.Array:
+        """The stored values, by window."""
+        return self.spec.value_serde.decode_array(pa.array(self.stored, pa.binary()))
 
     def take_each_record(self) -> Iterator[int]:
         """Puts every record into its windows; yields the row of each that is not late."""
@@ -165,7 +168,7 @@ class WindowRun(ABC):
     ) -> dict[int, list[StoreChanges]]:
         """Each task's changes; ``keys``: the codes of the keys."""
         return changes_by_task(
-            self.store, self.found.owners[keys], stored_keys, entries, np.ascontiguousarray(times)
+            self.spec.store, self.found.owners[keys], stored_keys, entries, np.ascontiguousarray(times)
         )
 
     def shaped(
