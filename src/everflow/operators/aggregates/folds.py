@@ -12,7 +12,7 @@ import json
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -384,16 +384,9 @@ def ranked(column: pa.Array) -> Int64:
 # --- ``min_by`` and ``max_by``: the value beside the smallest or largest of another column --------
 
 
-def min_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """Per group value and order; of equal ones the last, as in Spark. Null orders are skipped."""
-    return _picked(items, -1)
-
-
-def max_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    return _picked(items, 1)
-
-
-def _picked(items: Items, sign: int) -> list[pa.Array]:
+def picked(columns: Sequence[StateColumn], items: Items, *, sign: int) -> list[pa.Array]:
+    """Per group value and order, the largest or (``sign`` -1) the smallest; of equal ones the last,
+    as in Spark. Null orders are skipped."""
     both = items.columns()
     there = np.flatnonzero(valid(both[1]))
     groups = items.all_groups[there]
@@ -441,16 +434,6 @@ def collect_set(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
     return _lists(
         _bounded(columns[0], elements, first[np.argsort(elements.order[first], kind="stable")])
     )
-
-
-def largest(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """The n values with the largest orders, largest first; of equal ones the first."""
-    return _top(columns, items, -1)
-
-
-def smallest(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """The n values with the smallest orders, smallest first; of equal ones the first."""
-    return _top(columns, items, 1)
 
 
 @dataclass(frozen=True)
@@ -523,7 +506,9 @@ def _first_beyond(elements: _Elements, beyond: Int64) -> int:
     return int(values[values >= 0].min(initial=len(elements.values)))
 
 
-def _top(columns: Sequence[StateColumn], items: Items, sign: int) -> list[pa.Array]:
+def top(columns: Sequence[StateColumn], items: Items, *, sign: int) -> list[pa.Array]:
+    """The n values with the smallest orders, smallest first, or (``sign`` -1) the largest ones; of
+    equal ones the first."""
     elements = _elements(items)
     ranks = sign * ranked(elements.columns[-1])
     order = np.lexsort((elements.order, ranks, elements.groups))
@@ -751,17 +736,17 @@ def _bias(raw: npt.NDArray[np.float64], precision: int) -> npt.NDArray[np.float6
 
 
 Fold = Callable[[Sequence[StateColumn], Items], list[pa.Array]]
-
 FOLDS: dict[str, Fold] = {
     "collect_list": collect_list,
     "collect_set": collect_set,
-    "min_by": min_by,
-    "max_by": max_by,
-    "smallest": smallest,
-    "largest": largest,
+    "min_by": partial(picked, sign=-1),
+    "max_by": partial(picked, sign=1),
+    "smallest": partial(top, sign=1),
+    "largest": partial(top, sign=-1),
     "distinct": distinct,
 }
-"""By the ``op`` of the first state column; those of the columns behind it are `BESIDE`."""
+"""By the ``op`` of the first state column; those of the columns behind it are `BESIDE`. A fold gives
+the state columns of each group after its items; `ListFullError`."""
 
 BESIDE = "beside"
 
@@ -792,7 +777,7 @@ def fold_columns(
         some = columns[part]
         if some[0].op in FOLDS:
             given = [one for one in values[part] if one is not None]
-            final += fold(some, Items.of_groups(stored[part], codes, given, merges))
+            final += FOLDS[some[0].op](some, Items.of_groups(stored[part], codes, given, merges))
             if every:
                 each += running(some, stored[part], codes, given, merges)
             continue
@@ -808,11 +793,6 @@ def fold_columns(
         if every:
             each.append(one.running())
     return final, each
-
-
-def fold(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """The state columns of each group after its items; `ListFullError`."""
-    return FOLDS[columns[0].op](columns, items)
 
 
 def running(
@@ -843,7 +823,7 @@ def running(
             value_order=np.array([count]),
         )
         try:
-            states[code] = fold(columns, items)
+            states[code] = FOLDS[columns[0].op](columns, items)
         except ListFullError as error:
             raise ListFullError(error.column, at) from None
         for column, state in zip(found, states[code], strict=True):
