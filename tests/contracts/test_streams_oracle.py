@@ -18,8 +18,8 @@ from everflow.operators.aggregates.aggregate import PythonCogroup
 from everflow.operators.aggregates.sliding_aggregate import SlidingBook
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, table_table
 from everflow.operators.joins.foreign_keys import ForeignKeys
-from everflow.operators.joins.join_side import WaitingRecords
 from everflow.operators.joins.joined_table import Held, JoinedTable
+from everflow.operators.joins.stream_stream import WaitingRecords
 from everflow.operators.joins.stream_table import StreamGlobalJoin
 from everflow.operators.processors.stores import KeyValueStore
 from everflow.operators.suppress import _Buffer

@@ -10,13 +10,20 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.grouping import NEVER, changes_by_task, stream_times
-from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
-from everflow.operators.joins.joined_table import Stores, task_codes
+from everflow.operators.grouping import (
+    NEVER,
+    Flags,
+    Kept,
+    TaskKeys,
+    changes_by_task,
+    extent,
+    read_entries,
+    stream_times,
+    task_codes,
+)
 from everflow.operators.user_code import written_bytes
 from everflow.records import Int64, TasksResult, valid
 from everflow.serdes import Serde
@@ -70,16 +77,17 @@ class DeduplicateSpec(TableOperator):
         keys = written_bytes(self.key_serde, ids.take(rows), self.store, batch, rows)
         codes = task_codes(keys, batch.partition[rows])
         _, first = np.unique(codes, return_index=True)
-        groups = JoinKeys(batch.partition[rows[first]], keys.take(first))
-        new = _new(
-            codes, times[rows], self._remembered(groups, codes, times[rows], inputs.stores), self
-        )
-        stored = window_store_keys(groups.keys.take(codes[new]), times[rows[new]])
+        groups = TaskKeys(batch.partition[rows[first]], keys.take(first))
+        low, high = extent(codes, len(first), times[rows], times[rows])
+        low, high = low - self.within_ms, high + self.within_ms
+        stored = read_entries(self.store, groups, low, high, inputs.stores)
+        new = _new(codes, times[rows], stored, self)
+        written = window_store_keys(groups.keys.take(codes[new]), times[rows[new]])
         changes = changes_by_task(
             self.store,
             groups.partitions[codes[new]],
-            stored,
-            pa.repeat(pa.scalar(b""), len(stored)),
+            written,
+            pa.repeat(pa.scalar(b""), len(written)),
             times[rows[new]],
         )
         goes_on = ~known
@@ -88,22 +96,8 @@ class DeduplicateSpec(TableOperator):
         output = batch.take(chosen).with_columns(value=value.take(chosen))
         return TasksResult(output, changes, after, dropped)
 
-    def _remembered(
-        self,
-        groups: JoinKeys,
-        codes: Int64,
-        times: Int64,
-        stores: Stores,
-    ) -> Kept:
-        """The stored entries of the batch's ids, near its records."""
-        low = np.full(len(groups.keys), np.iinfo(np.int64).max)
-        high = np.full(len(groups.keys), -1)
-        np.minimum.at(low, codes, times)
-        np.maximum.at(high, codes, times)
-        return read_entries(self.store, groups, low - self.within_ms, high + self.within_ms, stores)
 
-
-def _new(codes: Int64, times: Int64, stored: Kept, spec: DeduplicateSpec) -> npt.NDArray[np.bool_]:
+def _new(codes: Int64, times: Int64, stored: Kept, spec: DeduplicateSpec) -> Flags:
     """True for records that pass; ``codes``: their ids, in processing order."""
     counts = np.bincount(codes)
     counts[np.unique(stored.codes)] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,13 +15,25 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
-from everflow.serdes.windowed import window_store_keys, windowed_key_type
+from everflow.serdes.windowed import (
+    START_BYTES,
+    STORE_SUFFIX_BYTES,
+    window_store_keys,
+    window_store_prefixes,
+    windowed_key_type,
+)
+from everflow.state.changelog import TIMESTAMP_BYTES, expiry_times
+from everflow.state.store import Bounds, Entry, StoreView, last_of_length
 from everflow.topology.graph import Inputs, TableOperator
 from everflow.windows import TimeWindows
 
-TIMESTAMP_BYTES = 8
+Stores = Mapping[int, Mapping[str, StoreView]]
+"""The stores of an operator by name, by the partition of each task."""
+Flags = npt.NDArray[np.bool_]
 NEVER = int(np.iinfo(np.int64).min)
 """The time of an entry that is not there."""
+_LAST_TIME = np.iinfo(np.int64).max
+_NUMBER_BYTES = STORE_SUFFIX_BYTES - START_BYTES
 
 
 class KeyedOperator(TableOperator):
@@ -154,7 +166,7 @@ class Groups:
 class Stored:
     """The entry of each group: null values, and `NEVER`, where ``present`` is False."""
 
-    present: npt.NDArray[np.bool_]
+    present: Flags
     timestamps: Int64
     values: pa.Array
 
@@ -250,6 +262,12 @@ def by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
     found = pairs.dictionary.to_numpy()
     members = partitions[found % len(partitions)].astype(np.int32)
     return pairs.indices.to_numpy().astype(np.int64), found // len(partitions), members
+
+
+def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
+    """A number for each row, equal where task and key are."""
+    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return by_task(codes, partitions)[0]
 
 
 def task_slices(members: Int32) -> list[tuple[int, slice]]:
@@ -411,9 +429,7 @@ def turns_of(
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     codes, members = rank[codes], members[order]
-    first, last = np.full(len(order), np.iinfo(np.int64).max), np.full(len(order), -1)
-    np.minimum.at(first, codes, batch.timestamp[rows])
-    np.maximum.at(last, codes, batch.timestamp[rows])
+    first, last = extent(codes, len(order), batch.timestamp[rows], batch.timestamp[rows])
     return Turns(
         turns=[
             TaskTurn(partition, rows[at], codes[at])
@@ -426,3 +442,96 @@ def turns_of(
         parts=task_slices(members),
         dropped=counts,
     )
+
+
+# --- entries of window stores, read by key and time, for operators that look for what is near -----
+
+
+def extent(codes: Int64, count: int, first: Int64, last: Int64) -> tuple[Int64, Int64]:
+    """The least of ``first`` and the highest of ``last`` of each of ``count`` codes; times (ms)."""
+    least, highest = np.full(count, _LAST_TIME), np.full(count, -1)
+    np.minimum.at(least, codes, first)
+    np.maximum.at(highest, codes, last)
+    return least, highest
+
+
+class TaskKeys(NamedTuple):
+    """Tasks by their partitions, and in each a key's bytes."""
+
+    partitions: Int32
+    keys: pa.Array
+
+    def take(self, codes: Int64) -> TaskKeys:
+        return TaskKeys(self.partitions[codes], self.keys.take(codes))
+
+
+class Kept(NamedTuple):
+    """Entries of a window store: the place of the task and key that was asked for, the time (ms)
+    and the number of each."""
+
+    codes: Int64
+    times: Int64
+    numbers: Int64
+    entries: pa.Array
+
+
+_Fetch = Callable[[StoreView, Sequence[Bounds], Sequence[bytes]], Iterable[Sequence[Entry]]]
+"""Reads of a store each key's entries within its bounds, and maybe some of longer keys."""
+
+
+def read_entries(store: str, asked: TaskKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
+    """Each key's entries in a window store, from time ``low`` to ``high`` (ms, included)."""
+    return _read(store, asked, low, high, stores, lambda view, bounds, _: view.range_many(bounds))
+
+
+def read_as_of(
+    store: str, asked: TaskKeys, low: Int64, first: Int64, last: Int64, stores: Stores
+) -> Kept:
+    """What those who ask from ``first`` to ``last`` (ms) may find of each key: the last entry from
+    ``low`` to ``first``, and those behind it up to ``last``."""
+    kept = _read(store, asked, low, first, stores, _last_entries)
+    behind = read_entries(store, asked, _after(first), last, stores)
+    columns = zip(kept[:3], behind[:3], strict=True)
+    return Kept(*map(np.concatenate, columns), pa.concat_arrays([kept.entries, behind.entries]))
+
+
+def _last_entries(
+    view: StoreView, bounds: Sequence[Bounds], keys: Sequence[bytes]
+) -> Iterator[Sequence[Entry]]:
+    lengths = [len(key) + STORE_SUFFIX_BYTES for key in keys]
+    return ([] if one is None else [one] for one in last_of_length(view, bounds, lengths))
+
+
+def _read(
+    store: str, asked: TaskKeys, low: Int64, high: Int64, stores: Stores, fetch: _Fetch
+) -> Kept:
+    """By task, then key, with one call for each task."""
+    order = pc.sort_indices(asked.keys).to_numpy().astype(np.int64)
+    order = order[np.argsort(asked.partitions[order], kind="stable")]
+    column, places = asked.keys.take(order), order.tolist()
+    keys = column.to_pylist()
+    # Behind all entries of the times before, and in front of those of the time.
+    starts = window_store_prefixes(column, np.maximum(low[order], 0)).to_pylist()
+    ends = window_store_prefixes(column, _after(high[order])).to_pylist()
+    codes: list[int] = []
+    found: list[Entry] = []
+    for partition, part in task_slices(asked.partitions[order]):
+        bounds = list(zip(starts[part], ends[part], strict=True))
+        listed = fetch(stores[partition][store], bounds, keys[part])
+        for code, key, entries in zip(places[part], keys[part], listed, strict=True):
+            length = len(key) + STORE_SUFFIX_BYTES
+            mine = [one for one in entries if len(one[0]) == length]  # else a longer key's
+            codes += [code] * len(mine)
+            found += mine
+    stored_keys = [key for key, _ in found]
+    numbers = np.frombuffer(b"".join([key[-_NUMBER_BYTES:] for key in stored_keys]), ">i4")
+    return Kept(
+        np.array(codes, np.int64),
+        expiry_times(stored_keys, "window"),
+        numbers.astype(np.int64),
+        pa.array([entry for _, entry in found], pa.binary()),
+    )
+
+
+def _after(times: Int64) -> Int64:
+    return np.minimum(np.maximum(times, -1), _LAST_TIME - 1) + 1

@@ -8,8 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import KeyedOperator, changes_by_task, result, stream_times
-from everflow.operators.joins.joined_table import JoinedTable, Stores, latest_when_put
+from everflow.operators.grouping import (
+    KeyedOperator,
+    Stores,
+    changes_by_task,
+    result,
+    stream_times,
+)
+from everflow.operators.joins.joined_table import JoinedTable, latest_when_put
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.user_code import written_alike, written_bytes
 from everflow.records import EdgeBatch, TasksResult, valid

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
-from everflow.operators.grouping import AroundTable, stream_times
+from everflow.operators.grouping import AroundTable, Stores, stream_times
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
@@ -27,7 +27,6 @@ from everflow.topology.graph import Inputs
 
 ENDS = DueIndex(signed=True)
 """The index: the times at which entries are looked at, and their keys."""
-Stores = Mapping[int, Mapping[str, StoreView]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,7 @@
 
 A join takes the records of both sides of a batch, and gives what one record after the other would
 give. `joined_table` looks tables up; `stream_table`, `table_table`, `foreign_keys` (note 022) and
-`lookup_join` (note 027) read through it. `join_side` has the records of a join of two streams
-(`stream_stream`, `asof`).
+`lookup_join` (note 027) read through it. `stream_stream` and `asof` join two streams.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """
 

@@ -13,18 +13,26 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import NEVER, changes_by_task, rows_by_task, stored
-from everflow.operators.grouping import stream_times as running_times
-from everflow.operators.joins.join_side import JoinKeys, Kept, read_as_of
+from everflow.operators.grouping import (
+    NEVER,
+    Kept,
+    Stores,
+    TaskKeys,
+    changes_by_task,
+    extent,
+    read_as_of,
+    rows_by_task,
+    stored,
+    stream_times,
+    task_codes,
+)
 from everflow.operators.joins.joined_table import (
     NONE,
     STORED,
     JoinKind,
-    Stores,
     Versions,
     joined,
     latest_before,
-    task_codes,
 )
 from everflow.operators.joins.stream_table import HeldBack, Released, TimeMakers, come_out
 from everflow.operators.user_code import written_bytes
@@ -176,12 +184,9 @@ class AsOfJoin(Operator):
         """The stored right records that the left ones may meet; each key is read once: from the one
         that holds for the earliest of them."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
-        least, most = np.full(len(ones), np.iinfo(np.int64).max), np.full(len(ones), -1)
-        earliest = least.copy()
-        np.minimum.at(least, group, low)
-        np.minimum.at(earliest, group, released.times)
-        np.maximum.at(most, group, released.times)
-        groups = JoinKeys(owners[first], released.keys.take(first))
+        least, _ = extent(group, len(ones), low, low)
+        earliest, most = extent(group, len(ones), released.times, released.times)
+        groups = TaskKeys(owners[first], released.keys.take(first))
         found = read_as_of(self.right.name, groups, least, earliest, most, stores)
         return found._replace(codes=ones[found.codes])
 
@@ -246,7 +251,7 @@ class _Events:
         order = np.lexsort((turn, unordered.seq))
         both = unordered.take(order)
         keyless = ~valid(both.key)
-        running, after = running_times(
+        running, after = stream_times(
             np.where(keyless, NEVER, both.timestamp), both.partition, before
         )
         is_left = order < count

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.grouping import NEVER, rows_by_task
-from everflow.operators.joins.join_side import Flags
+from everflow.operators.grouping import NEVER, Flags, rows_by_task, task_codes
 from everflow.operators.joins.joined_table import (
     Held,
     JoinKind,
@@ -26,7 +25,6 @@ from everflow.operators.joins.joined_table import (
     TableRead,
     first_and_last,
     joined,
-    task_codes,
 )
 from everflow.operators.user_code import written_alike, written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid

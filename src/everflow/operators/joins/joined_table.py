@@ -7,29 +7,34 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from everflow.operators.grouping import NEVER, Stored, by_task, rows_by_task, running_max, stored
+from everflow.operators.grouping import (
+    NEVER,
+    Flags,
+    Stored,
+    Stores,
+    extent,
+    rows_by_task,
+    running_max,
+    stored,
+    task_codes,
+)
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64, valid
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
 from everflow.state.changelog import pack_value
-from everflow.state.store import OPEN, VERSIONED, StoreSpec, StoreView, VersionsView
+from everflow.state.store import OPEN, VERSIONED, StoreSpec, VersionsView
 from everflow.topology.batches import spread
 from everflow.topology.graph import Inputs, Operator
 
 # --- what joins give: ``struct<left, right>``, and which side may be missing ----------------------
-
-
-Stores = Mapping[int, Mapping[str, StoreView]]
-"""The stores of an operator by name, by the partition of each task."""
 
 
 class JoinKind(enum.Enum):
@@ -57,12 +62,6 @@ def joined(left: pa.Array, right: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(
         [left, right], fields=list(joined_type(left.type, right.type))
     )
-
-
-def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
-    """A number for each row, equal where task and key are."""
-    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
-    return by_task(codes, partitions)[0]
 
 
 def first_and_last(codes: Int64) -> tuple[Int64, Int64]:
@@ -360,9 +359,7 @@ def _come_before(came: Int64, begin: Int64, at: Int64, places: Int64) -> Int64:
     return at
 
 
-def latest_when_put(
-    table: JoinedTable, updates: EdgeBatch, stores: Stores
-) -> npt.NDArray[np.bool_]:
+def latest_when_put(table: JoinedTable, updates: EdgeBatch, stores: Stores) -> Flags:
     """True for updates of a versioned table that are the latest of their key when they come."""
     keys = table.keys_of(updates)
     codes = task_codes(keys, updates.partition)
@@ -375,7 +372,7 @@ def latest_when_put(
     place_of = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     place_of[codes[first]] = np.arange(len(first))
     times = updates.timestamp
-    latest: npt.NDArray[np.bool_] = running_max(codes, times) == times
+    latest: Flags = running_max(codes, times) == times
     return latest & (times >= known[place_of[codes]])
 
 
@@ -442,14 +439,13 @@ def _stored_versions(
     table: JoinedTable,
     asking: Asks,
     codes: Int64,
-    to_the_latest: npt.NDArray[np.bool_],
+    to_the_latest: Flags,
     stores: Stores,
 ) -> tuple[Versions, list[bytes | None]]:
     """The stored versions that may be found, each key read once; and as entries."""
     ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
-    low, high = np.full(len(ones), OPEN), np.full(len(ones), -1)
-    np.minimum.at(low, group, asking.times)
-    np.maximum.at(high, group, np.where(to_the_latest, OPEN - 1, asking.times))
+    until = np.where(to_the_latest, OPEN - 1, asking.times)
+    low, high = extent(group, len(ones), asking.times, until)
     found: list[tuple[int, int]] = []
     entries: list[bytes | None] = []
     owners = asking.partitions[first]

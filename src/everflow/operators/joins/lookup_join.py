@@ -12,11 +12,10 @@ import pyarrow as pa
 
 from everflow.clock import believed_ms, instant
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
-from everflow.operators.grouping import stream_times as running_times
+from everflow.operators.grouping import Stores, stream_times
 from everflow.operators.joins.joined_table import (
     JoinedTable,
     JoinKind,
-    Stores,
     TableLookup,
     TableRead,
     joined,
@@ -483,7 +482,7 @@ class _Waiting(Operator):
     ) -> TasksResult:
         """``told``: empty, to take who waits no longer."""
         asking, stores, now_ms = told.asking, inputs.stores, inputs.now_ms
-        running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
+        running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
         there = valid(told.held)
         missing = np.flatnonzero(~there[told.keyed])
         missing_keys = told.keys.take(missing).to_pylist()

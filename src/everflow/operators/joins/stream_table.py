@@ -12,12 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.due_index import Changes, DueIndex
-from everflow.operators.grouping import stored
-from everflow.operators.grouping import stream_times as running_times
+from everflow.operators.grouping import Stores, stored, stream_times
 from everflow.operators.joins.joined_table import (
     JoinedTable,
     JoinKind,
-    Stores,
     TableLookup,
     TableRead,
     joined,
@@ -339,7 +337,7 @@ class GraceWait(Operator):
         keyed, valued = valid(stream.key), valid(stream.value)
         rows = np.flatnonzero(keyed & valued)
         asking = stream.take(rows)
-        running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
+        running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
         released = self.held.release(
             asking,
             np.arange(len(rows), dtype=np.int64),

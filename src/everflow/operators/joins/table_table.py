@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from everflow.operators.grouping import task_codes
 from everflow.operators.joins.joined_table import (
     Held,
     JoinKind,
     TableRead,
     first_and_last,
     joined,
-    task_codes,
 )
 from everflow.records import EdgeBatch, Int64, TasksResult, valid
 from everflow.topology.batches import concat
