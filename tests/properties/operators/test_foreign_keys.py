@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.foreign_keys import (
+from everflow.operators.joins.table_table import (
     SUBSCRIPTION,
     Answers,
     AskAgain,

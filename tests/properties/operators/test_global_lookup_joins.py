@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everflow.operators.grouping import Stores
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.foreign_keys import selected_type
+from everflow.operators.joins.table_table import selected_type
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.records import StoreChanges
 from everflow.state.store import InMemoryStore, StoreSpec

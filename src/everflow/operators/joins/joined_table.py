@@ -53,6 +53,23 @@ class JoinKind(enum.Enum):
         return self is JoinKind.OUTER
 
 
+class KeepsLeft(Operator):
+    """A join that keeps the records of its first side without a match, or not, by its ``kind``."""
+
+    kind: JoinKind
+
+    @property
+    def takes_null_keys(self) -> bool:
+        return self.kind.keeps_left
+
+    def taken(self, keys: pa.Array, values: pa.Array) -> tuple[Flags, dict[str, int]]:
+        """The records that look for a match, and how many others are dropped, by reason."""
+        valued = valid(values)
+        taken = valued if self.kind.keeps_left else valued & valid(keys)
+        without_key = int(np.count_nonzero(valued & ~taken))
+        return taken, {"null-value": int(np.count_nonzero(~valued)), "null-key": without_key}
+
+
 def joined_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     """``struct<left, right>``; a side without a match is null."""
     return pa.struct([("left", left), ("right", right)])

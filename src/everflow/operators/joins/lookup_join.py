@@ -16,6 +16,7 @@ from everflow.operators.grouping import Stores, stream_times
 from everflow.operators.joins.joined_table import (
     JoinedTable,
     JoinKind,
+    KeepsLeft,
     TableLookup,
     TableRead,
     joined,
@@ -35,7 +36,7 @@ from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import after_prefix
 from everflow.state.store import Entry, StoreSpec, StoreView, WholeView
 from everflow.topology.batches import appended
-from everflow.topology.graph import Inputs, Operator
+from everflow.topology.graph import Inputs
 
 # --- holds records of a stream until the entry that they look up is there, or their time is over --
 # The store has entries for each: under the looked-up key and a number, what the record is; under
@@ -430,7 +431,7 @@ _Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Waiting(Operator):
+class _Waiting(KeepsLeft):
     """The base of both joins. A record without an entry waits in ``room``: until an update of the
     table brings it, or until its time is over. Then it is given with a null right, where the
     ``kind`` keeps it, or dropped. Results have their records' times.
@@ -439,10 +440,6 @@ class _Waiting(Operator):
     table: TableRead
     kind: JoinKind
     room: WaitingRoom
-
-    @property
-    def takes_null_keys(self) -> bool:
-        return self.kind.keeps_left
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         none = np.empty(0, np.int64)

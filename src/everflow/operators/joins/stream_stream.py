@@ -32,7 +32,7 @@ from everflow.operators.grouping import (
     stream_times,
     task_codes,
 )
-from everflow.operators.joins.joined_table import JoinKind, joined
+from everflow.operators.joins.joined_table import JoinKind, KeepsLeft, joined
 from everflow.operators.user_code import written_bytes
 from everflow.records import (
     LATE_UNMATCHED,
@@ -48,7 +48,7 @@ from everflow.serdes.windowed import window_store_keys
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import Entry, StoreSpec, StoreView
 from everflow.topology.batches import appended
-from everflow.topology.graph import Inputs, Operator
+from everflow.topology.graph import Inputs
 from everflow.windows import JoinWindows
 
 # --- one side: its window store, and how far its matches may lie ----------------------------------
@@ -612,7 +612,7 @@ def _met(
 
 
 @dataclass(frozen=True)
-class StreamStreamJoin(Operator):
+class StreamStreamJoin(KeepsLeft):
     """Inner, left or outer join in windows.
 
     A record without a value is dropped. One without a key is dropped, or gives its result without a
@@ -647,10 +647,6 @@ class StreamStreamJoin(Operator):
             )
             for left in (True, False)
         }
-
-    @property
-    def takes_null_keys(self) -> bool:
-        return self.kind.keeps_left
 
     def run(self, inputs: Inputs) -> TasksResult:
         newest = {
