@@ -17,8 +17,8 @@ from everflow.operators.aggregates.aggregate import (
     PythonAggregator,
     PythonReducer,
 )
-from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import SessionAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import UserFunctionError
 

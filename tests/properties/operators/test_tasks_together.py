@@ -19,7 +19,7 @@ from everflow.operators.aggregates.aggregate import (
     PythonAggregateSpec,
     PythonReducer,
 )
-from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import SessionAggregateSpec
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch, TasksResult

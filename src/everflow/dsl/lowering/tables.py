@@ -29,9 +29,8 @@ from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
-from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
-from everflow.operators.aggregates.windowed_aggregate import CountWindowSpec
+from everflow.operators.aggregates.windowed_aggregate import CountWindowSpec, SessionAggregateSpec
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.table import TableSpec, VisibleUpdates
 from everflow.serdes import Serde
