@@ -111,12 +111,14 @@ class Held(NamedTuple):
         return Held(spread(self.values, rows, count), times)
 
 
-class _Places(NamedTuple):
-    """Rows of a batch: task and key (as a number), task, key, and place in the batch's order."""
+class Places(NamedTuple):
+    """Rows of a batch: task and key (as a number), task, key, time (ms), and place in the batch's
+    order."""
 
     codes: Int64
     partitions: Int32
     keys: pa.Array
+    times: Int64
     at: Int64
 
 
@@ -142,15 +144,14 @@ class JoinedTable:
         return ()
 
     def held(self, asking: EdgeBatch, inputs: Inputs) -> Held:
-        """The table's entry for each record of ``asking`` when it came."""
+        """The table's entry for each record of ``asking`` when it came; nothing for a null key."""
+        if asking.key.null_count:
+            keyed = np.flatnonzero(valid(asking.key))
+            return self.held(asking.take(keyed), inputs).in_rows(keyed, len(asking))
         updates = inputs.sides[self.side]
-        if not self.as_of or not self.spec.versioned:
-            return self.when(asking, updates, inputs.stores, first=self.first)
-        keyed = np.flatnonzero(valid(asking.key))
-        some = asking if len(keyed) == len(asking) else asking.take(keyed)
-        asks = Asks(some.partition, self.keys_of(some), some.timestamp, some.seq)
-        held = held_as_of(self, asks, updates, inputs.stores, first=self.first)
-        return held if some is asking else held.in_rows(keyed, len(asking))
+        if self.as_of and self.spec.versioned:
+            return held_as_of(self, asking, updates, inputs.stores)
+        return self.when(asking, updates, inputs.stores)
 
     def keys_of(self, batch: EdgeBatch) -> pa.Array:
         """The store's keys of the batch's, none of them null. UserFunctionError."""
@@ -163,43 +164,37 @@ class JoinedTable:
         keys = written_bytes(self.spec.key_serde, inner, name, batch)
         return window_store_keys(keys, start.to_numpy())
 
-    def when(
-        self,
-        asking: EdgeBatch,
-        updates: EdgeBatch,
-        stores: Stores,
-        *,
-        first: bool,
-    ) -> Held:
-        """The table's entry for the key of each record of ``asking`` (nothing for a null), after
-        those of its ``updates`` in this batch that came before the record. ``first``: whether one
-        that the same input record made did."""
-        if asking.key.null_count:
-            keyed = np.flatnonzero(valid(asking.key))
-            held = self.when(asking.take(keyed), updates, stores, first=first)
-            return held.in_rows(keyed, len(asking))
-        asked, known = self._places(asking, updates)
-        return self._held(asked, known, updates, stores, side="right" if first else "left")
+    def when(self, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
+        """The table's entry for the key of each record of ``asking``, none of them null, after
+        those of its ``updates`` in this batch that came before the record."""
+        asked, known = self.places(asking, updates)
+        return self._held(asked, known, updates, stores, side="right" if self.first else "left")
 
     def before(self, updates: EdgeBatch, stores: Stores) -> Held:
         """The table's entry for each update's key before that update."""
-        known, _ = self._places(updates, updates.take(np.empty(0, np.int64)))
+        known, _ = self.places(updates, updates.take(np.empty(0, np.int64)))
         known = known._replace(at=np.arange(len(updates), dtype=np.int64))
         return self._held(known, known, updates, stores, side="left")
 
-    def _places(self, asking: EdgeBatch, updates: EdgeBatch) -> tuple[_Places, _Places]:
+    def places(self, asking: EdgeBatch, updates: EdgeBatch) -> tuple[Places, Places]:
         keys = pa.concat_arrays([self.keys_of(asking), self.keys_of(updates)])
         partitions = np.concatenate([asking.partition, updates.partition])
         codes, count = task_codes(keys, partitions), len(asking)
         return (
-            _Places(codes[:count], asking.partition, keys[:count], asking.seq),
-            _Places(codes[count:], updates.partition, keys[count:], updates.known_from),
+            Places(codes[:count], asking.partition, keys[:count], asking.timestamp, asking.seq),
+            Places(
+                codes[count:],
+                updates.partition,
+                keys[count:],
+                updates.timestamp,
+                updates.known_from,
+            ),
         )
 
     def _held(
         self,
-        asked: _Places,
-        known: _Places,
+        asked: Places,
+        known: Places,
         updates: EdgeBatch,
         stores: Stores,
         side: Literal["left", "right"],
@@ -226,7 +221,7 @@ class JoinedTable:
             times = np.where(valid(column), times, NEVER)
         return Held(column, times)
 
-    def _kept(self, asked: _Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
+    def _kept(self, asked: Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
         """The store's entries before the batch, each key read once; and for each asked row its
         place there (any for rows that are not in ``rows``)."""
         _, first, place = np.unique(asked.codes[rows], return_index=True, return_inverse=True)
@@ -320,15 +315,6 @@ class TableLookup(Operator):
 # counts, and of equal times the one that came last.
 
 
-class Asks(NamedTuple):
-    """Look-ups: the task, key bytes (none null), the time (ms) and the place of each."""
-
-    partitions: Int32
-    keys: pa.Array
-    times: Int64
-    places: Int64
-
-
 class Versions(NamedTuple):
     """Versions: the number of task and key, the time (ms) and the place of each."""
 
@@ -400,27 +386,26 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
 
 
 def held_as_of(
-    table: JoinedTable, asking: Asks, updates: EdgeBatch, stores: Stores, *, first: bool
+    table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores
 ) -> Held:
-    """The entry of a versioned table for each look-up, at its time. A time before the history
-    retention finds the latest version or nothing. ``first``: whether an update in the very place of
-    who asks has been put."""
-    count = len(asking.keys)
-    both = pa.concat_arrays([asking.keys, table.keys_of(updates)])
-    codes = task_codes(both, np.concatenate([asking.partitions, updates.partition]))
-    asked, known = codes[:count], codes[count:]
-    places = asking.places + 1 if first else asking.places
-    lost = asking.times < _history_begins(table, asking._replace(places=places), updates, stores)
-    kept, entries = _stored_versions(table, asking, asked, lost, stores)
+    """The entry of a versioned table for each record, at its time. A time before the history
+    retention finds the latest version or nothing."""
+    asked, known = table.places(asking, updates)
+    if table.first:  # an update in the very place of who asks has been put
+        asked = asked._replace(at=asked.at + 1)
+    lost = asked.times < _history_begins(table, asked, updates, stores)
+    kept, entries = _stored_versions(table, asked, lost, stores)
     versions = Versions(
-        np.concatenate([kept.codes, known]),
-        np.concatenate([kept.times, updates.timestamp]),
-        np.concatenate([kept.places, updates.known_from]),
+        np.concatenate([kept.codes, known.codes]),
+        np.concatenate([kept.times, known.times]),
+        np.concatenate([kept.places, known.at]),
     )
-    found = latest_before(asked, asking.times, places, versions)
+    found = latest_before(asked.codes, asked.times, asked.at, versions)
     if lost.any():
         old = np.flatnonzero(lost)
-        newest = latest_before(asked[old], np.full(len(old), OPEN), places[old], versions)
+        newest = latest_before(
+            asked.codes[old], np.full(len(old), OPEN), asked.at[old], versions
+        )
         found[old] = np.where(newest == found[old], found[old], NONE)
     return _values(table, found, entries, updates)
 
@@ -440,36 +425,34 @@ def _values(
     return Held(column, shown)
 
 
-def _history_begins(table: JoinedTable, asking: Asks, updates: EdgeBatch, stores: Stores) -> Int64:
+def _history_begins(
+    table: JoinedTable, asked: Places, updates: EdgeBatch, stores: Stores
+) -> Int64:
     """The begin of the table's history (ms) where each who asks comes."""
-    found = np.empty(len(asking.keys), np.int64)
-    for partition, asks in rows_by_task(asking.partitions):
+    found = np.empty(len(asked.at), np.int64)
+    for partition, asks in rows_by_task(asked.partitions):
         puts = np.flatnonzero(updates.partition == partition)
         view = versioned(stores, partition, table.spec.name)
         observed = np.concatenate([[view.stream_time], updates.timestamp[puts]])
         reached = np.maximum.accumulate(observed)
-        found[asks] = reached[np.searchsorted(updates.known_from[puts], asking.places[asks])]
+        found[asks] = reached[np.searchsorted(updates.known_from[puts], asked.at[asks])]
     return found - (table.spec.retention_ms or 0)
 
 
 def _stored_versions(
-    table: JoinedTable,
-    asking: Asks,
-    codes: Int64,
-    to_the_latest: Flags,
-    stores: Stores,
+    table: JoinedTable, asked: Places, to_the_latest: Flags, stores: Stores
 ) -> tuple[Versions, list[bytes | None]]:
     """The stored versions that may be found, each key read once; and as entries."""
-    ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
-    until = np.where(to_the_latest, OPEN - 1, asking.times)
-    low, high = extent(group, len(ones), asking.times, until)
+    ones, first, group = np.unique(asked.codes, return_index=True, return_inverse=True)
+    until = np.where(to_the_latest, OPEN - 1, asked.times)
+    low, high = extent(group, len(ones), asked.times, until)
     found: list[tuple[int, int]] = []
     entries: list[bytes | None] = []
-    owners = asking.partitions[first]
+    owners = asked.partitions[first]
     for partition, mine in rows_by_task(owners):
-        keys = asking.keys.take(first[mine]).to_pylist()
-        asked = list(zip(keys, low[mine].tolist(), high[mine].tolist(), strict=True))
-        listed = versioned(stores, partition, table.spec.name).versions_many(asked)
+        keys = asked.keys.take(first[mine]).to_pylist()
+        bounds = list(zip(keys, low[mine].tolist(), high[mine].tolist(), strict=True))
+        listed = versioned(stores, partition, table.spec.name).versions_many(bounds)
         for code, versions in zip(ones[mine].tolist(), listed, strict=True):
             for one in versions:
                 found.append((code, one.start))
