@@ -253,7 +253,7 @@ class ProcessorCall:
             supplier=made_by,
             specs=tuple(kept.specs),
             tables=tuple(kept.tables),
-            global_stores=tuple(kept.global_tables),
+            looks_up=tuple(kept.global_tables),
             out=edge.type,
             children=children,
             keeps_key=keeps_key,

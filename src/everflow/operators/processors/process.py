@@ -153,7 +153,7 @@ class ProcessSpec(ProcessorOperator):
     output's value is ``struct<child: int32, value>`` (child null: all of them). ``keeps_key``: what
     it forwards has the key of the record that it was given. ``key_serde``: of the records' keys; a
     store that has the same is asked for them at once. ``tables``: those it reads, in the order of
-    the node's inputs; ``global_stores``: global ones. ``transforms``: it makes values of a table.
+    the node's inputs; ``looks_up``: global ones. ``transforms``: it makes values of a table.
     """
 
     supplier: Callable[[], Processor]
@@ -164,12 +164,8 @@ class ProcessSpec(ProcessorOperator):
     punctuations: tuple[Punctuation, ...] = ()
     key_serde: Serde | None = None
     tables: tuple[JoinedTable, ...] = ()
-    global_stores: tuple[StoreSpec, ...] = ()
+    looks_up: tuple[StoreSpec, ...] = ()
     transforms: bool = False
-
-    @property
-    def looks_up(self) -> tuple[StoreSpec, ...]:
-        return self.global_stores
 
     @property
     def wall_clocks(self) -> Mapping[str, int]:
