@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.operators.deduplicate import DeduplicateSpec
+from everflow.operators.table import DeduplicateSpec
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import beside
 from properties.operators.operator_batches import done_by_one_task, edge_batch, rows_of

@@ -20,8 +20,7 @@ from everflow.operators.aggregates.aggregate import (
     PythonReducer,
 )
 from everflow.operators.aggregates.windowed_aggregate import SessionAggregateSpec
-from everflow.operators.deduplicate import DeduplicateSpec
-from everflow.operators.table import TableSpec
+from everflow.operators.table import DeduplicateSpec, TableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs, Operator
