@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,8 +18,8 @@ from everflow.operators.agg import Aggregator, precision_of, result_type
 from everflow.operators.aggregates.folds import (
     BESIDE,
     Bounds,
+    GroupValues,
     ListFullError,
-    Merge,
     StateColumn,
     estimates,
     fold_columns,
@@ -172,9 +171,10 @@ class AggregateSpec(GroupAggregate):
         states = self.state_columns_of(stored.values)
         inputs = self.inputs_of(batch.value, groups.take)
         every = self.emit_every_update
-        final, shown = self.fold(
-            batch, groups.rows, states, stored.present, groups.codes, inputs, every=every
+        given = GroupValues(
+            stored=states, present=stored.present, codes=groups.codes, values=inputs
         )
+        final, shown = self.fold(batch, groups.rows, given, every=every)
         times, shown_times = _times(batch, groups, stored, every)
         shown_values = self.finish(shown if every else final)
         return Folded(self.written(final), times, shown_values, shown_times)
@@ -214,23 +214,12 @@ class AggregateSpec(GroupAggregate):
         return [fields[column.field] for column in self.columns]
 
     def fold(
-        self,
-        batch: EdgeBatch,
-        rows: Int64,
-        stored: Sequence[pa.Array],
-        present: npt.NDArray[np.bool_],
-        codes: Int64,
-        values: Sequence[pa.Array | None],
-        merges: Sequence[Merge] = (),
-        *,
-        every: bool,
+        self, batch: EdgeBatch, rows: Int64, given: GroupValues, *, every: bool
     ) -> tuple[list[pa.Array], list[pa.Array]]:
         """See `fold_columns`; a list that is full fails at its record. ``rows``: of the
         contributions."""
         try:
-            return fold_columns(
-                self.columns, stored, present, codes, values, merges, every=every
-            )
+            return fold_columns(self.columns, given, every=every)
         except ListFullError as error:
             full, row = error.column, int(rows[error.at])
             text = (

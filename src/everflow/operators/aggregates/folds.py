@@ -81,67 +81,76 @@ class Merge(NamedTuple):
     parents: tuple[int, ...]
 
 
-@dataclass(kw_only=True)
-class ColumnFold:
-    """One state column of all groups of a batch, and the values that go into it.
+@dataclass(frozen=True, kw_only=True)
+class GroupValues:
+    """What state columns hold for each group of a batch, and the values that go into them.
 
-    ``stored``: per group, null where the group is new (``present`` False); ``codes``: the group of
-    each contribution, in processing order; ``values``: their values, None where records are
-    counted. ``merges``: of groups, in order: their states are folded in the order of the parents.
-    So a result is the same as if records came one by one, floating-point sums included.
+    ``stored``: by column, then group, null where the group is new (``present`` False); ``codes``: the
+    group of each contribution, in processing order; ``values``: by column, None where records are
+    counted. ``merges``: of groups, in order: their states are folded in the order of the parents. So
+    a result is the same as if records came one by one, floating-point sums included.
     """
+
+    stored: Sequence[pa.Array]
+    present: _Bools
+    codes: Int64
+    values: Sequence[pa.Array | None]
+    merges: Sequence[Merge] = ()
+
+
+@dataclass
+class ColumnFold:
+    """One state column of all groups of a batch, and the values that go into it."""
 
     column: StateColumn
     stored: pa.Array
-    present: _Bools
-    codes: Int64
     values: pa.Array | None
-    merges: Sequence[Merge] = ()
+    given: GroupValues
 
     def final(self) -> pa.Array:
         """The state per group after the batch; of one that was merged into another, before that."""
-        op, codes, groups = self.column.op, self.codes, len(self.present)
+        op, codes, groups = self.column.op, self.given.codes, len(self.given.present)
         if op == "first":
             return self._picked(self._firsts())
         if op == "last":
             at = np.arange(groups)
             at[codes] = groups + np.arange(len(codes))  # the last assignment wins
             return self._picked(at)
-        if op == "count" and not self.merges:
+        if op == "count" and not self.given.merges:
             counts = self.stored.fill_null(0).to_numpy().copy()
             np.add.at(counts, codes if self.values is None else codes[valid(self.values)], 1)
             return pa.array(counts, pa.int64())
         fold = self._numbers()
         used = np.flatnonzero(fold.used)
-        stops = [merge.at for merge in self.merges]
+        stops = [merge.at for merge in self.given.merges]
         bounds = [0, *np.searchsorted(used, np.array(stops, np.int64)).tolist(), len(used)]
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
             for number, (begin, end) in enumerate(pairwise(bounds)):
                 if number:
-                    fold.merge(self.merges[number - 1])
+                    fold.merge(self.given.merges[number - 1])
                 fold.add(used[begin:end])
         return fold.back(fold.state, fold.has)
 
     def running(self) -> pa.Array:
         """The state of the group after each contribution (a loop: for `emit_every_update`)."""
-        op, groups, count = self.column.op, len(self.present), len(self.codes)
+        op, groups, count = self.column.op, len(self.given.present), len(self.given.codes)
         if op == "first":
-            return self._picked(self._firsts()[self.codes])
+            return self._picked(self._firsts()[self.given.codes])
         if op == "last":
             return self._picked(groups + np.arange(count))
-        if op == "count" and not self.merges:
+        if op == "count" and not self.given.merges:
             counts = self.stored.fill_null(0).to_pylist()
             counted = np.ones(count, bool) if self.values is None else valid(self.values)
             told = []
-            for code, used in zip(self.codes.tolist(), counted.tolist(), strict=True):
+            for code, used in zip(self.given.codes.tolist(), counted.tolist(), strict=True):
                 counts[code] += used
                 told.append(counts[code])
             return pa.array(told, pa.int64())
-        fold, merges = self._numbers(), {merge.at: merge for merge in self.merges}
+        fold, merges = self._numbers(), {merge.at: merge for merge in self.given.merges}
         state, has, values, ufunc = fold.state, fold.has, fold.values, fold.ufunc
         found, found_has = np.empty(count, state.dtype), np.zeros(count, bool)
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            for index, (code, used) in enumerate(zip(self.codes, fold.used, strict=True)):
+            for index, (code, used) in enumerate(zip(self.given.codes, fold.used, strict=True)):
                 if index in merges:
                     fold.merge(merges[index])
                 if used:
@@ -156,11 +165,11 @@ class ColumnFold:
         return pa.concat_arrays([self.stored, values]).take(at)
 
     def _firsts(self) -> Int64:
-        groups = len(self.present)
+        groups = len(self.given.present)
         at = np.arange(groups)
-        new = np.flatnonzero(~self.present[self.codes])
-        at[self.codes[new][::-1]] = groups + new[::-1]
-        for merge in self.merges:  # it began where the earliest of its parents began
+        new = np.flatnonzero(~self.given.present[self.given.codes])
+        at[self.given.codes[new][::-1]] = groups + new[::-1]
+        for merge in self.given.merges:  # it began where the earliest of its parents began
             at[merge.group] = at[merge.parents[0]]
         return at
 
@@ -169,14 +178,14 @@ class ColumnFold:
         if column.op == "count":  # a sum of ones that begins with 0
             column, stored = replace(column, op="sum"), stored.fill_null(0)
             mask = None if self.values is None else ~valid(self.values)
-            values = pa.array(np.ones(len(self.codes), np.int64), mask=mask)
+            values = pa.array(np.ones(len(self.given.codes), np.int64), mask=mask)
         else:
             assert self.values is not None
             values = as_operands(column, self.values)
         numbers, back = as_numbers(column, stored, values)
-        groups = len(self.present)
+        groups = len(self.given.present)
         return _Numbers(
-            codes=self.codes,
+            codes=self.given.codes,
             state=numbers[:groups].copy(),
             has=valid(stored).copy(),
             values=numbers[groups:],
@@ -759,36 +768,23 @@ def parts(columns: Sequence[StateColumn]) -> list[slice]:
 
 
 def fold_columns(
-    columns: Sequence[StateColumn],
-    stored: Sequence[pa.Array],
-    present: npt.NDArray[np.bool_],
-    codes: Int64,
-    values: Sequence[pa.Array | None],
-    merges: Sequence[Merge] = (),
-    *,
-    every: bool,
+    columns: Sequence[StateColumn], given: GroupValues, *, every: bool
 ) -> tuple[list[pa.Array], list[pa.Array]]:
     """The state columns of each group after the batch, and, with ``every``, those of the group of
-    each contribution after it. ``values``: for each column, None where records are counted; for the
-    rest see `ColumnFold`. `ListFullError` for a list that may hold no more and is told to fail."""
+    each contribution after it. `ListFullError` for a list that may hold no more and is told to
+    fail."""
     final: list[pa.Array] = []
     each: list[pa.Array] = []
+    codes, merges = given.codes, given.merges
     for part in parts(columns):
-        some = columns[part]
+        some, stored = columns[part], given.stored[part]
         if some[0].op in FOLDS:
-            given = [one for one in values[part] if one is not None]
-            final += FOLDS[some[0].op](some, Items.of_groups(stored[part], codes, given, merges))
+            values = [one for one in given.values[part] if one is not None]
+            final += FOLDS[some[0].op](some, Items.of_groups(stored, codes, values, merges))
             if every:
-                each += running(some, stored[part], codes, given, merges)
+                each += running(some, stored, codes, values, merges)
             continue
-        one = ColumnFold(
-            column=some[0],
-            stored=stored[part.start],
-            present=present,
-            codes=codes,
-            values=values[part.start],
-            merges=merges,
-        )
+        one = ColumnFold(some[0], stored[0], given.values[part.start], given)
         final.append(one.final())
         if every:
             each.append(one.running())

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregates.aggregate import AggregateSpec, Step
+from everflow.operators.aggregates.folds import GroupValues
 from everflow.operators.aggregates.windowed_aggregate import (
     Book,
     Final,
@@ -426,9 +427,10 @@ class _Run(WindowRun):
         roots = pa.array(log.roots, mask=log.roots < 0)
         stored = [state.take(roots) for state in self.states]
         values = [None if one is None else one.take(log.rows) for one in self.values]
-        after, shown = layout.fold(
-            self.batch, log.rows, stored, log.roots >= 0, log.codes, values, every=self.every
+        given = GroupValues(
+            stored=stored, present=log.roots >= 0, codes=log.codes, values=values
         )
+        after, shown = layout.fold(self.batch, log.rows, given, every=self.every)
         if self.every:
             of_known = len(log.codes) - 1 - log.updates
             at = np.where(log.updates < 0, of_known, log.updates)

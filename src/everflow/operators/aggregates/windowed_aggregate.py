@@ -27,7 +27,7 @@ from everflow.operators.aggregates.aggregate import (
     PythonReducer,
     Step,
 )
-from everflow.operators.aggregates.folds import Merge
+from everflow.operators.aggregates.folds import GroupValues, Merge
 from everflow.operators.grouping import (
     AroundTable,
     Flags,
@@ -513,16 +513,14 @@ class _SessionRun(WindowRun):
         book, count, known = self.book, len(self.book.keys), self.known()
         states = pa.concat_arrays([known, pa.nulls(count - len(known), known.type)])
         rows = np.array(book.rows, np.int64)
-        columns, every = layout.fold(
-            self.batch,
-            rows,
-            layout.state_columns_of(states),
-            np.arange(count) < book.stored,
-            np.array(book.codes, np.int64),
-            layout.inputs_of(self.batch.value, lambda column: column.take(rows)),
-            book.merges,
-            every=self.every,
+        given = GroupValues(
+            stored=layout.state_columns_of(states),
+            present=np.arange(count) < book.stored,
+            codes=np.array(book.codes, np.int64),
+            values=layout.inputs_of(self.batch.value, lambda column: column.take(rows)),
+            merges=book.merges,
         )
+        columns, every = layout.fold(self.batch, rows, given, every=self.every)
         after = [column.take(windows) for column in columns]
         return layout.written(after), layout.finish(every if self.every else after)
 
