@@ -31,7 +31,7 @@ from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
 from everflow.state.changelog import pack_value
 from everflow.state.store import OPEN, VERSIONED, StoreSpec, VersionsView
-from everflow.topology.batches import spread
+from everflow.topology.batches import appended, spread
 from everflow.topology.graph import Inputs, Operator
 
 # --- what joins give: ``struct<left, right>``, and which side may be missing ----------------------
@@ -79,6 +79,15 @@ def joined(left: pa.Array, right: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(
         [left, right], fields=list(joined_type(left.type, right.type))
     )
+
+
+def in_turn(left: EdgeBatch, right: EdgeBatch, left_first: bool) -> tuple[EdgeBatch, Int64]:
+    """The records of both sides in one order, without their values, and which of them each is, those
+    of the right counted behind those of the left. ``left_first``: where both are one input record."""
+    turn = np.repeat([0, 1] if left_first else [1, 0], [len(left), len(right)])
+    both = appended([side.with_columns(value=pa.nulls(len(side))) for side in (left, right)])
+    order = np.lexsort((turn, both.seq))
+    return both.take(order), order
 
 
 def first_and_last(codes: Int64) -> tuple[Int64, Int64]:

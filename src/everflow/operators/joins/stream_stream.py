@@ -32,22 +32,13 @@ from everflow.operators.grouping import (
     stream_times,
     task_codes,
 )
-from everflow.operators.joins.joined_table import JoinKind, KeepsLeft, joined
+from everflow.operators.joins.joined_table import JoinKind, KeepsLeft, in_turn, joined
 from everflow.operators.user_code import written_bytes
-from everflow.records import (
-    LATE_UNMATCHED,
-    EdgeBatch,
-    Int32,
-    Int64,
-    StoreChanges,
-    TasksResult,
-    valid,
-)
+from everflow.records import LATE_UNMATCHED, EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes.base import SerdeError, rest
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import Entry, StoreSpec, StoreView
-from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs
 from everflow.windows import JoinWindows
 
@@ -101,7 +92,7 @@ class JoinSide:
 class BatchRecords:
     """Columns by place, the position of a record among those of both sides.
 
-    ``rows``: its row in its side's batch. ``stream_times``: of its task, itself included;
+    ``merged``: the records without their values; ``rows``: of each the row in its side's batch. ``stream_times``: of its task, itself included;
     ``before`` and ``after`` the whole batch, by task. ``side_times``: of its task's store of a
     side, itself included, by whether it is the left. ``live``: it has key and value; ``codes``: its
     task and key, as a number of ``groups`` (0 where it is not live). ``late``: it is live, and its
@@ -111,10 +102,9 @@ class BatchRecords:
     key and value, and no time before it was later.
     """
 
+    merged: EdgeBatch
     of_left: Flags
     rows: Int64
-    times: Int64
-    partitions: Int32
     stream_times: Int64
     before: Mapping[int, int]
     after: dict[int, int]
@@ -129,8 +119,11 @@ class BatchRecords:
     advancing: Flags
     dropped: dict[str, int]
 
+    def __post_init__(self) -> None:
+        self.times, self.partitions = self.merged.timestamp, self.merged.partition
+
     def __len__(self) -> int:
-        return len(self.times)
+        return len(self.merged)
 
     @property
     def keys(self) -> pa.Array:
@@ -169,13 +162,10 @@ class BatchRecords:
         value that cannot be written."""
         left, right = sides[True], sides[False]
         lefts, rights = both
-        turn = np.repeat([0, 1] if left_first else [1, 0], [len(lefts), len(rights)])
-        order = np.lexsort((turn, np.concatenate([b.seq for b in both])))
+        merged, order = in_turn(lefts, rights, left_first)
         of_left = order < len(lefts)
         rows = np.where(of_left, order, order - len(lefts))
-        times = np.concatenate([b.timestamp for b in both])[order]
-        partitions = np.concatenate([b.partition for b in both])[order]
-        keyed = np.concatenate([valid(b.key) for b in both])[order]
+        times, partitions, keyed = merged.timestamp, merged.partition, valid(merged.key)
         valued = np.concatenate([valid(b.value) for b in both])[order]
         running, after = stream_times(times, partitions, before)
         kept = np.where(of_left, left.kept, right.kept)
@@ -203,10 +193,9 @@ class BatchRecords:
         codes[places] = found
         _, first = np.unique(found, return_index=True)
         return BatchRecords(
+            merged=merged,
             of_left=of_left,
             rows=rows,
-            times=times,
-            partitions=partitions,
             stream_times=running,
             before=before,
             after=after,
@@ -238,10 +227,7 @@ class JoinedResults:
     def __init__(self, records: BatchRecords, left: EdgeBatch, right: EdgeBatch) -> None:
         self._records = records
         self._values = {True: [left.value], False: [right.value]}
-        both = appended([side.with_columns(value=pa.nulls(len(side))) for side in (left, right)])
-        self._both = both.take(records.rows + np.where(records.of_left, 0, len(left)))
-        """The records by place, without their values."""
-        self._keys = [self._both.key]
+        self._keys = [records.merged.key]
         self._found: list[tuple[Int64, ...]] = []
 
     def extend(self, left: bool, values: pa.Array) -> int:
@@ -279,7 +265,7 @@ class JoinedResults:
             np.concatenate, zip(*self._found, strict=True)
         )
         order = np.lexsort((ranks, places))
-        made = self._both.take(places[order]).with_columns(
+        made = self._records.merged.take(places[order]).with_columns(
             key=pa.concat_arrays(self._keys).take(keys[order]),
             value=joined(self._taken(True, left[order]), self._taken(False, right[order])),
         )

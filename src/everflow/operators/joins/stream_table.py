@@ -34,6 +34,7 @@ from everflow.operators.joins.joined_table import (
     TableLookup,
     TableRead,
     Versions,
+    in_turn,
     joined,
     latest_before,
 )
@@ -571,14 +572,7 @@ class _Events:
             np.flatnonzero(valued[1] & keyed[1]),
         ]
         count = len(rows[0])
-        sides = [
-            side.take(taken).with_columns(value=pa.nulls(len(taken)))
-            for side, taken in zip((left, right), rows, strict=True)
-        ]
-        unordered = appended(sides) if any(map(len, sides)) else sides[0]
-        turn = np.repeat([0, 1] if left_first else [1, 0], [count, len(rows[1])])
-        order = np.lexsort((turn, unordered.seq))
-        both = unordered.take(order)
+        both, order = in_turn(left.take(rows[0]), right.take(rows[1]), left_first)
         keyless = ~valid(both.key)
         running, after = stream_times(
             np.where(keyless, NEVER, both.timestamp), both.partition, before
