@@ -91,8 +91,6 @@ class SuppressSpec(TableOperator):
     key_serde: Serde
     value_serde: Serde
     """Of the table, not of the buffer's store."""
-    result_key: pa.DataType
-    result: pa.DataType
     wait_ms: int
     by_window: bool
     bounds: BufferBounds = field(default_factory=BufferBounds)

@@ -30,7 +30,6 @@ from everflow.operators.suppress import SuppressSpec
 from everflow.operators.user_code import written_alike, written_bytes
 from everflow.records import EdgeBatch, Int64, TasksResult, valid
 from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.serdes.changed import changed_type
 from everflow.serdes.windowed import window_store_keys
 from everflow.topology.graph import Inputs, Operator, TableOperator
@@ -109,10 +108,6 @@ class VersionedTableSpec(KeyedOperator):
     history_ms: int
     emit_every_update: bool = True
 
-    @property
-    def result(self) -> pa.DataType:
-        return self.value_serde.type
-
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
         keyed = np.flatnonzero(valid(batch.key))
@@ -128,31 +123,14 @@ class VersionedTableSpec(KeyedOperator):
 
 
 @dataclass(frozen=True)
-class LatestUpdates(TableOperator):
+class LatestUpdates(Operator):
     """The updates of a versioned table that are the latest of their key when they come; the others
     are dropped, and counted as ``out-of-order``."""
 
     table: JoinedTable
-    result_key: pa.DataType
     emit_every_update: bool = True
     one_result: ClassVar[bool] = True
     passes_on: ClassVar[bool] = True
-
-    @property
-    def key_serde(self) -> Serde:
-        return self.table.spec.key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        return self.table.spec.value_serde
-
-    @property
-    def result(self) -> pa.DataType:
-        return self.table.type
-
-    @property
-    def results(self) -> ResultDecoder:
-        return self.table.results
 
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
@@ -247,8 +225,6 @@ class DeduplicateSpec(TableOperator):
     key_serde: Serde
     """The serde of the ids."""
     value_serde: Serde
-    result_key: pa.DataType
-    result: pa.DataType
     within_ms: int
     grace_ms: int
     beside: bool

@@ -27,8 +27,6 @@ def spec_of(within: int, grace: int, by_value: bool) -> DeduplicateSpec:
         store="s",
         key_serde=serdes.long() if by_value else serdes.string(),
         value_serde=serdes.bytes_(),
-        result_key=pa.string(),
-        result=pa.int64(),
         within_ms=within,
         grace_ms=grace,
         beside=by_value,

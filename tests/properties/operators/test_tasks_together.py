@@ -82,8 +82,6 @@ def _deduplicated(every: bool) -> Any:
         store="s",
         key_serde=serdes.string(),
         value_serde=serdes.bytes_(),
-        result_key=pa.string(),
-        result=pa.int64(),
         within_ms=10_000,
         grace_ms=5_000,
         beside=False,

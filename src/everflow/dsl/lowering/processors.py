@@ -315,8 +315,6 @@ def deduplicated(
         store=kept,
         key_serde=id_serde,
         value_serde=serdes.bytes_(),
-        result_key=edge.type.key,
-        result=edge.type.value,
         within_ms=within_ms,
         grace_ms=grace_ms,
         beside=by is not None,

@@ -227,8 +227,6 @@ def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
         where=user_line(),
         key_serde=key_serde,
         value_serde=value_serde,
-        result_key=table.edge.type.key,
-        result=table.edge.type.value,
         **how,
     )
     return table.kept(name, "SUPPRESS", spec, (bytes_store(store, private=True),))

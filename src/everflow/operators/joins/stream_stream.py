@@ -182,10 +182,7 @@ class BatchRecords:
             "null-value": int(np.count_nonzero(~valued)),
             "null-key": int(np.count_nonzero(valued & ~keyed & ~kept)),
         }
-        taken = {
-            True: lefts.take(rows[live & of_left]),
-            False: rights.take(rows[live & ~of_left]),
-        }
+        taken = {True: lefts.take(rows[live & of_left]), False: rights.take(rows[live & ~of_left])}
         keys = pa.concat_arrays([sides[one].keys_of(taken[one]) for one in (True, False)])
         places = np.concatenate([np.flatnonzero(live & of_left), np.flatnonzero(live & ~of_left)])
         found = task_codes(keys, partitions[places])
