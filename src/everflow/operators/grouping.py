@@ -139,7 +139,10 @@ class Groups:
 
     def take(self, column: pa.Array) -> pa.Array:
         """The batch's ``column`` per contribution; not copied if every record contributes once."""
-        return column if self._every_row(len(column)) else column.take(self.rows)
+        every_row = len(self.rows) == len(column) and (
+            self.starts is None or bool((self.rows == np.arange(len(column))).all())
+        )
+        return column if every_row else column.take(self.rows)
 
     def entries(self, inputs: Inputs, store: str) -> list[bytes | None]:
         """The groups' entries in a store, read in key order by one call for each task."""
@@ -155,11 +158,6 @@ class Groups:
             partition: [StoreChanges(store, self.keys[part], values[part], timestamps[part])]
             for partition, part in self.parts
         }
-
-    def _every_row(self, count: int) -> bool:
-        return len(self.rows) == count and (
-            self.starts is None or bool((self.rows == np.arange(count)).all())
-        )
 
 
 @dataclass
