@@ -137,7 +137,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "outer join of streams",
         StreamStreamJoin,
         "_late",
-        lambda _: lambda self, records, met, results: {},
+        lambda _: lambda self, batch: {},
     ),
     "a sliding window less": ("sliding windows", SlidingBook, "_begin", _without_the_right_window),
     "a version is never late": (

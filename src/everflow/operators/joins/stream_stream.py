@@ -307,28 +307,35 @@ class WaitingKey(NamedTuple):
 
 
 @dataclass
-class Met:
-    """Where records met another for the first time: those of the batch by place; stored ones by
-    task and key in the store of waiting records. A place in the batch, or `NEVER`."""
+class JoinBatch:
+    """What a join makes of a batch. ``met``: where records met another for the first time, by place;
+    ``met_stored``: stored ones, by task and key in the store of waiting records. A place in the
+    batch, or `NEVER`. ``changes``: of the stores, by task."""
 
-    here: Int64
-    stored: dict[int, dict[bytes, int]]
+    records: BatchRecords
+    results: JoinedResults
+    stores: Stores
+    met: Int64
+    changes: dict[int, list[StoreChanges]]
+    met_stored: dict[int, dict[bytes, int]] = field(default_factory=dict)
 
     @staticmethod
-    def nothing(count: int) -> Met:
-        return Met(np.full(count, NEVER), {})
+    def of(records: BatchRecords, sides: Sequence[EdgeBatch], stores: Stores) -> JoinBatch:
+        results = JoinedResults(records, *sides)
+        results.without_match(records.keyless)
+        changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
+        return JoinBatch(records, results, stores, np.full(len(records), NEVER), changes)
 
-    def add(
-        self, records: BatchRecords, kept: Kept, rows: Int64, places: Int64, left: bool
-    ) -> None:
+    def add_met(self, kept: Kept, rows: Int64, places: Int64, left: bool) -> None:
+        """These stored records of a side met another at these places."""
         codes = kept.codes[rows]
-        keys = records.groups.keys.take(codes).to_pylist()
-        owners = records.groups.partitions[codes].tolist()
+        keys = self.records.groups.keys.take(codes).to_pylist()
+        owners = self.records.groups.partitions[codes].tolist()
         side = LEFT if left else RIGHT
         for partition, key, time, place in zip(
             owners, keys, kept.times[rows].tolist(), places.tolist(), strict=True
         ):
-            mine = self.stored.setdefault(partition, {})
+            mine = self.met_stored.setdefault(partition, {})
             waiting_key = WaitingKey(time, side, key).to_bytes()
             mine[waiting_key] = min(place, mine.get(waiting_key, place))
 
@@ -376,14 +383,8 @@ class WaitingRecords:
     store: StoreSpec
     sides: Mapping[bool, JoinSide]
 
-    def settle(
-        self,
-        records: BatchRecords,
-        met: Met,
-        stores: Stores,
-        results: JoinedResults,
-        changes: dict[int, list[StoreChanges]],
-    ) -> None:
+    def settle(self, batch: JoinBatch) -> None:
+        records, stores = batch.records, batch.stores
         closed: list[_Closed] = []
         for partition, before in records.before.items():
             mine = records.partitions == partition
@@ -393,7 +394,7 @@ class WaitingRecords:
                 newest_ms=max(
                     stores[partition][side.store.name].newest_ms for side in self.sides.values()
                 ),
-                met=met.stored.get(partition, {}),
+                met=batch.met_stored.get(partition, {}),
                 places=places,
                 stream_times=records.stream_times[places],
                 before=before,
@@ -401,12 +402,12 @@ class WaitingRecords:
             self._forget_met(task)
             closed += self._stored_that_close(task, records.after[partition])
             waits = np.flatnonzero(mine & records.live & ~records.late)
-            closed += self._of_batch(task, records, waits, met.here)
+            closed += self._of_batch(task, batch, waits)
             made = Changes()
             for key, value in task.changes.items():
                 made.add(key, value, _INDEX.time_of(key))
-            changes[partition] += made.of(self.store.name)
-        self._give(records, sorted(closed, key=lambda one: one[:3]), results)
+            batch.changes[partition] += made.of(self.store.name)
+        self._give(batch, sorted(closed, key=lambda one: one[:3]))
 
     def _forget_met(self, task: _Task) -> None:
         keys = sorted(task.met)
@@ -439,13 +440,12 @@ class WaitingRecords:
             entries += _INDEX.stored(task.view, last, behind)
         return entries
 
-    def _of_batch(
-        self, task: _Task, records: BatchRecords, places: Int64, met: Int64
-    ) -> Iterator[_Closed]:
+    def _of_batch(self, task: _Task, batch: JoinBatch, places: Int64) -> Iterator[_Closed]:
+        records = batch.records
         for left, side in self.sides.items():
             mine = places[records.of_left[places] == left] if side.kept else places[:0]
             closing = task.closing(records.times[mine] + side.closes_ms)
-            alone = met[mine] >= np.where(closing < 0, NEVER, closing)
+            alone = batch.met[mine] >= np.where(closing < 0, NEVER, closing)
             mine, closing = mine[alone], closing[alone]
             if not len(mine):
                 continue
@@ -475,9 +475,10 @@ class WaitingRecords:
         for key, values in fresh.items():
             task.changes[key] = list_bytes(rank, [*known.get(key, ()), *values])
 
-    def _give(self, records: BatchRecords, closed: list[_Closed], results: JoinedResults) -> None:
+    def _give(self, batch: JoinBatch, closed: list[_Closed]) -> None:
         if not closed:
             return
+        records, results = batch.records, batch.results
         keys = np.array([one.here for one in closed], np.int64)
         away = keys < 0
         serde = self.sides[True].store.key_serde
@@ -646,27 +647,24 @@ class StreamStreamJoin(KeepsLeft):
             newest=newest,
             left_first=self.left_first,
         )
-        results = JoinedResults(records, *inputs.sides)
-        results.without_match(records.keyless)
-        met = Met.nothing(len(records))
+        batch = JoinBatch.of(records, inputs.sides, inputs.stores)
         for left, mine in self.sides.items():
-            self._meet(records, mine, self.sides[not left], inputs.stores, results, met)
-        changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
+            self._meet(batch, mine, self.sides[not left])
         for side in self.sides.values():
-            _keep(records, side, inputs.stores, changes)
+            _keep(batch, side)
         if self.waiting is not None:
-            waiting = WaitingRecords(self.waiting, self.sides)
-            waiting.settle(records, met, inputs.stores, results, changes)
-        dropped = records.dropped | self._late(records, met, results)
-        return TasksResult(results.in_order(), changes, records.after, dropped)
+            WaitingRecords(self.waiting, self.sides).settle(batch)
+        dropped = records.dropped | self._late(batch)
+        return TasksResult(batch.results.in_order(), batch.changes, records.after, dropped)
 
-    def _late(self, records: BatchRecords, met: Met, results: JoinedResults) -> dict[str, int]:
+    def _late(self, batch: JoinBatch) -> dict[str, int]:
         """Gives the results of late records that have met nothing, where their side is kept; says
         how many these are, and how many have no effect at all."""
-        alone = records.live & (met.here != np.arange(len(records)))
+        records = batch.records
+        alone = records.live & (batch.met != np.arange(len(records)))
         kept = np.where(records.of_left, self.sides[True].kept, self.sides[False].kept)
         at_once = np.flatnonzero(alone & records.late & kept)
-        results.without_match(at_once)
+        batch.results.without_match(at_once)
         lost = int(np.count_nonzero(alone & ~kept & ~records.stored))
         return {LATE_UNMATCHED: len(at_once), "late": lost}
 
@@ -675,29 +673,19 @@ class StreamStreamJoin(KeepsLeft):
             return None
         nothing = inputs.sides[1].take(np.empty(0, np.int64))
         records = BatchRecords.of_ticks(self.sides, (ticks, nothing), inputs.stream_times)
-        results = JoinedResults(records, ticks, nothing)
-        results.without_match(records.keyless)
-        changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
-        waiting = WaitingRecords(self.waiting, self.sides)
-        waiting.settle(records, Met.nothing(len(records)), inputs.stores, results, changes)
-        return TasksResult(results.in_order(), changes, {}, {})
+        batch = JoinBatch.of(records, (ticks, nothing), inputs.stores)
+        WaitingRecords(self.waiting, self.sides).settle(batch)
+        return TasksResult(batch.results.in_order(), batch.changes, {}, {})
 
-    def _meet(
-        self,
-        records: BatchRecords,
-        mine: JoinSide,
-        theirs: JoinSide,
-        stores: Stores,
-        results: JoinedResults,
-        met: Met,
-    ) -> None:
+    def _meet(self, batch: JoinBatch, mine: JoinSide, theirs: JoinSide) -> None:
+        records, results = batch.records, batch.results
         asks = records.live_of(mine.left)
         others = records.stored_of(theirs.left)
         if not len(asks):
             return
         times, codes = records.times[asks], records.codes[asks]
         first, last = times - mine.back_ms, times + mine.ahead_ms
-        kept = _stored(records, theirs, asks, first, last, stores)
+        kept = _stored(batch, theirs, asks, first, last)
         candidates = Candidates(
             np.concatenate([kept.codes, records.codes[others]]),
             np.concatenate([kept.times, records.times[others]]),
@@ -707,13 +695,13 @@ class StreamStreamJoin(KeepsLeft):
         there = records.side_times[theirs.left][asks]
         one, two = matches(Asking(codes, first, last, asks, there), candidates)
         places, stored = asks[one], two < len(kept.times)
-        np.minimum.at(met.here, places, places)
-        np.minimum.at(met.here, others[two[~stored] - len(kept.times)], places[~stored])
+        np.minimum.at(batch.met, places, places)
+        np.minimum.at(batch.met, others[two[~stored] - len(kept.times)], places[~stored])
         used, at = np.unique(two[stored], return_inverse=True)
         if theirs.kept:
             by = np.full(len(used), NEVER)
             np.minimum.at(by, at, places[stored])
-            met.add(records, kept, used, by, theirs.left)
+            batch.add_met(kept, used, by, theirs.left)
         values = rest(kept.entries.take(used), TIMESTAMP_BYTES)
         begin = results.extend(theirs.left, theirs.decoded(values))
         refs = np.empty(len(two), np.int64)
@@ -724,26 +712,18 @@ class StreamStreamJoin(KeepsLeft):
 
 
 def _stored(
-    records: BatchRecords,
-    side: JoinSide,
-    asks: Int64,
-    first: Int64,
-    last: Int64,
-    stores: Stores,
+    batch: JoinBatch, side: JoinSide, asks: Int64, first: Int64, last: Int64
 ) -> Kept:
     """The side's stored records that those in ``asks`` may meet; each key is read once."""
+    records = batch.records
     ones, codes = np.unique(records.codes[asks], return_inverse=True)
     low, high = extent(codes, len(ones), first, last)
-    found = side.read(records.groups.take(ones), low, high, stores)
+    found = side.read(records.groups.take(ones), low, high, batch.stores)
     return found._replace(codes=ones[found.codes])
 
 
-def _keep(
-    records: BatchRecords,
-    side: JoinSide,
-    stores: Stores,
-    changes: dict[int, list[StoreChanges]],
-) -> None:
+def _keep(batch: JoinBatch, side: JoinSide) -> None:
+    records = batch.records
     places = records.stored_of(side.left)
     times, codes = records.times[places], records.codes[places]
     numbers = _numbers(codes, times)
@@ -751,11 +731,11 @@ def _keep(
     before = np.array([records.before[owner] for owner in owners.tolist()], np.int64)
     again = np.flatnonzero(times <= before)
     if len(again):  # only these can meet records of their own key and time in the store
-        numbers[again] += _next_numbers(records, side, codes[again], times[again], stores)
+        numbers[again] += _next_numbers(batch, side, codes[again], times[again])
     keys = window_store_keys(records.keys.take(codes), times, numbers)
     values = records.values_at(side.left, places)
     for partition, made in changes_by_task(side.store.name, owners, keys, values, times).items():
-        changes[partition] += made
+        batch.changes[partition] += made
 
 
 def _numbers(codes: Int64, times: Int64) -> Int64:
@@ -770,12 +750,10 @@ def _numbers(codes: Int64, times: Int64) -> Int64:
     return numbers
 
 
-def _next_numbers(
-    records: BatchRecords, side: JoinSide, codes: Int64, times: Int64, stores: Stores
-) -> Int64:
+def _next_numbers(batch: JoinBatch, side: JoinSide, codes: Int64, times: Int64) -> Int64:
     """For each key and time the number behind those that are stored."""
     pairs, place = np.unique(np.stack([codes, times]), axis=1, return_inverse=True)
-    found = side.read(records.groups.take(pairs[0]), pairs[1], pairs[1], stores)
+    found = side.read(batch.records.groups.take(pairs[0]), pairs[1], pairs[1], batch.stores)
     free = np.zeros(pairs.shape[1], np.int64)
     np.maximum.at(free, found.codes, found.numbers + 1)
     return free[place.reshape(-1)]
