@@ -403,48 +403,45 @@ class AsOfJoin(KeepsLeft):
         events = _Events.of(left, right, inputs.stream_times, self.kind.keeps_left, self.left_first)
         rights = right.take(events.rows[events.of_right])
         open_ = rights.timestamp >= events.running[events.of_right] - self.kept_ms
-        came, puts = events.of_right[open_], rights.take(np.flatnonzero(open_))
-        keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
+        puts = self._puts(rights.take(np.flatnonzero(open_)), events.of_right[open_])
+        kept = puts.records
         changes = changes_by_task(
             self.right.name,
-            puts.partition,
-            window_store_keys(keys, puts.timestamp),
-            written_bytes(self.right.value_serde, puts.value, self.right.name, puts),
-            puts.timestamp,
+            kept.partition,
+            window_store_keys(puts.keys, kept.timestamp),
+            written_bytes(self.right.value_serde, kept.value, self.right.name, kept),
+            kept.timestamp,
         )
         asking = left.take(events.rows[events.asking])
-        output, places, waited = self._met(asking, events, puts, keys, came, inputs.stores)
+        output, places, waited = self._met(asking, events, puts, inputs.stores)
         for partition, listed in waited.items():
             changes.setdefault(partition, []).extend(listed)
         alone = left.take(events.rows[events.keyless])
         alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
         order = np.argsort(np.concatenate([places, events.keyless]), kind="stable")
-        dropped = {**events.dropped, "late": len(rights) - len(puts)}
+        dropped = {**events.dropped, "late": len(rights) - len(kept)}
         return TasksResult(appended([output, alone]).take(order), changes, events.after, dropped)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
         if self.held is None:
             return None
         none = np.empty(0, np.int64)
-        puts = inputs.sides[1].take(none)
-        keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
+        puts = self._puts(inputs.sides[1].take(none), none)
         events = _Events.of_ticks(ticks, inputs.stream_times)
-        output, _, changes = self._met(ticks.take(none), events, puts, keys, none, inputs.stores)
+        output, _, changes = self._met(ticks.take(none), events, puts, inputs.stores)
         return TasksResult(output, changes, {}, {})
 
+    def _puts(self, records: EdgeBatch, places: Int64) -> _Puts:
+        keys = written_bytes(self.right.key_serde, records.key, self.right.name, records)
+        return _Puts(records, keys, places)
+
     def _met(
-        self,
-        asking: EdgeBatch,
-        events: _Events,
-        puts: EdgeBatch,
-        keys: pa.Array,
-        came: Int64,
-        stores: Stores,
+        self, asking: EdgeBatch, events: _Events, puts: _Puts, stores: Stores
     ) -> tuple[EdgeBatch, Int64, dict[int, list[StoreChanges]]]:
         """The results of left records that look for their match now, the places of the records that
         bring them, and the changes of the store in which left records wait."""
         released = self._released(asking, events, stores)
-        found = self._found(released, events, puts, keys, came, stores)
+        found = self._found(released, events, puts, stores)
         shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
         by = events.both.take(released.at)
         output = come_out(by, released, joined(released.value, found)).take(shown)
@@ -455,52 +452,36 @@ class AsOfJoin(KeepsLeft):
             makers = TimeMakers(events.both.partition, events.running)
             return self.held.release(asking, events.asking, makers, events.before, stores)
         keys = written_bytes(self.right.key_serde, asking.key, self.right.name, asking)
-        return Released(
-            events.asking,
-            keys.cast(pa.binary()),
-            asking.key,
-            asking.value,
-            asking.timestamp,
-            asking.headers,
-            {},
-        )
+        record = asking.key, asking.value, asking.timestamp, asking.headers
+        return Released(events.asking, keys.cast(pa.binary()), *record, {})
 
     def _found(
-        self,
-        released: Released,
-        events: _Events,
-        puts: EdgeBatch,
-        keys: pa.Array,
-        came: Int64,
-        stores: Stores,
+        self, released: Released, events: _Events, puts: _Puts, stores: Stores
     ) -> pa.Array:
-        count, owners = len(released.keys), events.both.partition[released.at]
+        count, right = len(released.keys), puts.records
+        owners = events.both.partition[released.at]
         # One that is late meets what is kept, and nothing that is not: that must not depend on
         # what a batch still holds.
         low = np.maximum(
             released.times - self.tolerance_ms, events.until()[released.at] - self.kept_ms
         )
-        both = pa.concat_arrays([released.keys, keys.cast(pa.binary())])
-        codes = task_codes(both, np.concatenate([owners, puts.partition]))
+        both = pa.concat_arrays([released.keys, puts.keys.cast(pa.binary())])
+        codes = task_codes(both, np.concatenate([owners, right.partition]))
         kept = self._stored(released, codes[:count], owners, low, stores)
-        times = np.concatenate([kept.times, puts.timestamp])
-        found = latest_before(
-            codes[:count],
-            released.times,
-            released.at,
-            Versions(
-                np.concatenate([kept.codes, codes[count:]]),
-                times,
-                np.concatenate([np.full(len(kept.times), STORED), came]),
-            ),
+        times = np.concatenate([kept.times, right.timestamp])
+        known = Versions(
+            np.concatenate([kept.codes, codes[count:]]),
+            times,
+            np.concatenate([np.full(len(kept.times), STORED), puts.places]),
         )
+        found = latest_before(codes[:count], released.times, released.at, known)
         met = found != NONE
         met[met] = times[found[met]] >= low[met]
         used = np.unique(found[met & (found < len(kept.times))])
         values = stored(kept.entries.take(used).to_pylist(), self.right.value_serde)
         here = found >= len(kept.times)
-        index = np.where(here, found - len(kept.times), len(puts) + np.searchsorted(used, found))
-        column = pa.concat_arrays([puts.value.cast(self.type), values.values.cast(self.type)])
+        index = np.where(here, found - len(kept.times), len(right) + np.searchsorted(used, found))
+        column = pa.concat_arrays([right.value.cast(self.type), values.values.cast(self.type)])
         return column.take(pa.array(np.where(met, index, 0), mask=~met))
 
     def _stored(
@@ -514,6 +495,14 @@ class AsOfJoin(KeepsLeft):
         groups = TaskKeys(owners[first], released.keys.take(first))
         found = read_as_of(self.right.name, groups, least, earliest, most, stores)
         return found._replace(codes=ones[found.codes])
+
+
+class _Puts(NamedTuple):
+    """Right records that are kept, their key bytes, and their places among the events."""
+
+    records: EdgeBatch
+    keys: pa.Array
+    places: Int64
 
 
 @dataclass(frozen=True, kw_only=True)
