@@ -45,7 +45,7 @@ from everflow.operators.stored_records import (
     unpacked_record,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.windowed import window_store_keys
 from everflow.state.changelog import unpack_value
@@ -160,23 +160,14 @@ _NUMBER = struct.Struct(">i")
 _NOTHING = -1
 
 
-class TimeMakers(NamedTuple):
-    """The records that make stream time, in order: the task of each, its stream time there."""
-
-    partitions: Int32
-    stream_times: Int64
-
-
 class Released(NamedTuple):
-    """Records that are not held back any more, in their order: the record of the clock at which
-    each comes out, key bytes, and what they are; ``changes`` of the store, by task."""
+    """Records that are not held back any more, in their order, each at the position of the record of
+    the clock that brings it out. ``at``: the number of that one; ``keys``: key bytes; ``changes`` of
+    the store, by task."""
 
+    output: EdgeBatch
     at: Int64
     keys: pa.Array
-    key: pa.Array
-    value: pa.Array
-    times: Int64
-    headers: pa.Array | None
     changes: dict[int, list[StoreChanges]]
 
 
@@ -190,16 +181,11 @@ class HeldBack:
     grace_ms: int
 
     def release(
-        self,
-        batch: EdgeBatch,
-        at: Int64,
-        clock: TimeMakers,
-        before: Mapping[int, int],
-        stores: Stores,
+        self, batch: EdgeBatch, at: Int64, clock: EdgeBatch, inputs: Inputs
     ) -> Released:
-        """Takes the batch's records, all with key and value; ``at`` is the place of each among the
-        clock's. One that is later than the grace comes out at once. ``before``: the tasks' stream
-        times before the batch."""
+        """Takes the batch's records, all with key and value; ``at`` is the place of each among those
+        of the ``clock``, which make stream time, in order: their times are the tasks' stream times.
+        One that is later than the grace comes out at once."""
         name = self.store.name
         keys = written_bytes(self.key_serde, batch.key, name, batch)
         due = np.full(len(batch), _NOTHING)
@@ -207,15 +193,15 @@ class HeldBack:
         stored: list[Entry] = []
         stored_due = [np.empty(0, np.int64)]
         changes: dict[int, list[StoreChanges]] = {}
-        for partition in np.unique(clock.partitions).tolist():
-            events = np.flatnonzero(clock.partitions == partition)
-            running = clock.stream_times[events]
+        for partition in np.unique(clock.partition).tolist():
+            events = np.flatnonzero(clock.partition == partition)
+            running = clock.timestamp[events]
             mine = np.flatnonzero(batch.partition == partition)
             first = np.searchsorted(running, goes_at[mine], side="left")
             first = np.maximum(first, np.searchsorted(events, at[mine]))
             stays = first >= len(events)
             due[mine[~stays]] = events[first[~stays]]
-            view = stores[partition][name]
+            view = inputs.stores[partition][name]
             stream_time, changed = int(running[-1]), Changes()
             out = list(_INDEX.stored(view, stream_time - self.grace_ms))
             for key, _ in out:
@@ -224,10 +210,12 @@ class HeldBack:
             places = np.searchsorted(running, times + self.grace_ms, side="left")
             stored_due.append(events[places])
             stored += out
-            self._put(changed, view, batch, keys, mine[stays], before[partition])
+            before = inputs.stream_times[partition]
+            self._put(changed, view, batch, keys, mine[stays], before)
             if made := changed.of(name):
                 changes[partition] = made
-        return self._in_order(batch, keys, due, stored, np.concatenate(stored_due), changes)
+        places = np.concatenate(stored_due)
+        return Released(*self._in_order(batch, keys, due, stored, places, clock), changes)
 
     def _put(
         self,
@@ -272,8 +260,9 @@ class HeldBack:
         due: Int64,
         stored: Sequence[Entry],
         stored_due: Int64,
-        changes: dict[int, list[StoreChanges]],
-    ) -> Released:
+        clock: EdgeBatch,
+    ) -> tuple[EdgeBatch, Int64, pa.Array]:
+        """What comes out, at which record of the clock, and the key bytes."""
         rows = np.flatnonzero(due >= 0)
         parts = [unpack_value(entry) for _, entry in stored]
         records = [unpacked_record(data) for _, data in parts]
@@ -294,21 +283,9 @@ class HeldBack:
             self.value_serde,
             np.concatenate([len(batch) + np.arange(len(stored)), rows])[order],
         )
-        return Released(
-            at[order],
-            both.take(order),
-            columns.key,
-            columns.value,
-            times[order],
-            columns.headers,
-            changes,
-        )
-
-
-def come_out(by: EdgeBatch, released: Released, values: pa.Array) -> EdgeBatch:
-    """Results of released records, at the positions of the records ``by`` which they came out."""
-    made = by.with_columns(released.key, values)
-    return replace(made, timestamp=released.times, headers=released.headers)
+        made = clock.take(at[order]).with_columns(columns.key, columns.value)
+        output = replace(made, timestamp=times[order], headers=columns.headers)
+        return output, at[order], both.take(order)
 
 
 def _numbers(place: bytes) -> tuple[bytes, bytes]:
@@ -339,14 +316,9 @@ class GraceWait(Operator):
         rows = np.flatnonzero(keyed & valued)
         asking = stream.take(rows)
         running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
-        released = self.held.release(
-            asking,
-            np.arange(len(rows), dtype=np.int64),
-            TimeMakers(asking.partition, running),
-            inputs.stream_times,
-            inputs.stores,
-        )
-        output = come_out(asking.take(released.at), released, released.value)
+        clock, at = replace(asking, timestamp=running), np.arange(len(rows), dtype=np.int64)
+        released = self.held.release(asking, at, clock, inputs)
+        output = released.output
         dropped = {"null-value": int(np.count_nonzero(~valued))}
         keyless = np.flatnonzero(valued & ~keyed)
         if self.kept:
@@ -358,12 +330,8 @@ class GraceWait(Operator):
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         none = np.empty(0, np.int64)
-        clock = TimeMakers(ticks.partition, ticks.timestamp)
-        released = self.held.release(
-            ticks.take(none), none, clock, inputs.stream_times, inputs.stores
-        )
-        output = come_out(ticks.take(released.at), released, released.value)
-        return TasksResult(output, released.changes, {}, {})
+        released = self.held.release(ticks.take(none), none, ticks, inputs)
+        return TasksResult(released.output, released.changes, {}, {})
 
 
 # --- as-of join of two streams: each left record with the latest right one that is not later ------
@@ -413,7 +381,7 @@ class AsOfJoin(KeepsLeft):
             kept.timestamp,
         )
         asking = left.take(events.rows[events.asking])
-        output, places, waited = self._met(asking, events, puts, inputs.stores)
+        output, places, waited = self._met(asking, events, puts, inputs)
         for partition, listed in waited.items():
             changes.setdefault(partition, []).extend(listed)
         alone = left.take(events.rows[events.keyless])
@@ -428,7 +396,7 @@ class AsOfJoin(KeepsLeft):
         none = np.empty(0, np.int64)
         puts = self._puts(inputs.sides[1].take(none), none)
         events = _Events.of_ticks(ticks, inputs.stream_times)
-        output, _, changes = self._met(ticks.take(none), events, puts, inputs.stores)
+        output, _, changes = self._met(ticks.take(none), events, puts, inputs)
         return TasksResult(output, changes, {}, {})
 
     def _puts(self, records: EdgeBatch, places: Int64) -> _Puts:
@@ -436,45 +404,42 @@ class AsOfJoin(KeepsLeft):
         return _Puts(records, keys, places)
 
     def _met(
-        self, asking: EdgeBatch, events: _Events, puts: _Puts, stores: Stores
+        self, asking: EdgeBatch, events: _Events, puts: _Puts, inputs: Inputs
     ) -> tuple[EdgeBatch, Int64, dict[int, list[StoreChanges]]]:
         """The results of left records that look for their match now, the places of the records that
         bring them, and the changes of the store in which left records wait."""
-        released = self._released(asking, events, stores)
-        found = self._found(released, events, puts, stores)
+        released = self._released(asking, events, inputs)
+        found = self._found(released, events, puts, inputs.stores)
         shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
-        by = events.both.take(released.at)
-        output = come_out(by, released, joined(released.value, found)).take(shown)
+        output = released.output
+        output = output.with_columns(value=joined(output.value, found)).take(shown)
         return output, released.at[shown], released.changes
 
-    def _released(self, asking: EdgeBatch, events: _Events, stores: Stores) -> Released:
+    def _released(self, asking: EdgeBatch, events: _Events, inputs: Inputs) -> Released:
         if self.held is not None:
-            makers = TimeMakers(events.both.partition, events.running)
-            return self.held.release(asking, events.asking, makers, events.before, stores)
+            clock = replace(events.both, timestamp=events.running)
+            return self.held.release(asking, events.asking, clock, inputs)
         keys = written_bytes(self.right.key_serde, asking.key, self.right.name, asking)
-        record = asking.key, asking.value, asking.timestamp, asking.headers
-        return Released(events.asking, keys.cast(pa.binary()), *record, {})
+        return Released(asking, events.asking, keys.cast(pa.binary()), {})
 
     def _found(
         self, released: Released, events: _Events, puts: _Puts, stores: Stores
     ) -> pa.Array:
-        count, right = len(released.keys), puts.records
-        owners = events.both.partition[released.at]
+        count, left, right = len(released.keys), released.output, puts.records
         # One that is late meets what is kept, and nothing that is not: that must not depend on
         # what a batch still holds.
-        low = np.maximum(
-            released.times - self.tolerance_ms, events.until()[released.at] - self.kept_ms
-        )
+        until = events.until()[released.at]
+        low = np.maximum(left.timestamp - self.tolerance_ms, until - self.kept_ms)
         both = pa.concat_arrays([released.keys, puts.keys.cast(pa.binary())])
-        codes = task_codes(both, np.concatenate([owners, right.partition]))
-        kept = self._stored(released, codes[:count], owners, low, stores)
+        codes = task_codes(both, np.concatenate([left.partition, right.partition]))
+        kept = self._stored(released, codes[:count], low, stores)
         times = np.concatenate([kept.times, right.timestamp])
         known = Versions(
             np.concatenate([kept.codes, codes[count:]]),
             times,
             np.concatenate([np.full(len(kept.times), STORED), puts.places]),
         )
-        found = latest_before(codes[:count], released.times, released.at, known)
+        found = latest_before(codes[:count], left.timestamp, released.at, known)
         met = found != NONE
         met[met] = times[found[met]] >= low[met]
         used = np.unique(found[met & (found < len(kept.times))])
@@ -484,15 +449,14 @@ class AsOfJoin(KeepsLeft):
         column = pa.concat_arrays([right.value.cast(self.type), values.values.cast(self.type)])
         return column.take(pa.array(np.where(met, index, 0), mask=~met))
 
-    def _stored(
-        self, released: Released, codes: Int64, owners: Int32, low: Int64, stores: Stores
-    ) -> Kept:
+    def _stored(self, released: Released, codes: Int64, low: Int64, stores: Stores) -> Kept:
         """The stored right records that the left ones may meet; each key is read once: from the one
         that holds for the earliest of them."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
         least, _ = extent(group, len(ones), low, low)
-        earliest, most = extent(group, len(ones), released.times, released.times)
-        groups = TaskKeys(owners[first], released.keys.take(first))
+        left = released.output
+        earliest, most = extent(group, len(ones), left.timestamp, left.timestamp)
+        groups = TaskKeys(left.partition[first], released.keys.take(first))
         found = read_as_of(self.right.name, groups, least, earliest, most, stores)
         return found._replace(codes=ones[found.codes])
 
