@@ -66,7 +66,7 @@ class KeyedOperator(TableOperator):
         window of a record, as Kafka Streams counts.
         """
         window = self.window
-        rows, dropped = _counted(batch, skip_null_values)
+        rows, dropped = counted(batch, skip_null_values)
         times, owners = batch.timestamp[rows], batch.partition[rows]
         running, after = stream_times(times, owners, inputs.stream_times)
         keys = written_bytes(self.key_serde, batch.key, self.store, batch)
@@ -120,7 +120,8 @@ class Groups:
     """KeyedRows (a record, or a record and one of its windows) by task and store key.
 
     ``rows``: row of the batch of each contribution, in processing order; ``codes``: its group;
-    groups are in the order of their tasks, and in a task in that of ``keys``, the store keys.
+    groups are in the order of their tasks, and in a task in that of ``keys``, the store keys (or as
+    they came first, see `grouped`).
     ``parts``: each task's partition and its groups. ``last``: the last contribution of each group.
     ``starts``: window start per group.
     """
@@ -136,6 +137,14 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def owners(self) -> Int32:
+        """The partition of each group's task."""
+        found = np.empty(len(self), np.int32)
+        for partition, part in self.parts:
+            found[part] = partition
+        return found
 
     def take(self, column: pa.Array) -> pa.Array:
         """The batch's ``column`` per contribution; not copied if every record contributes once."""
@@ -183,13 +192,18 @@ def grouped(
     window: TimeWindows | None,
     stream_times: dict[int, int],
     dropped: dict[str, int],
+    *,
+    by_key: bool = True,
 ) -> Groups:
+    """``by_key``: a task's groups are in the order of their keys; else each is where it came first."""
     codes, unique, starts = _codes(given.keys, given.starts, window)
     codes, found, members = by_task(codes, given.owners)
     if found is not None:
         unique = unique.take(found)
         starts = None if starts is None else starts[found]
-    order = pc.sort_indices(unique).to_numpy().astype(np.int64)
+    order = np.arange(len(unique))
+    if by_key:
+        order = pc.sort_indices(unique).to_numpy().astype(np.int64)
     if found is not None:
         order = order[np.argsort(members[order], kind="stable")]
     rank = np.empty(len(order), np.int64)
@@ -209,7 +223,7 @@ def grouped(
     )
 
 
-def _counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, int]]:
+def counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, int]]:
     dropped: dict[str, int] = {}
     rows = np.arange(len(batch), dtype=np.int64)
     if batch.key.null_count:
@@ -374,71 +388,6 @@ def _codes(
         pairs.indices.to_numpy().astype(np.int64),
         window_store_keys(group_keys, group_starts),
         group_starts,
-    )
-
-
-# --- a batch's records by task and key, for operators whose windows depend on the records before --
-
-
-class TaskTurn(NamedTuple):
-    """A task's records, in processing order: rows of the batch, and their keys' codes."""
-
-    partition: int
-    rows: Int64
-    codes: Int64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turns:
-    """The records that have a key and a time from 0 on, told apart by key; tasks take turns.
-
-    ``keys``: the distinct key bytes of each task, ``owners``: their tasks, ``first`` and ``last``
-    ms of their records; all by code, and the codes of a task, ``parts``, lie together. ``dropped``:
-    how many records are left out, by reason.
-    """
-
-    turns: list[TaskTurn]
-    keys: list[bytes]
-    owners: Int32
-    first: Int64
-    last: Int64
-    parts: list[tuple[int, slice]]
-    dropped: dict[str, int]
-
-
-def turns_of(
-    batch: EdgeBatch, key_serde: Serde, store: str, *, skip_null_values: bool
-) -> Turns:
-    """Tell the keys apart. UserFunctionError for a key that cannot be written."""
-    encoded = written_bytes(key_serde, batch.key, store, batch).dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-    counts = {"null-key": batch.key.null_count}
-    chosen = codes >= 0
-    if skip_null_values:
-        there = valid(batch.value)
-        counts["null-value"] = int(np.count_nonzero(chosen & ~there))
-        chosen &= there
-    negative = chosen & (batch.timestamp < 0)
-    counts["negative-timestamp"] = int(np.count_nonzero(negative))
-    rows = np.flatnonzero(chosen & ~negative)
-    codes, found, members = by_task(codes[rows], batch.partition[rows])
-    keys = encoded.dictionary if found is None else encoded.dictionary.take(found)
-    order = np.argsort(members, kind="stable")
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    codes, members = rank[codes], members[order]
-    first, last = extent(codes, len(order), batch.timestamp[rows], batch.timestamp[rows])
-    return Turns(
-        turns=[
-            TaskTurn(partition, rows[at], codes[at])
-            for partition, at in rows_by_task(batch.partition[rows])
-        ],
-        keys=keys.take(order).to_pylist(),
-        owners=members,
-        first=first,
-        last=last,
-        parts=task_slices(members),
-        dropped=counts,
     )
 
 

@@ -25,7 +25,6 @@ from everflow.operators.aggregates.windowed_aggregate import (
     WindowedAggregate,
     WindowRun,
 )
-from everflow.operators.grouping import Turns
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes.windowed import (
     STORE_SUFFIX_BYTES,
@@ -313,23 +312,20 @@ class SlidingBook(Book):
         return len(self.keys) - 1
 
 
-def stored_windows(
-    book: SlidingBook, windows: SlidingWindows, found: Turns, part: slice, store: StoreView
-) -> Iterator[bytes]:
+def stored_windows(run: _Run, part: slice, store: StoreView) -> Iterator[bytes]:
     """Loads the windows that a task's records can meet; yields their value bytes, by number."""
-    reach = 2 * windows.difference_ms
+    reach, keys = 2 * run.span_ms, run.found.keys[part]
+    first, last = (times[part].tolist() for times in run.times_of)
     bounds = [
-        (window_store_key(key, max(0, first - reach)), window_store_key(key, last + 2))
-        for key, first, last in zip(
-            found.keys[part], found.first[part].tolist(), found.last[part].tolist(), strict=True
-        )
+        (window_store_key(key, max(0, begin - reach)), window_store_key(key, end + 2))
+        for key, begin, end in zip(keys, first, last, strict=True)
     ]
     codes = range(part.start, part.stop)
-    for code, key, entries in zip(codes, found.keys[part], store.range_many(bounds), strict=True):
+    for code, key, entries in zip(codes, keys, store.range_many(bounds), strict=True):
         for stored_key, stored in entries:
             # A longer key may begin with the same bytes.
             if len(stored_key) == len(key) + STORE_SUFFIX_BYTES:
-                book.load(code, split_window_store_key(stored_key)[1], unpack_value(stored)[0])
+                run.book.load(code, split_window_store_key(stored_key)[1], unpack_value(stored)[0])
                 yield stored[TIMESTAMP_BYTES:]
 
 
@@ -368,9 +364,7 @@ class _Run(WindowRun):
         self.span_ms, self.layout = spec.windows.difference_ms, spec.layout
         self.book = SlidingBook(spec.windows, spec.retention_ms, len(self.found.keys))
         for partition, part in self.found.parts:
-            self.stored += stored_windows(
-                self.book, spec.windows, self.found, part, self.views[partition]
-            )
+            self.stored += stored_windows(self, part, self.views[partition])
         if isinstance(spec.layout, AggregateSpec):
             self.states = spec.layout.state_columns_of(self.known())
             self.values = spec.layout.inputs_of(batch.value, lambda column: column)

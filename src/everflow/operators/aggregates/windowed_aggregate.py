@@ -33,12 +33,13 @@ from everflow.operators.grouping import (
     Flags,
     Groups,
     KeyedRows,
-    Turns,
     changes_by_task,
+    counted,
+    extent,
     grouped,
+    rows_by_task,
     stored,
     stream_times,
-    turns_of,
     windowed_keys,
 )
 from everflow.operators.user_code import written_bytes
@@ -140,13 +141,22 @@ class WindowRun(ABC):
         self, spec: WindowedAggregate, batch: EdgeBatch, inputs: Inputs, *, skip_null_values: bool
     ) -> None:
         self.batch, self.spec, self.every = batch, spec, spec.emit_every_update
-        self.found = turns_of(
-            batch, spec.key_serde, spec.store, skip_null_values=skip_null_values
-        )
+        rows, dropped = counted(batch, skip_null_values)
+        keys = written_bytes(spec.key_serde, batch.key, spec.store, batch)
+        rows = rows[valid(keys)[rows]]  # a serde may write nothing
+        negative = batch.timestamp[rows] < 0
+        dropped["negative-timestamp"] = int(np.count_nonzero(negative))
+        rows = rows[~negative]
+        keys = keys if len(rows) == len(batch) else keys.take(rows)
+        given = KeyedRows(rows, keys, batch.partition[rows], None)
+        self.stream_times = dict(inputs.stream_times)
+        self.found = grouped(given, None, self.stream_times, dropped, by_key=False)
+        times = batch.timestamp[rows]
+        self.times_of = extent(self.found.codes, len(self.found), times, times)
+        """The first and the last time (ms) of each key's records."""
         self.views = {one: views[spec.store] for one, views in inputs.stores.items()}
         self.stored: list[bytes] = []
         """Stored value bytes, by window."""
-        self.stream_times = dict(inputs.stream_times)
         self._newest_ms = {partition: view.newest_ms for partition, view in self.views.items()}
 
     def known(self) -> pa.Array:
@@ -156,14 +166,15 @@ class WindowRun(ABC):
     def take_each_record(self) -> Iterator[int]:
         """Puts every record into its windows; yields the row of each that is not late."""
         book = self.book
-        for turn in self.found.turns:
-            book.stream_time = self.stream_times[turn.partition]
-            book.newest_ms = self._newest_ms[turn.partition]
-            times = self.batch.timestamp[turn.rows].tolist()
-            for row, code, time in zip(turn.rows.tolist(), turn.codes.tolist(), times, strict=True):
+        for partition, at in rows_by_task(self.batch.partition[self.found.rows]):
+            book.stream_time = self.stream_times[partition]
+            book.newest_ms = self._newest_ms[partition]
+            rows = self.found.rows[at]
+            columns = rows, self.found.codes[at], self.batch.timestamp[rows]
+            for row, code, time in zip(*(one.tolist() for one in columns), strict=True):
                 if book.add(code, time, row):
                     yield row
-            self.stream_times[turn.partition] = book.stream_time
+            self.stream_times[partition] = book.stream_time
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
@@ -403,10 +414,11 @@ class SessionBook(Book):
 
 
 def read_sessions(
-    book: SessionBook, found: Turns, part: slice, store: StoreView
+    run: _SessionRun, part: slice, store: StoreView
 ) -> Iterator[tuple[bytes, bytes]]:
     """Loads the sessions that a task's records can meet; yields their entries, by number."""
-    keys, first, last = found.keys[part], found.first[part], found.last[part]
+    book, keys = run.book, run.found.keys[part]
+    first, last = (times[part] for times in run.times_of)
     # No session ends after this; with it, keys that begin with ``key`` and go on with text lie
     # outside.
     end = max(book.stream_time, int(last.max(initial=0)), _FAR_FUTURE_MS) + 1
@@ -486,7 +498,7 @@ class _SessionRun(WindowRun):
         self.stored_keys: list[bytes] = []
         for partition, part in self.found.parts:
             self.book.stream_time = self.stream_times[partition]
-            for key, entry in read_sessions(self.book, self.found, part, self.views[partition]):
+            for key, entry in read_sessions(self, part, self.views[partition]):
                 self.stored_keys.append(key)
                 self.stored.append(entry[TIMESTAMP_BYTES:])
 
