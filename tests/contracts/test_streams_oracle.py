@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 from everflow.operators.aggregates.aggregate import PythonCogroup
 from everflow.operators.aggregates.sliding_aggregate import SlidingBook
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, table_table
-from everflow.operators.joins.table_table import ForeignKeys
 from everflow.operators.joins.joined_table import Held, JoinedTable
 from everflow.operators.joins.stream_stream import WaitingRecords
 from everflow.operators.joins.stream_table import StreamGlobalJoin
+from everflow.operators.joins.table_table import ForeignKeys
 from everflow.operators.processors.stores import KeyValueStore
 from everflow.operators.suppress import _Buffer
 from everflow.operators.table import TableChanges, TableSpec, VersionedTableSpec

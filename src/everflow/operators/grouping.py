@@ -195,7 +195,8 @@ def grouped(
     *,
     by_key: bool = True,
 ) -> Groups:
-    """``by_key``: a task's groups are in the order of their keys; else each is where it came first."""
+    """``by_key``: a task's groups are in the order of their keys, else in that in which they came
+    first."""
     codes, unique, starts = _codes(given.keys, given.starts, window)
     codes, found, members = by_task(codes, given.owners)
     if found is not None:
@@ -438,8 +439,12 @@ def read_as_of(
     ``low`` to ``first``, and those behind it up to ``last``."""
     kept = _read(store, asked, low, first, stores, _last_entries)
     behind = read_entries(store, asked, _after(first), last, stores)
-    columns = zip(kept[:3], behind[:3], strict=True)
-    return Kept(*map(np.concatenate, columns), pa.concat_arrays([kept.entries, behind.entries]))
+    return Kept(
+        np.concatenate([kept.codes, behind.codes]),
+        np.concatenate([kept.times, behind.times]),
+        np.concatenate([kept.numbers, behind.numbers]),
+        pa.concat_arrays([kept.entries, behind.entries]),
+    )
 
 
 def _last_entries(

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from everflow.errors import BufferFullError
 from everflow.operators.due_index import TIME_BYTES, Changes, DueIndex, DueQueue

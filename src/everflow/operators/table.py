@@ -1,5 +1,5 @@
-"""Tables: the last value per key, materialised (``table(topic)`` and ``to_table``), every version of
-it, or the times at which an id has gone by (``deduplicate``)."""
+"""Tables: the last value per key, materialised (``table(topic)`` and ``to_table``), every version
+of it, or the times at which an id has gone by (``deduplicate``)."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class TableChanges(Operator):
         return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})
 
 
-# --- the ids that have gone by: the first of each goes on, those that are close to it in time do not
+# --- repeated records: the first of an id goes on, those that are close to it in time do not ------
 # What is kept of an id are the times of its records that went on, in a window store with empty
 # values. Whether a record is one of them depends on all before it, not on micro-batches.
 

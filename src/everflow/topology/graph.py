@@ -469,11 +469,11 @@ class Link(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class SharingProcessor:
     """A processor as it is run. The first side of its ``inputs`` are its records in order, the
-    others the updates of each table that it reads; their clocks say when each of ``wall_clocks`` was
-    last due.
+    others the updates of each table that it reads; their clocks say when each of ``wall_clocks``
+    was last due.
 
-    ``links``: who hands it records while they run. ``idle``: to what stream time is moved behind the
-    records, in tasks whose sources are silent.
+    ``links``: who hands it records while they run. ``idle``: to what stream time is moved behind
+    the records, in tasks whose sources are silent.
     """
 
     name: str

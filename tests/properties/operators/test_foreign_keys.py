@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind
+from everflow.operators.joins.joined_table import MappedTable
 from everflow.operators.joins.table_table import (
     SUBSCRIPTION,
     Answers,
@@ -22,7 +23,6 @@ from everflow.operators.joins.table_table import (
     Subscriptions,
     selected_type,
 )
-from everflow.operators.joins.joined_table import MappedTable
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec

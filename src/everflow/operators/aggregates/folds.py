@@ -85,10 +85,10 @@ class Merge(NamedTuple):
 class GroupValues:
     """What state columns hold for each group of a batch, and the values that go into them.
 
-    ``stored``: by column, then group, null where the group is new (``present`` False); ``codes``: the
-    group of each contribution, in processing order; ``values``: by column, None where records are
-    counted. ``merges``: of groups, in order: their states are folded in the order of the parents. So
-    a result is the same as if records came one by one, floating-point sums included.
+    ``stored``: by column, then group, null where the group is new (``present`` False); ``codes``:
+    the group of each contribution, in processing order; ``values``: by column, None where records
+    are counted. ``merges``: of groups, in order: their states are folded in the order of the
+    parents. So a result is the same as if records came one by one, floating-point sums included.
     """
 
     stored: Sequence[pa.Array]
@@ -754,8 +754,8 @@ FOLDS: dict[str, Fold] = {
     "largest": partial(top, sign=-1),
     "distinct": distinct,
 }
-"""By the ``op`` of the first state column; those of the columns behind it are `BESIDE`. A fold gives
-the state columns of each group after its items; `ListFullError`."""
+"""By the ``op`` of the first state column; those of the columns behind it are `BESIDE`. A fold
+gives the state columns of each group after its items; `ListFullError`."""
 
 BESIDE = "beside"
 

@@ -421,9 +421,7 @@ class _Run(WindowRun):
         roots = pa.array(log.roots, mask=log.roots < 0)
         stored = [state.take(roots) for state in self.states]
         values = [None if one is None else one.take(log.rows) for one in self.values]
-        given = GroupValues(
-            stored=stored, present=log.roots >= 0, codes=log.codes, values=values
-        )
+        given = GroupValues(stored=stored, present=log.roots >= 0, codes=log.codes, values=values)
         after, shown = layout.fold(self.batch, log.rows, given, every=self.every)
         if self.every:
             of_known = len(log.codes) - 1 - log.updates

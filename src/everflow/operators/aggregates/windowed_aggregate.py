@@ -198,7 +198,11 @@ class WindowRun(ABC):
     ) -> dict[int, list[StoreChanges]]:
         """Each task's changes; ``keys``: the codes of the keys."""
         return changes_by_task(
-            self.spec.store, self.found.owners[keys], stored_keys, entries, np.ascontiguousarray(times)
+            self.spec.store,
+            self.found.owners[keys],
+            stored_keys,
+            entries,
+            np.ascontiguousarray(times),
         )
 
     def shaped(
@@ -413,9 +417,7 @@ class SessionBook(Book):
             yield from of_key
 
 
-def read_sessions(
-    run: _SessionRun, part: slice, store: StoreView
-) -> Iterator[tuple[bytes, bytes]]:
+def read_sessions(run: _SessionRun, part: slice, store: StoreView) -> Iterator[tuple[bytes, bytes]]:
     """Loads the sessions that a task's records can meet; yields their entries, by number."""
     book, keys = run.book, run.found.keys[part]
     first, last = (times[part] for times in run.times_of)

@@ -82,8 +82,8 @@ def joined(left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def in_turn(left: EdgeBatch, right: EdgeBatch, left_first: bool) -> tuple[EdgeBatch, Int64]:
-    """The records of both sides in one order, without their values, and which of them each is, those
-    of the right counted behind those of the left. ``left_first``: where both are one input record."""
+    """The records of both sides in one order, without their values, and the number of each: those
+    of the right count behind those of the left. ``left_first``: where both are one input record."""
     turn = np.repeat([0, 1] if left_first else [1, 0], [len(left), len(right)])
     both = appended([side.with_columns(value=pa.nulls(len(side))) for side in (left, right)])
     order = np.lexsort((turn, both.seq))
@@ -394,9 +394,7 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
     return view  # type: ignore[return-value]  # every store of a versioned kind is one
 
 
-def held_as_of(
-    table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores
-) -> Held:
+def held_as_of(table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
     """The entry of a versioned table for each record, at its time. A time before the history
     retention finds the latest version or nothing."""
     asked, known = table.places(asking, updates)
@@ -412,9 +410,7 @@ def held_as_of(
     found = latest_before(asked.codes, asked.times, asked.at, versions)
     if lost.any():
         old = np.flatnonzero(lost)
-        newest = latest_before(
-            asked.codes[old], np.full(len(old), OPEN), asked.at[old], versions
-        )
+        newest = latest_before(asked.codes[old], np.full(len(old), OPEN), asked.at[old], versions)
         found[old] = np.where(newest == found[old], found[old], NONE)
     return _values(table, found, entries, updates)
 
@@ -434,9 +430,7 @@ def _values(
     return Held(column, shown)
 
 
-def _history_begins(
-    table: JoinedTable, asked: Places, updates: EdgeBatch, stores: Stores
-) -> Int64:
+def _history_begins(table: JoinedTable, asked: Places, updates: EdgeBatch, stores: Stores) -> Int64:
     """The begin of the table's history (ms) where each who asks comes."""
     found = np.empty(len(asked.at), np.int64)
     for partition, asks in rows_by_task(asked.partitions):

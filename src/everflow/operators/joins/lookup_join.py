@@ -302,8 +302,9 @@ def _number_of(stored: bytes) -> int:
 @dataclass(kw_only=True)
 class ToldRecords:
     """Collects them task by task. ``asking``: the batch's records; ``places``: of each, whose
-    halves are ``seq``; ``held``: what each row finds; ``found``: what is waited for, by row; ``by``: the records that bring it, row by
-    row; ``kept``: those whose time is over have a null other side, else they are dropped."""
+    halves are ``seq``; ``held``: what each row finds; ``found``: what is waited for, by row;
+    ``by``: the records that bring it, row by row; ``kept``: those whose time is over have a null
+    other side, else they are dropped."""
 
     room: WaitingRoom
     asking: EdgeBatch
@@ -473,8 +474,8 @@ class _Waiting(KeepsLeft):
         inputs: Inputs,
         without_value: int,
     ) -> TasksResult:
-        """``told``: empty, to take who waits no longer; ``keyed``: the rows of its records that have
-        a key, and ``keys``."""
+        """``told``: empty, to take who waits no longer; ``keyed``: the rows of its records that
+        have a key, and ``keys``."""
         asking, stores, now_ms = told.asking, inputs.stores, inputs.now_ms
         running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
         there = valid(told.held)

@@ -92,11 +92,12 @@ class JoinSide:
 class BatchRecords:
     """Columns by place, the position of a record among those of both sides.
 
-    ``merged``: the records without their values; ``rows``: of each the row in its side's batch. ``stream_times``: of its task, itself included;
-    ``before`` and ``after`` the whole batch, by task. ``side_times``: of its task's store of a
-    side, itself included, by whether it is the left. ``live``: it has key and value; ``codes``: its
-    task and key, as a number of ``groups`` (0 where it is not live). ``late``: it is live, and its
-    window and the grace are over. ``stored``: it is live, and its side's store takes it.
+    ``merged``: the records without their values; ``rows``: of each the row in its side's batch.
+    ``stream_times``: of its task, itself included; ``before`` and ``after`` the whole batch, by
+    task. ``side_times``: of its task's store of a side, itself included, by whether it is the left.
+    ``live``: it has key and value; ``codes``: its task and key, as a number of ``groups`` (0 where
+    it is not live). ``late``: it is live, and its window and the grace are over. ``stored``: it is
+    live, and its side's store takes it.
     ``values``: bytes of each side's live records, in their order, by whether it is the left.
     ``keyless``: places of those that give a result without a match at once. ``advancing``: it has
     key and value, and no time before it was later.
@@ -308,9 +309,9 @@ class WaitingKey(NamedTuple):
 
 @dataclass
 class JoinBatch:
-    """What a join makes of a batch. ``met``: where records met another for the first time, by place;
-    ``met_stored``: stored ones, by task and key in the store of waiting records. A place in the
-    batch, or `NEVER`. ``changes``: of the stores, by task."""
+    """What a join makes of a batch. ``met``: where records met another for the first time, by
+    place; ``met_stored``: stored ones, by task and key in the store of waiting records. A place in
+    the batch, or `NEVER`. ``changes``: of the stores, by task."""
 
     records: BatchRecords
     results: JoinedResults
@@ -711,9 +712,7 @@ class StreamStreamJoin(KeepsLeft):
         results.add(places, both, np.maximum(records.times[places], candidates.times[two]))
 
 
-def _stored(
-    batch: JoinBatch, side: JoinSide, asks: Int64, first: Int64, last: Int64
-) -> Kept:
+def _stored(batch: JoinBatch, side: JoinSide, asks: Int64, first: Int64, last: Int64) -> Kept:
     """The side's stored records that those in ``asks`` may meet; each key is read once."""
     records = batch.records
     ones, codes = np.unique(records.codes[asks], return_inverse=True)

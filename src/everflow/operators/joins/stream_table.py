@@ -161,9 +161,9 @@ _NOTHING = -1
 
 
 class Released(NamedTuple):
-    """Records that are not held back any more, in their order, each at the position of the record of
-    the clock that brings it out. ``at``: the number of that one; ``keys``: key bytes; ``changes`` of
-    the store, by task."""
+    """Records that are not held back any more, in their order, each at the position of the record
+    of the clock that brings it out. ``at``: the number of that one; ``keys``: key bytes;
+    ``changes`` of the store, by task."""
 
     output: EdgeBatch
     at: Int64
@@ -180,12 +180,10 @@ class HeldBack:
     value_serde: Serde
     grace_ms: int
 
-    def release(
-        self, batch: EdgeBatch, at: Int64, clock: EdgeBatch, inputs: Inputs
-    ) -> Released:
-        """Takes the batch's records, all with key and value; ``at`` is the place of each among those
-        of the ``clock``, which make stream time, in order: their times are the tasks' stream times.
-        One that is later than the grace comes out at once."""
+    def release(self, batch: EdgeBatch, at: Int64, clock: EdgeBatch, inputs: Inputs) -> Released:
+        """Takes the batch's records, all with key and value; ``at`` is the place of each among
+        those of the ``clock``, which make stream time, in order: their times are the tasks' stream
+        times. One that is later than the grace comes out at once."""
         name = self.store.name
         keys = written_bytes(self.key_serde, batch.key, name, batch)
         due = np.full(len(batch), _NOTHING)
@@ -422,9 +420,7 @@ class AsOfJoin(KeepsLeft):
         keys = written_bytes(self.right.key_serde, asking.key, self.right.name, asking)
         return Released(asking, events.asking, keys.cast(pa.binary()), {})
 
-    def _found(
-        self, released: Released, events: _Events, puts: _Puts, stores: Stores
-    ) -> pa.Array:
+    def _found(self, released: Released, events: _Events, puts: _Puts, stores: Stores) -> pa.Array:
         count, left, right = len(released.keys), released.output, puts.records
         # One that is late meets what is kept, and nothing that is not: that must not depend on
         # what a batch still holds.
