@@ -109,7 +109,7 @@ MUTATIONS = {
         "instance.restore.restore_plan everflow.state.lmdb_store",
         "protocol.messages confluent_kafka",
         "instance.topics.end_offsets everflow.kafka.admin",
-        "operators.joins.asof everflow.dsl.expressions",
+        "operators.joins.stream_table everflow.dsl.expressions",
     ),
     "A worker reaches neither Spark's side of the driver nor the driver's rooms": (
         "worker.sink everflow.instance.thread.stream_thread",

@@ -15,7 +15,6 @@ from everflow.serdes import (
     DoubleSerde,
     FloatSerde,
     IntegerSerde,
-    Serde,
     StringSerde,
 )
 from everflow.topology.graph import (
@@ -55,7 +54,8 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
     if source is None or node.label != "SOURCE":  # of a stream: its topic is another's affair
         return node
     (spec,) = node.stores
-    if not spec.logging or not _written_back(spec.key_serde) or not _as_it_is(source.reading):
+    written_back = isinstance(spec.key_serde, _WRITTEN_BACK)
+    if not spec.logging or not written_back or not _as_it_is(source.reading):
         return node
     return replace(node, stores=(replace(spec, source_topic=source.topics[0]),))
 
@@ -63,7 +63,3 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
 def _as_it_is(reading: Reading) -> bool:
     own = None | FailOnInvalidTimestamp | LogAndSkipOnInvalidTimestamp
     return isinstance(reading.timestamp, own) and reading.offset_reset in (None, "earliest")
-
-
-def _written_back(serde: Serde) -> bool:
-    return isinstance(serde, _WRITTEN_BACK)

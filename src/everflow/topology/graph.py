@@ -468,23 +468,23 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SharingProcessor:
-    """A processor as it is run: its records in order, the updates of each table that it reads, its
-    stores and times in each task.
+    """A processor as it is run. The first side of its ``inputs`` are its records in order, the
+    others the updates of each table that it reads; their clocks say when each of ``wall_clocks``
+    was last due.
 
-    ``clocks``: when each of ``wall_clocks`` was last due in each task, -1 = never. ``links``: who
-    hands it records while they run. ``idle``: to what stream time is moved behind the records, in
-    tasks whose sources are silent.
+    ``links``: who hands it records while they run. ``idle``: to what stream time is moved behind
+    the records, in tasks whose sources are silent.
     """
 
     name: str
     operator: ProcessorOperator
-    batch: EdgeBatch
-    updates: tuple[EdgeBatch, ...]
-    stores: Mapping[int, Mapping[str, StoreView]]
-    stream_times: Mapping[int, int]
-    clocks: Mapping[int, Mapping[str, int]]
+    inputs: Inputs
     links: tuple[Link, ...] = ()
     idle: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> EdgeBatch:
+        return self.inputs.sides[0]
 
 
 class ProcessorOperator(Operator):

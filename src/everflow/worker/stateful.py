@@ -350,15 +350,7 @@ class GroupRun:
             return done
 
     def _run(self, op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks) -> TasksResult:
-        stores = self.stores
-        inputs = Inputs(
-            sides,
-            _views(op, tasks, stores),
-            _times(op, tasks, stores),
-            _clocks(op, tasks, stores),
-            self.request.wall_clock_ms,
-            self.through,
-        )
+        stores, inputs = self.stores, self._inputs_of(op, sides, tasks)
         try:
             return op.operator.run(inputs)
         except (SerdeError, struct.error) as error:
@@ -369,6 +361,16 @@ class GroupRun:
                 owners = [stores.tasks[task] for task in tasks.values()]
                 raise stores.access.unread(owners, read, error) from error
             raise
+
+    def _inputs_of(self, op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks) -> Inputs:
+        return Inputs(
+            sides,
+            _views(op, tasks, self.stores),
+            _times(op, tasks, self.stores),
+            _clocks(op, tasks, self.stores),
+            self.request.wall_clock_ms,
+            self.through,
+        )
 
     def _run_processors(
         self,
@@ -384,11 +386,7 @@ class GroupRun:
                 SharingProcessor(
                     name=op.name,
                     operator=op.operator,
-                    batch=mine[0],
-                    updates=tuple(mine[1:]),
-                    stores=_views(op, tasks, self.stores),
-                    stream_times=_times(op, tasks, self.stores),
-                    clocks=_clocks(op, tasks, self.stores),
+                    inputs=self._inputs_of(op, mine, tasks),
                     links=op.links,
                     idle=idle,
                 )
@@ -566,15 +564,9 @@ def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, M
 def ask(op: AskOp, rows: EdgeBatch, sources: Sources, request: BatchRequest) -> EdgeBatch:
     """What a table's transformer makes of rows that are looked up. RecordFailure."""
     none: Mapping[int, Any] = {int(partition): {} for partition in np.unique(rows.partition)}
-    one = SharingProcessor(
-        name=op.name,
-        operator=op.operator,
-        batch=replace(rows, seq=np.arange(len(rows), dtype=np.int64)),
-        updates=(),
-        stores=none,
-        stream_times=dict.fromkeys(none, -1),
-        clocks=none,
-    )
+    asking = replace(rows, seq=np.arange(len(rows), dtype=np.int64))
+    inputs = Inputs((asking,), none, dict.fromkeys(none, -1), none)
+    one = SharingProcessor(name=op.name, operator=op.operator, inputs=inputs)
     around = _around(op.subtopology, sources, request, frozenset())
     try:
         (done,) = op.operator.run_together([one], around)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinKind
-from everflow.operators.joins.asof import AsOfJoin
-from everflow.operators.joins.stream_table import HeldBack
+from everflow.operators.joins.stream_table import AsOfJoin, HeldBack
 from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs
 from properties.operators.operator_batches import apply_all

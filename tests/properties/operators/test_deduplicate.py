@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.operators.deduplicate import DeduplicateSpec
+from everflow.operators.table import DeduplicateSpec
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import beside
 from properties.operators.operator_batches import done_by_one_task, edge_batch, rows_of
@@ -27,8 +27,6 @@ def spec_of(within: int, grace: int, by_value: bool) -> DeduplicateSpec:
         store="s",
         key_serde=serdes.long() if by_value else serdes.string(),
         value_serde=serdes.bytes_(),
-        result_key=pa.string(),
-        result=pa.int64(),
         within_ms=within,
         grace_ms=grace,
         beside=by_value,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.foreign_keys import (
+from everflow.operators.joins.joined_table import MappedTable
+from everflow.operators.joins.table_table import (
     SUBSCRIPTION,
     Answers,
     AskAgain,
@@ -22,7 +23,6 @@ from everflow.operators.joins.foreign_keys import (
     Subscriptions,
     selected_type,
 )
-from everflow.operators.joins.joined_table import MappedTable
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore, StoreSpec

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.columns.key_partitions import java_partitions
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.foreign_keys import selected_type
 from everflow.operators.joins.stream_table import StreamGlobalJoin
+from everflow.operators.joins.table_table import selected_type
 from everflow.records import StoreChanges
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs

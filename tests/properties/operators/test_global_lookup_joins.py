@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everflow.operators.grouping import Stores
 from everflow.operators.joins import JoinedTable, JoinKind
-from everflow.operators.joins.foreign_keys import selected_type
-from everflow.operators.joins.joined_table import Stores
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
+from everflow.operators.joins.table_table import selected_type
 from everflow.records import StoreChanges
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs

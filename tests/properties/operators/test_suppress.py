@@ -41,8 +41,6 @@ def spec(wait_ms: int, by_window: bool, bounds: BufferBounds) -> SuppressSpec:
         where="program.py:1",
         key_serde=key,
         value_serde=serdes.long(),
-        result_key=key.type,
-        result=pa.int64(),
         wait_ms=wait_ms,
         by_window=by_window,
         bounds=bounds,

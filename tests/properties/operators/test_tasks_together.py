@@ -19,9 +19,8 @@ from everflow.operators.aggregates.aggregate import (
     PythonAggregateSpec,
     PythonReducer,
 )
-from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
-from everflow.operators.deduplicate import DeduplicateSpec
-from everflow.operators.table import TableSpec
+from everflow.operators.aggregates.windowed_aggregate import SessionAggregateSpec
+from everflow.operators.table import DeduplicateSpec, TableSpec
 from everflow.records import EdgeBatch, TasksResult
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.topology.graph import Inputs, Operator
@@ -83,8 +82,6 @@ def _deduplicated(every: bool) -> Any:
         store="s",
         key_serde=serdes.string(),
         value_serde=serdes.bytes_(),
-        result_key=pa.string(),
-        result=pa.int64(),
         within_ms=10_000,
         grace_ms=5_000,
         beside=False,

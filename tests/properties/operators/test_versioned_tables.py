@@ -201,7 +201,7 @@ def test_only_the_latest_updates_reach_what_works_on_latest_values(
     history_ms: int, rows: list[Row], cuts: list[int]
 ) -> None:
     table, store = Table(history_ms), Model(history_ms)
-    latest = LatestUpdates(table.joined, pa.string())
+    latest = LatestUpdates(table.joined)
     found, dropped = list[tuple[int, str, int | None, int]](), 0
     for batch in batches(rows, cuts):
         updates, apply = table.changed(side(batch, left=False))

@@ -26,8 +26,8 @@ from everflow.operators import (
     UserFunctionError,
     agg,
 )
-from everflow.operators.aggregates import session_aggregate
-from everflow.operators.aggregates.session_aggregate import SessionOrder
+from everflow.operators.aggregates import windowed_aggregate
+from everflow.operators.aggregates.windowed_aggregate import SessionOrder
 from everflow.records import EdgeBatch
 from everflow.state.store import InMemoryStore
 from everflow.windows import TimeWindows
@@ -288,7 +288,7 @@ def test_a_large_batch_is_counted_without_a_loop_over_records() -> None:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_aggregate, "MOST", 4)
+    monkeypatch.setattr(windowed_aggregate, "MOST", 4)
 
 
 def inserted(order: SessionOrder, session: int, end: int) -> None:

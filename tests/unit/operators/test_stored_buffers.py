@@ -115,8 +115,6 @@ def suppressed(by_window: bool, bounds: BufferBounds, early: EarlyResults | None
         where=None,
         key_serde=WINDOWED if windowed else KEY,
         value_serde=VALUE,
-        result_key=WINDOWED.type if windowed else KEY.type,
-        result=pa.int64(),
         wait_ms=10,
         by_window=by_window,
         bounds=bounds,

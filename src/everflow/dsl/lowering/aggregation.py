@@ -53,11 +53,12 @@ from everflow.operators.aggregates.aggregate import (
     PythonTableAggregator,
     TableAggregateSpec,
 )
-from everflow.operators.aggregates.session_aggregate import (
+from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import (
+    EACH_UPDATE,
+    CountWindowSpec,
     SessionAggregateSpec,
 )
-from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
-from everflow.operators.aggregates.windowed_aggregate import EACH_UPDATE, CountWindowSpec
 from everflow.operators.suppress import BufferBounds
 from everflow.operators.table import TableChanges
 from everflow.serdes import Serde

@@ -33,7 +33,7 @@ from everflow.dsl.expressions import (
 from everflow.dsl.lowering.stream import Stream
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinKind, joined_type
-from everflow.operators.joins.foreign_keys import selected_type
+from everflow.operators.joins.table_table import selected_type
 from everflow.serdes.arrow_types import type_text
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import (

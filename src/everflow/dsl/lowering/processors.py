@@ -33,7 +33,6 @@ from everflow.dsl.lowering.stateless import with_answer
 from everflow.dsl.lowering.stream import Stream, window_store
 from everflow.dsl.stores import Materialized
 from everflow.errors import TopologyError
-from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.joins import JoinedTable
 from everflow.operators.processors.process import ProcessSpec, tagged
 from everflow.operators.processors.processor import (
@@ -47,6 +46,7 @@ from everflow.operators.processors.processor import (
 )
 from everflow.operators.processors.stores import index_of
 from everflow.operators.suppress import SuppressSpec
+from everflow.operators.table import DeduplicateSpec
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -253,7 +253,7 @@ class ProcessorCall:
             supplier=made_by,
             specs=tuple(kept.specs),
             tables=tuple(kept.tables),
-            global_stores=tuple(kept.global_tables),
+            looks_up=tuple(kept.global_tables),
             out=edge.type,
             children=children,
             keeps_key=keeps_key,
@@ -315,8 +315,6 @@ def deduplicated(
         store=kept,
         key_serde=id_serde,
         value_serde=serdes.bytes_(),
-        result_key=edge.type.key,
-        result=edge.type.value,
         within_ms=within_ms,
         grace_ms=grace_ms,
         beside=by is not None,

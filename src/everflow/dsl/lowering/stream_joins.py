@@ -20,9 +20,8 @@ from everflow.operators.joins import (
     StreamTableJoin,
     joined_type,
 )
-from everflow.operators.joins.asof import AsOfJoin
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
-from everflow.operators.joins.stream_table import GraceWait, HeldBack
+from everflow.operators.joins.stream_table import AsOfJoin, GraceWait, HeldBack
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import PREPARE, Part

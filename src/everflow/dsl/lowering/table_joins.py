@@ -22,7 +22,7 @@ from everflow.dsl.lowering.table_reads import (
 )
 from everflow.dsl.lowering.tables import kept_node, stored
 from everflow.operators.joins import JoinedTable, TableTableJoin
-from everflow.operators.joins.foreign_keys import (
+from everflow.operators.joins.table_table import (
     SUBSCRIPTION,
     Answers,
     AskAgain,

@@ -103,7 +103,7 @@ def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str
         made: Any = node
         return graph.add(replace(made, name=called, inputs=(parent,), label=PREPARE))
     looked_up = stored_table(graph, node_name, operator)
-    latest = LatestUpdates(looked_up, node.out.key)
+    latest = LatestUpdates(looked_up)
     reads = (looked_up.spec,)
     return graph.add(StatefulNode(called, (node_name,), node.out, PREPARE, latest, reads=reads))
 

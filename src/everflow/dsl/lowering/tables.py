@@ -29,9 +29,8 @@ from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
-from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
-from everflow.operators.aggregates.windowed_aggregate import CountWindowSpec
+from everflow.operators.aggregates.windowed_aggregate import CountWindowSpec, SessionAggregateSpec
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.table import TableSpec, VisibleUpdates
 from everflow.serdes import Serde
@@ -228,8 +227,6 @@ def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
         where=user_line(),
         key_serde=key_serde,
         value_serde=value_serde,
-        result_key=table.edge.type.key,
-        result=table.edge.type.value,
         **how,
     )
     return table.kept(name, "SUPPRESS", spec, (bytes_store(store, private=True),))

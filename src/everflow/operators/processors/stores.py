@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, Protocol, cast, overload
 
 import numpy as np
-import pyarrow as pa
 
 from everflow import serdes
 from everflow.foreign_names import Telling
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.time_to_live import ENDS
 from everflow.records import EdgeBatch, StoreChanges
+from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import (
     TIME_MAX,
     session_key,
@@ -616,7 +617,9 @@ class Updates:
     table's store as it was before the batch."""
 
     def __init__(self, table: JoinedTable, batch: EdgeBatch, view: StoreView) -> None:
-        values = _TableValues(table.spec.name, _decoder(table))
+        results = table.results
+        decode = getattr(results, "decode", None) or partial(decode_one, results)
+        values = _TableValues(table.spec.name, decode)
         made = VersionEntries if table.spec.versioned else Entries
         self.entries: Entries | VersionEntries = made(table.spec, view, values)
         self.entries.newest_ms = self._newest_ms = view.newest_ms
@@ -637,15 +640,6 @@ def global_entries(spec: StoreSpec, view: StoreView) -> Entries:
     entries = Entries(spec, view, _TableValues(spec.name, spec.value_serde.decode))
     entries.newest_ms = view.newest_ms
     return entries
-
-
-def _decoder(table: JoinedTable) -> Callable[[bytes], Any]:
-    """Reads one stored value's bytes as the table shows them."""
-    results = table.results
-    of_serde: Callable[[bytes], Any] | None = getattr(results, "decode", None)
-    if of_serde is not None:
-        return of_serde
-    return lambda data: results.decode_array(pa.array([data], pa.binary()))[0].as_py()
 
 
 # --- a processor's key-value store whose entries end: ``Stores.key_value(ttl=)`` (note 030) -------
