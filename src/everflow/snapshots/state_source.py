@@ -25,10 +25,11 @@ from pyspark.sql.types import StructType
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, StatePointError, TopologyError
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.snapshots.logged_stores import LoggedStore, LoggedStores, logged_stores
 from everflow.snapshots.points import Point
-from everflow.snapshots.state_parts import LogPart, LogParts, compacted
-from everflow.snapshots.state_reader import reading, reading_parts
+from everflow.snapshots.snapshot import room
+from everflow.snapshots.state_reader import LogPart, LogParts, PartReader, compacted, reading
 from everflow.topology.program import Topology
 from everflow.travel.parcel import Parcel
 
@@ -228,10 +229,11 @@ class _StateSourceReader(DataSourceReader):
         part: LogPart = partition.value
         store: LoggedStore = self.store.copy()
         wanted = to_arrow_schema(self.spark_schema, timezone="UTC")
-        config = StreamsConfig(self.settings)
+        consumer = StreamsConfig(self.settings).consumer()
         with (
-            reading_parts(store, config, self.folder) as reader,
-            reader.opened(part) as (found, records),
+            room(self.folder) as home,
+            LogReader(consumer, latest=True) as reader,
+            PartReader(store, reader, home).opened(part) as (found, records),
         ):
             for note in compacted(store.topic, records, part.offsets) if part.incomplete else ():
                 log.warning("partition %d: %s", part.partition, note)

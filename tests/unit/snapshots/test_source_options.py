@@ -14,7 +14,7 @@ from everflow.errors import ConfigError, StatePointError
 from everflow.records import OffsetRange
 from everflow.snapshots.logged_stores import LoggedStores, logged_stores
 from everflow.snapshots.snapshot import room
-from everflow.snapshots.state_parts import LogPart, LogParts, PartReader
+from everflow.snapshots.state_reader import LogPart, LogParts, PartReader
 from everflow.snapshots.state_source import OWN, SourceOptions
 from everflow.travel.parcel import Parcel
 from unit.snapshots.changelogs import FakeChangelog, Record
