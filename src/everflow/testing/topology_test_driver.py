@@ -144,13 +144,14 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
         handlers = Handlers.of(dead_letter_topic, exception_handlers or {})
         handlers.require_nodes({node.name for node in topology.nodes})
-        self._handlers = handlers
+        self._dead_letter_topic = handlers.topic
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
         kept = {spec.name: spec for spec in self._plan.whole_stores()}
         self._kept = {**self._specs, **kept}
         homes = self._topics.homes(topology, application_id)
+        anywhere: tuple[int, Home] = 1, lambda key: None
         self._stores = DriverStores(
-            {name: (spec, *homes.get(name, (1, _anywhere))) for name, spec in self._kept.items()}
+            {name: (spec, *homes.get(name, anywhere)) for name, spec in self._kept.items()}
         )
         self._stream_times: dict[TaskId, dict[str, int]] = {}
         inputs = [tp for task in self._topics.tasks for tp in self._topics.inputs[task]]
@@ -173,7 +174,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
         self._inputs: list[InputTopic] = []
         self._misplaced = set[str]()
-        self._sink = self._new_sink()
+        self._result, self._written = StepResult(), list[RawRecord]()
+        """Of the last micro-batch, with its dead letters."""
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         with waiting("preparing the Columns of this topology in Spark"):
             columns = prepared_columns(self._plan)
@@ -185,7 +187,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             self._plan,
             columns.prepared,
             MemoryAccess(self._stores),
-            self._sink,
+            self._keep,
             handlers=handlers,
         )
         self._packed = packed((step.sources, step.times, step.ops), self._plan)
@@ -196,9 +198,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         """The step with deserialised copies of its operators, as in a worker."""
         sources, times, ops = self._packed.copy()
         return replace(step, sources=sources, times=times, ops=ops)
-
-    def _new_sink(self) -> _MemorySink:
-        return _MemorySink(self._handlers.topic, self._topics.count)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -406,8 +405,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 moves.warning("%s", line)
         tables.add(result.printed)
         tables.flush()
-        self._outputs.add(self._sink.written)
-        return [record for record in self._sink.written if record.topic in self._looped]
+        self._outputs.add(self._written)
+        return [record for record in self._written if record.topic in self._looped]
 
     def _new_request(
         self, ends: Mapping[TopicPartition, int], idle_times: IdleTimes
@@ -440,13 +439,26 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             batch.run(request, read, self._computed)
         except (RecordFailure, DescribedFailure) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
-        return self._sink.result
+        return self._result
 
     def _computed(
         self, request: BatchRequest, decoded: BatchInput, trial: Trial | None
     ) -> BatchResult:
         step = self._step if trial is None else trial_of(self._step, trial)
         return step.run(request, decoded, self._columns, {})
+
+    def _keep(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
+        """The step's sink: keeps a micro-batch's effects instead of writing them."""
+        take_letters(result, sources)
+        self._result, self._written = result, []
+        writer = _MemoryWriter(self._written.extend, self._topics.count)
+        for output in result.outputs:
+            for columns in columns_of(output, self._topics.count):
+                writer.write(*columns)
+        letters = Letters.of(self._dead_letter_topic, result.dead_letters, sources, 0)
+        if letters is not None:
+            writer.write(*letters.columns())
+        return BatchResult(outcome=COMMITTED)
 
     def _changelog(self, store: str) -> str:
         return f"{self._plan.application_id}-{self._specs[store].changelog}"
@@ -505,10 +517,6 @@ class _Outputs:
             records.clear()
 
 
-def _anywhere(key: bytes) -> int | None:
-    return None
-
-
 def _serdes(operator: str, key: object, value: object) -> tuple[Serde, Serde]:
     return checked_serde(key, "key", operator), checked_serde(value, "value", operator)
 
@@ -522,30 +530,6 @@ def _with_topics(topology: Topology, topics: Collection[str], application_id: st
             where=user_line(),
         )
     return with_topics(topology, topics, application_id)
-
-
-class _MemorySink:
-    """Keeps a micro-batch's effects for the driver instead of writing them. ``count``: partitions
-    of a topic."""
-
-    def __init__(self, dead_letter_topic: str | None, count: Callable[[str], int]) -> None:
-        self._dead_letter_topic, self._count = dead_letter_topic, count
-        self.result = StepResult()
-        """Of the last micro-batch."""
-        self.written: list[RawRecord] = []
-        """Its records, with its dead letters."""
-
-    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
-        take_letters(result, sources)
-        self.result, self.written = result, []
-        writer = _MemoryWriter(self.written.extend, self._count)
-        for output in result.outputs:
-            for columns in columns_of(output, self._count):
-                writer.write(*columns)
-        letters = Letters.of(self._dead_letter_topic, result.dead_letters, sources, 0)
-        if letters is not None:
-            writer.write(*letters.columns())
-        return BatchResult(outcome=COMMITTED)
 
 
 Tell = Callable[[Iterable[RawRecord]], None]
