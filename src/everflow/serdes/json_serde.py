@@ -38,7 +38,7 @@ from everflow.serdes.arrow_types import (
     of_field,
     type_text,
 )
-from everflow.serdes.base import SerdeError, encode_one, flat, of_a_registry
+from everflow.serdes.base import SerdeError, bytes_of, encode_one, flat, of_a_registry
 from everflow.serdes.json_writing import write
 from everflow.serdes.schema import storable
 from everflow.user_program import writable
@@ -686,9 +686,8 @@ def _made(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 def odd_rows(data: pa.Array) -> _Flags:
     """Marks the rows of ``data`` (``pa.binary()``, without nulls) that the parser must not see."""
-    offsets = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
+    text, offsets = bytes_of(data)
     lengths = np.diff(offsets)
-    text = np.frombuffer(data.buffers()[2] or b"", np.uint8)
     odd: _Flags = lengths < 2
     if odd.all():
         return odd

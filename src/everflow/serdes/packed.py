@@ -30,12 +30,11 @@ import pyarrow.compute as pc
 
 from everflow.records import Int64
 from everflow.serdes.base import (
+    ByColumn,
     Serde,
     SerdeError,
     binary_from_matrix,
     decode_one,
-    decode_present,
-    encode_one,
     flat,
     matrix_from_binary,
     slices,
@@ -104,7 +103,7 @@ _NULLS = "nulls"
 
 
 @dataclass(frozen=True, repr=False)
-class PackedSerde:
+class PackedSerde(ByColumn):
     """A struct of ``type`` (with at least one field) in the packed layout of this module."""
 
     type: pa.DataType
@@ -114,9 +113,6 @@ class PackedSerde:
         if not pa.types.is_struct(self.type) or self.type.num_fields == 0:
             raise SerdeError(f"the packed layout takes a struct with fields, found {self.type}")
         storable(self.type)
-
-    def encode(self, value: Any) -> bytes | None:
-        return encode_one(self, value)
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
@@ -144,9 +140,6 @@ class PackedSerde:
         if tails:
             packed = pc.binary_join_element_wise(packed, *tails, pa.scalar(b""))
         return with_nulls_of(packed, values)
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return decode_present(flat(data, pa.binary()), self._decode_all)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
         layout = _layout(self.type)

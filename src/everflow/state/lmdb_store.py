@@ -29,9 +29,9 @@ import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, StateFormatError, StoreMismatchError
 from everflow.records import ByteColumn, Int64, StoreChanges
-from everflow.serdes.base import binary_from_matrix
+from everflow.serdes.base import numbers_as_bytes
 from everflow.state import changelog, stored_keys
-from everflow.state.changelog import TIMESTAMP_BYTES, last_values
+from everflow.state.changelog import last_values
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
 from everflow.state.store import VERSIONED
@@ -76,8 +76,8 @@ def sorted_entries(
     again = pc.equal(ordered[:-1], ordered[1:])
     if pc.any(again).as_py() or ordered.null_count:
         return SortedEntries.of(last_values(keys, values, times))
-    stamps = np.ascontiguousarray(times.astype(">i8")).view(np.uint8).reshape(-1, TIMESTAMP_BYTES)
-    stored = pc.binary_join_element_wise(binary_from_matrix(stamps), values.column, pa.scalar(b""))
+    stamps = numbers_as_bytes(times, ">i8")
+    stored = pc.binary_join_element_wise(stamps, values.column, pa.scalar(b""))
     return SortedEntries(ordered.to_pylist(), stored.take(order).to_pylist())
 
 
