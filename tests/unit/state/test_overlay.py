@@ -184,15 +184,6 @@ CHANGES = StoreChanges(
 )
 
 
-def test_records_keep_every_change_in_order() -> None:
-    assert list(changelog.records(CHANGES)) == [
-        (b"a", b"1", 5),
-        (b"b", b"2", 6),
-        (b"a", b"3", 7),
-        (b"b", None, 8),
-    ]
-
-
 def test_the_fold_keeps_the_last_value_with_its_time_in_front() -> None:
     assert changelog.fold(CHANGES) == {b"a": (7).to_bytes(8, "big") + b"3", b"b": None}
 
