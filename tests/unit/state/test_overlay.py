@@ -19,8 +19,7 @@ from everflow.serdes.windowed import session_key
 from everflow.state import changelog, stored_keys
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.left_out import KeptEntry, as_written, corrected, unpacked
-from everflow.state.overlay import Overlay
-from everflow.state.store import InMemoryStore, OrderedEntries
+from everflow.state.store import InMemoryStore, OrderedEntries, Overlay
 from everflow.state.store_meta import FORMAT, StoreMeta
 from unit.builders import store_spec
 

@@ -23,10 +23,10 @@ from everflow.records import EdgeBatch, StoreChanges
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.changelog import expiry_time, expiry_times, pack_value, unpack_value
 from everflow.state.key_ranges import KeyReads, SessionReads, StoreReads, WindowReads
-from everflow.state.overlay import Overlay
 from everflow.state.store import (
     OPEN,
     History,
+    Overlay,
     StoreSpec,
     StoreView,
     Version,
