@@ -12,7 +12,7 @@ stores, for each partition, and shows what is lost where equal keys do not meet.
 from __future__ import annotations
 
 import difflib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -394,9 +394,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 written = zip(
                     changes.keys, changes.values, changes.timestamps.tolist(), strict=True
                 )
-                partition = task.partition
                 self._outputs.add(
-                    RawRecord(topic=topic, key=key, value=value, timestamp=at, partition=partition)
+                    RawRecord(topic, key, value, at, partition=task.partition)
                     for key, value, at in written
                 )
         for topic, line in misplaced_keys(result.keys).items():
@@ -426,7 +425,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 for task in self._topics.tasks
             ],
             application_id=self._plan.application_id,
-            global_tasks=self._tables.contexts(),
+            global_tasks=self._tables.contexts,
             idle=idle_times,
         )
 
@@ -487,7 +486,7 @@ class _Outputs:
         }
         self._internal = frozenset(internal)
         self._chosen_per_record = any(not isinstance(target, str) for target in targets)
-        self._written: dict[str, deque[RawRecord]] = {}
+        self._written = defaultdict[str, deque[RawRecord]](deque)
         self.produced: set[str] = set()
 
     def of(self, topic: str) -> deque[RawRecord]:
@@ -503,11 +502,11 @@ class _Outputs:
             raise TopologyError(
                 f"the topology does not write topic {topic!r}; it writes {writes}{internal}{hint}"
             )
-        return self._written.setdefault(topic, deque())
+        return self._written[topic]
 
     def add(self, records: Iterable[RawRecord]) -> None:
         for record in records:
-            self._written.setdefault(record.topic, deque()).append(record)
+            self._written[record.topic].append(record)
             self.produced.add(record.topic)
 
     def clear(self) -> None:
@@ -547,6 +546,7 @@ class DriverTables:
         tell: Tell,
     ) -> None:
         self._tables = {table.source.topic: table for table in tables}
+        self.topics = tuple(self._tables)
         self._offsets = dict.fromkeys(self._tables, 0)
         self._loaded, self._due_ms = loaded, dict[str, int]()
         self._stores = stores
@@ -555,25 +555,15 @@ class DriverTables:
             handlers,
             lambda: _MemoryWriter(tell),
         )
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        return tuple(self._tables)
-
-    def contexts(self) -> list[TaskContext]:
-        """The tables as a batch's request names them."""
-        return [
-            TaskContext(
-                TaskId(table.subtopology, 0),
-                "",
-                "",
-                stores={table.store.name: StorePlace("", topic)},
-            )
-            for topic, table in self._tables.items()
-        ] + [
-            TaskContext(table.task, "", "", stores={table.store.name: StorePlace("", None)})
-            for table in self._loaded
+        places: list[tuple[int, str, str | None]] = [
+            *((table.subtopology, table.store.name, table.source.topic) for table in tables),
+            *((table.subtopology, table.store.name, None) for table in loaded),
         ]
+        self.contexts = [
+            TaskContext(TaskId(number, 0), "", "", stores={name: StorePlace("", topic)})
+            for number, name, topic in places
+        ]
+        """The tables as a batch's request names them."""
 
     def load(self, now_ms: int) -> None:
         """Load those that are due by the driver's clock: all of them, the first time. Raises what
@@ -625,11 +615,9 @@ def log_columns(
     rows: Sequence[tuple[RawRecord, int]], headers: bool
 ) -> dict[TopicPartition, LogColumns]:
     """Records and their offsets as they are read of a log."""
-    found: dict[TopicPartition, list[tuple[RawRecord, int]]] = {}
+    found = defaultdict[TopicPartition, list[tuple[RawRecord, int]]](list)
     for record, offset in rows:
-        found.setdefault(TopicPartition(record.topic, record.partition), []).append(
-            (record, offset)
-        )
+        found[TopicPartition(record.topic, record.partition)].append((record, offset))
     return {
         tp: LogColumns(
             keys=pa.array([record.key for record, _ in listed], pa.binary()),
@@ -676,7 +664,7 @@ class _MemoryWriter:
             places.tolist(),
         )
         self.tell(
-            RawRecord(topic=topic, key=k, value=v, timestamp=at, headers=tuple(h), partition=place)
+            RawRecord(topic, k, v, at, tuple(h), place)
             for k, v, at, h, place in zip(*columns, strict=True)
         )
 
