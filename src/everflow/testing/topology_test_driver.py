@@ -138,7 +138,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         topology = _with_topics(topology, topics, application_id)
         topology = with_default_extractor(topology, default_timestamp_extractor)
         subs = cut(topology)
-        self._topics = DriverTopics.of(topology, subs, application_id, partitions, where)
+        self._topics = DriverTopics(topology, subs, application_id, partitions, where)
         chosen = emitting_every_update(topology) if emit_every_update else topology
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
@@ -676,25 +676,18 @@ class _MemoryWriter:
 Partitions = int | Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DriverTopics:
-    """``counts``: partitions of the topics that tasks read, by their full names; ``others``:
-    partitions of topics that are only written. ``by``: partitioners that depend on the key."""
+    """``counts``: partitions of the topics that tasks read, by their full names. ``inputs``: what
+    each task reads. ``by``: partitioners that depend on the key."""
 
-    counts: Mapping[str, int]
-    tasks: Sequence[TaskId]
-    inputs: Mapping[TaskId, Sequence[TopicPartition]]
-    by: Mapping[str, KeyPartitioner]
-    others: Partitions
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         topology: Topology,
         subs: SubTopologies,
         application_id: str,
         partitions: Partitions,
         where: str | None,
-    ) -> DriverTopics:
+    ) -> None:
         """With ``partitions`` 1 all topics have one, whatever the program says of them; else as on
         a broker. TopologyError where equal keys would not meet, as at the start of an instance, and
         for numbers below 1 and topics that the topology does not read."""
@@ -705,36 +698,33 @@ class DriverTopics:
                 where=where,
             )
         full = {f"{application_id}-{one.name}": one.name for one in topology.repartition_topics}
+        self._others = partitions
+        self.counts: Mapping[str, int] = {}
         if partitions == 1:
-            counts = dict.fromkeys([*subs.topics, *full], 1)
+            self.counts = dict.fromkeys([*subs.topics, *full], 1)
         else:
-            known = {topic: _count(partitions, topic) for topic in subs.topics}
+            known = {topic: self.count(topic) for topic in subs.topics}
             internal = internal_topics(subs, known, application_id).repartition
-            counts = {**known, **{name: count for name, (count, _) in internal.items()}}
-        found = tasks(subs, counts, application_id)
+            self.counts = {**known, **{name: count for name, (count, _) in internal.items()}}
+        self.tasks = tasks(subs, self.counts, application_id)
         inputs = {sub.index: sub.inputs(application_id) for sub in subs.subtopologies}
+        self.inputs = {
+            task: [
+                TopicPartition(topic, task.partition)
+                for topic in inputs[task.subtopology]
+                if task.partition < self.counts[topic]
+            ]
+            for task in self.tasks
+        }
         by = key_partitioners(topology)
-        return DriverTopics(
-            counts=counts,
-            tasks=found,
-            inputs={
-                task: [
-                    TopicPartition(topic, task.partition)
-                    for topic in inputs[task.subtopology]
-                    if task.partition < counts[topic]
-                ]
-                for task in found
-            },
-            by={
-                name: by[short]
-                for name, short in {**{topic: topic for topic in by}, **full}.items()
-                if short in by
-            },
-            others=partitions,
-        )
+        names = {**{topic: topic for topic in by}, **full}
+        self.by = {name: by[short] for name, short in names.items() if short in by}
 
     def count(self, topic: str) -> int:
-        return self.counts.get(topic) or _count(self.others, topic)
+        """Of a topic that is only written, too."""
+        others = self._others
+        other = others if isinstance(others, int) else others.get(topic, 1)
+        return self.counts.get(topic) or other
 
     def places(self, topic: str, serde: Serde, said: str | FunctionExpr | None) -> Places:
         """The partitioner of an input topic; ``said``: the one of its producer."""
@@ -776,10 +766,6 @@ class DriverTopics:
         return lambda key: int(
             partitions_of(by, topic, pa.array([key], pa.binary()), serde, count)[0]
         )
-
-
-def _count(partitions: Partitions, topic: str) -> int:
-    return partitions if isinstance(partitions, int) else partitions.get(topic, 1)
 
 
 class DriverSilence:
