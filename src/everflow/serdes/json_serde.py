@@ -35,6 +35,7 @@ from everflow.serdes.arrow_types import (
     UNFIT,
     TypeMismatch,
     field_step,
+    holds,
     of_field,
     type_text,
 )
@@ -117,7 +118,7 @@ def read_rows(rows: Sequence[bytes | None], type_: pa.DataType) -> tuple[pa.Arra
 
 @lru_cache(maxsize=256)
 def _reading(type_: pa.DataType) -> tuple[_Parse, _Column]:
-    return _parse_exactly if _has_decimal(type_) else orjson.loads, reader(type_)
+    return _parse_exactly if holds(type_, pa.types.is_decimal) else orjson.loads, reader(type_)
 
 
 def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> list[Any]:
@@ -163,14 +164,6 @@ def _fraction(text: str) -> decimal.Decimal:
     except decimal.InvalidOperation:
         digits = text.lower().partition("e")[0]
         return decimal.Decimal(f"{digits}e{_NEAREST_ZERO}")
-
-
-def _has_decimal(type_: pa.DataType) -> bool:
-    if pa.types.is_map(type_):
-        return _has_decimal(type_.key_type) or _has_decimal(type_.item_type)
-    if pa.types.is_nested(type_):
-        return any(_has_decimal(type_.field(index).type) for index in range(type_.num_fields))
-    return bool(pa.types.is_decimal(type_))
 
 
 def shown(value: Any) -> str:

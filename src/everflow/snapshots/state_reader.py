@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -35,22 +34,19 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
 
+@dataclass
 class PartitionLog:
     """One changelog partition. ``records``: number of replayed ones. ``left_out``: entries that
     processing skipped (note 065)."""
 
-    def __init__(
-        self,
-        reader: LogReader,
-        tp: TopicPartition,
-        spec: StoreSpec,
-        left_out: Mapping[bytes, KeptEntry] = MappingProxyType({}),
-    ) -> None:
-        self._reader, self._tp, self._spec, self._left_out = reader, tp, spec, left_out
-        self.records = 0
+    reader: LogReader
+    tp: TopicPartition
+    spec: StoreSpec
+    left_out: Mapping[bytes, KeptEntry] = field(default_factory=dict)
+    records: int = 0
 
     def new_store(self, folder: Path) -> LmdbStore:
-        return LmdbStore.open(folder, kind=self._spec.kind, retention_ms=self._spec.kept_ms)
+        return LmdbStore.open(folder, kind=self.spec.kind, retention_ms=self.spec.kept_ms)
 
     def fold(self, store: LmdbStore, reach: OffsetRange) -> None:
         """Into the store. EntryError for a key that the store cannot have; whatever the reader
@@ -58,13 +54,13 @@ class PartitionLog:
         start, end = reach
         if end <= start:
             return
-        known = {key: one for key, one in self._left_out.items() if one.offset < end}
-        with waiting(f"reading {self._tp}, {end - start:,} offsets"):
-            for chunk in self._reader.read(self._tp, start, end, every=self._spec.versioned):
+        known = {key: one for key, one in self.left_out.items() if one.offset < end}
+        with waiting(f"reading {self.tp}, {end - start:,} offsets"):
+            for chunk in self.reader.read(self.tp, start, end, every=self.spec.versioned):
                 self._check_keys(chunk, reach)
                 taken: Chunk = chunk
-                if self._spec.source_topic is not None:
-                    taken = as_processed(chunk, start, known, self._spec)
+                if self.spec.source_topic is not None:
+                    taken = as_processed(chunk, start, known, self.spec)
                 position = min(chunk.next_position, end)
                 store.load_chunk(taken.keys, taken.values, taken.timestamps, position)
                 start = chunk.next_position
@@ -75,27 +71,27 @@ class PartitionLog:
         again; without the offset where that fails."""
         offset: int | None = None
         try:
-            for chunk in self._reader.read(self._tp, *reach, every=True):
+            for chunk in self.reader.read(self.tp, *reach, every=True):
                 found = chunk.offset_of(key)
                 offset = offset if found is None else found
         except EverflowError:
             pass  # the error that is about to be raised says more
-        return f"{self._tp}@{'?' if offset is None else offset}"
+        return f"{self.tp}@{'?' if offset is None else offset}"
 
     def first_time(self, reach: OffsetRange) -> int | None:
         """The time (ms) of the first record; None where there is none."""
-        for chunk in self._reader.read(self._tp, *reach, every=True):
+        for chunk in self.reader.read(self.tp, *reach, every=True):
             if len(chunk.timestamps):
                 return int(np.asarray(chunk.timestamps)[0])
         return None
 
     def _check_keys(self, chunk: LogChunk, reach: OffsetRange) -> None:
-        suffix = SUFFIX_BYTES.get(self._spec.kind, 0)
+        suffix = SUFFIX_BYTES.get(self.spec.kind, 0)
         short = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
         if short is not None:
             raise EntryError(
                 f"The key of {self.place_of(short, reach)} is not what the "
-                f"topology says: {len(short)} bytes, where {self._spec.kind} stores have a key and "
+                f"topology says: {len(short)} bytes, where {self.spec.kind} stores have a key and "
                 f"{suffix} bytes behind it. Another program wrote it."
             )
 

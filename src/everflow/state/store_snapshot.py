@@ -35,15 +35,13 @@ WAITS_MIN = 4
 THREADS = 16
 _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
-Transactions = Callable[[], AbstractContextManager[Any]]
 
-
+@dataclass(frozen=True)
 class ReadingAhead:
     """Prefetches pages of one environment. ``transactions`` opens read transactions beside the one
     that the caller has (`StoreEnvironment.read_beside`). Any thread."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    transactions: Callable[[], AbstractContextManager[Any]]
 
     def fetch(self, keys: Sequence[bytes], database: Any) -> None:
         """Get the pages of these stored keys, which are read or written next, into memory, where
@@ -61,7 +59,7 @@ class ReadingAhead:
 
     def _read(self, keys: Sequence[bytes], database: Any) -> None:
         """Read in a transaction of its own, which LMDB needs for each thread."""
-        with self._transactions() as txn:
+        with self.transactions() as txn:
             for key in keys:
                 txn.get(key, None, database)
 
@@ -94,9 +92,11 @@ class StoreSnapshot(StoreView):
         databases: Sequence[Any],
         ahead: ReadingAhead,
     ) -> None:
-        self._ahead = ahead
-        self._txn = txn
-        self._databases = databases
+        self._txn, self._ahead = txn, ahead
+        versioned = meta.kind == VERSIONED
+        self._databases = databases[-1:] if versioned else databases
+        self._ring = databases[:-1]
+        """Of a versioned store: what its earlier versions are in."""
         self.meta = meta
         self._one = meta.kind in _IN_ONE
         """True if all entries that it shows are in its first database."""

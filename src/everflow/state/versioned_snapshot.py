@@ -14,15 +14,13 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-import lmdb
 import numpy as np
 
 from everflow.records import Int64
 from everflow.state import stored_keys
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.store import OPEN, History, Version, accepted
-from everflow.state.store_meta import StoreMeta
-from everflow.state.store_snapshot import SEGMENT_MS_MIN, ReadingAhead, StoreSnapshot
+from everflow.state.store_snapshot import SEGMENT_MS_MIN, StoreSnapshot
 
 DELETION, VALUE = b"\x00", b"\x01"
 """First byte of the value of an earlier version."""
@@ -34,16 +32,6 @@ _BEHIND = b"\x80"
 
 class VersionedSnapshot(StoreSnapshot):
     """A `VersionsView` of one moment; as a `StoreView` it shows the latest versions."""
-
-    def __init__(
-        self,
-        txn: lmdb.Transaction[bytes],
-        meta: StoreMeta,
-        databases: Sequence[Any],
-        ahead: ReadingAhead,
-    ) -> None:
-        super().__init__(txn, meta, databases[-1:], ahead)
-        self._ring = databases[:-1]
 
     @property
     def stream_time(self) -> int:

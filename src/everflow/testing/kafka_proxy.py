@@ -15,7 +15,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kafka.protocol import admin, consumer, metadata, producer
@@ -139,31 +139,24 @@ _LAST_ANSWERS_S = 10.0
 _Act = Literal["hold", "drop", "lose", "delay", "refuse"]
 
 
+@dataclass(eq=False, repr=False)
 class WireFault:
     """A fault: its effect, the requests that it applies to, and how often it has happened. Any
     thread."""
 
-    def __init__(
-        self,
-        proxy: KafkaProxy,
-        act: _Act,
-        api: str,
-        times: int | None,
-        applies: Callable[[Header, bytes], bool],
-        *,
-        seconds: float = 0.0,
-        code: int = 0,
-        breaks: bool = False,
-    ) -> None:
-        self._proxy = proxy
-        self.act, self.api, self.seconds, self.code = act, api, seconds, code
-        self.breaks = breaks
-        self._left = times
-        self._applies = applies
-        self._changed = threading.Condition()
-        self._happened = 0
-        self._answered = 0
-        self._let_go = asyncio.Event()
+    _proxy: KafkaProxy
+    act: _Act
+    api: str
+    _left: int | None
+    _applies: Callable[[Header, bytes], bool]
+    _: KW_ONLY
+    seconds: float = 0.0
+    code: int = 0
+    breaks: bool = False
+    _changed: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _happened: int = field(init=False, default=0)
+    _answered: int = field(init=False, default=0)
+    _let_go: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __repr__(self) -> str:
         return f"<WireFault: {self.act} {self.api}, happened {self.happened} times>"
@@ -448,20 +441,17 @@ class _Asked:
     answer: bytes | None = field(default=None, repr=False)
 
 
+@dataclass(eq=False)
 class _Line:
     """A client's connection, and the proxy's to the broker behind it."""
 
-    def __init__(
-        self,
-        proxy: KafkaProxy,
-        door: _Door,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._proxy, self._door, self._reader, self._writer = proxy, door, reader, writer
-        self._order: deque[_Asked] = deque()
-        self._settled = asyncio.Event()
-        self._broken = False
+    _proxy: KafkaProxy
+    _door: _Door
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _order: deque[_Asked] = field(init=False, default_factory=deque)
+    _settled: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _broken: bool = field(init=False, default=False)
 
     def abort(self) -> None:
         """Break both connections."""
