@@ -562,4 +562,5 @@ def _framed(frame: bytes) -> bytes:
 
 def _wants_no_answer(frame: bytes, header: Header) -> bool:
     """True for a Produce request with acks=0."""
-    return bool(producer.ProduceRequest.decode(frame, version=header.version, header=True).acks == 0)
+    request = producer.ProduceRequest.decode(frame, version=header.version, header=True)
+    return bool(request.acks == 0)

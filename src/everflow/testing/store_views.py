@@ -29,7 +29,8 @@ Home = Callable[[bytes], int | None]
 
 
 class DriverStores(Mapping[str, InMemoryStore]):
-    """Stores by name. A store of several partitions is shown as one, for reading only.
+    """Stores by name, and the `StoreAccess` of the driver's step. A store of several partitions is
+    shown as one, for reading only.
 
     ``specs``: each store, in how many partitions it is, and where a key is at home.
     """
@@ -66,6 +67,17 @@ class DriverStores(Mapping[str, InMemoryStore]):
         parts = self._parts[name]
         return parts[partition if len(parts) > 1 else 0]
 
+    @contextmanager
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
+        yield self.part(spec.name, task.task.partition)
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        """A global table has one partition here."""
+        return [0] * len(keys)
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        """There is no changelog to rebuild it from."""
+
 
 class MergedStore(InMemoryStore):
     """The partitions of a store, to be read. A key that lies in several is there several times in
@@ -98,24 +110,6 @@ class MergedStore(InMemoryStore):
         parts = self._parts if home is None else [self._parts[home], *self._parts]
         having = (part for part in parts if part.get_many([key])[0] is not None)
         return next(having, parts[0])
-
-
-@dataclass(frozen=True)
-class MemoryAccess:
-    """`StoreAccess` over the driver's stores."""
-
-    stores: DriverStores
-
-    @contextmanager
-    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
-        yield self.stores.part(spec.name, task.task.partition)
-
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        """A global table has one partition here."""
-        return [0] * len(keys)
-
-    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
-        """There is no changelog to rebuild it from."""
 
 
 class ValueAndTimestamp(NamedTuple):

@@ -57,7 +57,6 @@ from everflow.testing.store_views import (
     DriverStores,
     Home,
     KeyValueView,
-    MemoryAccess,
     SessionView,
     VersionedView,
     WindowView,
@@ -184,11 +183,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         # As the workers get them: what cannot travel is refused here too, and a variable that a
         # function changes is its own copy.
         step = TaskStep.of(
-            self._plan,
-            columns.prepared,
-            MemoryAccess(self._stores),
-            self._keep,
-            handlers=handlers,
+            self._plan, columns.prepared, self._stores, self._keep, handlers=handlers
         )
         self._packed = packed((step.sources, step.times, step.ops), self._plan)
         self._step = self._as_travelled(step)
