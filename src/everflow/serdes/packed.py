@@ -153,22 +153,21 @@ class PackedSerde(ByColumn):
         taken = np.full(len(data), width, np.int64)
         for index, field in enumerate(self.type):
             numbers = rows[str(index)]
-            if _fixed(field.type) is None:
+            in_tail = _fixed(field.type) is None
+            if in_tail:
                 size = numbers.astype(np.int64)
                 _check(
                     (size >= 0) & (taken + size <= lengths),
                     lengths,
                     f"a tail that holds field {field.name!r}",
                 )
-                tail = slices(data, taken, size)
-                tail = tail if whole else with_nulls_of(tail, _mask(rows[_NULLS], index))
-                columns.append(_from_tail(tail, field))
+                column = slices(data, taken, size)
                 taken = taken + size
             else:
                 column = _from_numbers(numbers, field.type)
-                columns.append(
-                    column if whole else with_nulls_of(column, _mask(rows[_NULLS], index))
-                )
+            if not whole:
+                column = with_nulls_of(column, _mask(rows[_NULLS], index))
+            columns.append(_from_tail(column, field) if in_tail else column)
         _check(taken == lengths, lengths, "no bytes after the last field")
         return pa.StructArray.from_arrays(columns, fields=list(self.type))
 

@@ -197,11 +197,8 @@ def python_keys(column: pa.Array) -> list[Any]:
         plain: list[Any] = column.to_pylist()
         return plain
     present = column.is_valid().to_pylist()
-    keys, starts, ends = (
-        python_keys(column.field(0)),
-        column.field(1).to_pylist(),
-        column.field(2).to_pylist(),
-    )
+    keys = python_keys(column.field(0))
+    starts, ends = (column.field(at).to_pylist() for at in (1, 2))
     return [
         Windowed(key, start, end) if there else None
         for there, key, start, end in zip(present, keys, starts, ends, strict=True)

@@ -175,7 +175,7 @@ class WireFault:
         the broker has answered them. Raises AssertionError if it does not."""
         with self._changed:
             self._left = 0
-        self._proxy._call(self._set_free())
+        self._proxy._loop.call_soon_threadsafe(self._let_go.set)
         self._wait(lambda: self._answered >= self._happened, timeout_s, "be answered")
 
     def end(self) -> None:
@@ -203,9 +203,6 @@ class WireFault:
             if self.act == "lose":
                 self._happened += 1
             self._changed.notify_all()
-
-    async def _set_free(self) -> None:
-        self._let_go.set()
 
     def _wait(self, over: Callable[[], bool], timeout_s: float, what: str) -> None:
         with self._changed:
