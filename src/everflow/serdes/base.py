@@ -30,14 +30,12 @@ def of_a_registry(data: bytes) -> str | None:
     )
 
 
-class SerdeError(EverflowError):
+class SerdeError(EverflowError, code="EF-SERDE"):
     """A value cannot be written or bytes cannot be read.
 
     Attributes:
         index: row of the first bad value in the array that was given; None for a scalar.
     """
-
-    code = "EF-SERDE"
 
     def __init__(self, message: str, *, index: int | None = None) -> None:
         super().__init__(message)

@@ -46,11 +46,9 @@ class Difference(NamedTuple):
 _Item = TypeVar("_Item")
 
 
-class EntryError(SerdeError):
+class EntryError(SerdeError, code="EF-STATE-BYTES"):
     """The bytes of a store's entry are not what the topology's serdes read; the message names the
     record."""
-
-    code = "EF-STATE-BYTES"
 
 
 @dataclass(frozen=True)

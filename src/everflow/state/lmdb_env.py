@@ -47,10 +47,8 @@ FLUSH_MARKER = "flush-each-commit"
 _Result = TypeVar("_Result")
 
 
-class StoreClosedError(RetriableError):
+class StoreClosedError(RetriableError, code="EF-STORE-CLOSED"):
     """Another thread of this process closed the store; open it again."""
-
-    code = "EF-STORE-CLOSED"
 
 
 class StoreEnvironment:

@@ -97,10 +97,8 @@ def _nothing(name: str) -> None:
     """No point at which a test may end the process."""
 
 
-class StoreDamagedError(EverflowError):
+class StoreDamagedError(EverflowError, code="EF-STORE-DAMAGED"):
     """The store's files cannot be read; it is rebuilt from its changelog, the reason shown."""
-
-    code = "EF-STORE-DAMAGED"
 
 
 def segment_ms(retention_ms: int) -> int:
