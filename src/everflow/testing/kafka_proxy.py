@@ -23,7 +23,7 @@ from kafka.protocol.api_key import ApiKey
 
 from everflow.sockets import require_size
 
-NAMES = {int(key): key.name for key in ApiKey}
+NAMES: dict[int, str] = {int(key): key.name for key in ApiKey}
 """What faults may be set for, by Kafka's names."""
 _NODE_ENDPOINTS_SINCE = {"Produce": 10, "Fetch": 16}
 """KIP-951: from these versions on a refusal names the new leader's address."""

@@ -65,7 +65,6 @@ from everflow.testing.topics import InputTopic, OutputTopic, Places, RawRecord
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import FunctionExpr, SinkNode, StatefulNode, TimestampExtractor
 from everflow.topology.partitioners import (
-    KeyPartitioner,
     key_partitioner,
     key_partitioners,
     partitions_of,

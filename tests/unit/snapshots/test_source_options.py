@@ -36,7 +36,9 @@ def test_an_option_is_what_it_says() -> None:
 def test_a_program_that_names_a_store_alone_reads_that_of_another_application() -> None:
     builder = StreamsBuilder()
     fields = serdes.json("n long, name string")
-    counts = Stores.window("counts", key=serdes.string(), value=fields, size=1_000, retention=60_000)
+    counts = Stores.window(
+        "counts", key=serdes.string(), value=fields, size=1_000, retention=60_000
+    )
     builder.stream("any").process(lambda record, context: None, stores=[counts])
     found = logged_stores(builder.build(), "shop", "none").named("counts")
     assert found.topic == "shop-counts-changelog"

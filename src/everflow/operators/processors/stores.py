@@ -20,6 +20,7 @@ from everflow.foreign_names import Telling
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.time_to_live import ENDS
 from everflow.records import EdgeBatch, StoreChanges
+from everflow.serdes import Serde
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.changelog import expiry_time, expiry_times, pack_value, unpack_value
 from everflow.state.key_ranges import KeyReads, SessionReads, StoreReads, WindowReads
@@ -134,8 +135,9 @@ class _Named(Telling):
     """The base of a processor's stores."""
 
     def __init__(self, entries: Entries | VersionEntries) -> None:
-        self._spec, self._values = entries.spec, entries.values
-        self._keys = entries.spec.key_serde
+        self._spec: StoreSpec = entries.spec
+        self._keys: Serde = entries.spec.key_serde
+        self._values = entries.values
 
     @property
     def name(self) -> str:
