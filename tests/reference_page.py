@@ -163,6 +163,7 @@ RETURNED = frozenset(
         "VersionedView",
         "WindowView",
         "SessionView",
+        "WireFault",
     }
 )
 """Classes that programs get from calls and never make: how they are made is not on the page."""

@@ -16,8 +16,7 @@ import pytest
 
 from everflow import serdes
 from everflow.serdes import JsonSerde, SerdeError
-from everflow.serdes.json_reading import read_rows
-from everflow.serdes.json_serde import odd_rows, read_chunk
+from everflow.serdes.json_serde import odd_rows, read_chunk, read_rows
 from everflow.serdes.json_writing import write_columns, write_rows
 
 

@@ -274,8 +274,8 @@ def test_a_dead_reader_s_slot_is_freed(store: LmdbStore) -> None:
         assert line_of(reader) == "reading"
         reader.kill()
         reader.wait(10)
-    assert store.reader_check() == 1
-    assert store.reader_check() == 0
+    assert store._env._env.reader_check() == 1
+    assert store._env._env.reader_check() == 0
 
 
 def test_flushing_at_commit_is_kept_in_the_folder_for_every_process(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow.serdes import JsonSerde
-from everflow.serdes.json_reading import Faults, read_rows
-from everflow.serdes.json_serde import read_chunk
+from everflow.serdes.json_serde import Faults, read_chunk, read_rows
 from properties.drawn_json import drawn_text, drawn_type
 
 

@@ -20,7 +20,7 @@ from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
-from everflow.state.overlay import OverlayView
+from everflow.state.store import OverlayView
 from everflow.topology.batches import appended, concat
 from everflow.topology.graph import Inputs
 

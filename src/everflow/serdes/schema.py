@@ -148,9 +148,8 @@ class _Ddl:
             match = _TOKEN.match(text, position)
             if match is None:
                 raise _unexpected(text, position)
-            self.tokens.append(
-                (match.group(match.lastindex or 0), match.start(match.lastindex or 0))
-            )
+            which = match.lastindex or 0
+            self.tokens.append((match.group(which), match.start(which)))
             position = match.end()
         self.at = 0
 
@@ -326,18 +325,13 @@ def _from_json_value(value: Any, path: str = "") -> pa.DataType:
         return _Ddl(value).type()
     kind = str(value["type"])
     if kind == "struct":
+        fields = []
         for field in value["fields"]:
+            inner = path + field_step(field["name"])
             if "__COLLATIONS" in (field.get("metadata") or {}):
-                place = (path + field_step(field["name"])).removeprefix(".")
-                raise SerdeError(f"the field {place}: {_COLLATION}")
-        return pa.struct(
-            [
-                pa.field(
-                    field["name"], _from_json_value(field["type"], path + field_step(field["name"]))
-                )
-                for field in value["fields"]
-            ]
-        )
+                raise SerdeError(f"the field {inner.removeprefix('.')}: {_COLLATION}")
+            fields.append(pa.field(field["name"], _from_json_value(field["type"], inner)))
+        return pa.struct(fields)
     if kind == "array":
         return pa.list_(_from_json_value(value["elementType"], f"{path}[]"))
     if kind == "map":

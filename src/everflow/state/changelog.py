@@ -10,7 +10,7 @@ session store's ``key bytes + 8-byte end + 8-byte start``, in the changelog and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -63,11 +63,6 @@ def last_values(
 
 def fold(changes: StoreChanges) -> dict[bytes, bytes | None]:
     return last_values(changes.keys, changes.values, changes.timestamps)
-
-
-def records(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
-    """The changelog records (key, value, timestamp in ms) of ``changes``, in order."""
-    return zip(changes.keys, changes.values, np.asarray(changes.timestamps).tolist(), strict=True)
 
 
 def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:

@@ -47,10 +47,8 @@ FLUSH_MARKER = "flush-each-commit"
 _Result = TypeVar("_Result")
 
 
-class StoreClosedError(RetriableError):
+class StoreClosedError(RetriableError, code="EF-STORE-CLOSED"):
     """Another thread of this process closed the store; open it again."""
-
-    code = "EF-STORE-CLOSED"
 
 
 class StoreEnvironment:
@@ -86,7 +84,7 @@ class StoreEnvironment:
         self._closed = False
         self._env.reader_check()
         try:
-            self._databases = self._open_databases(names)
+            self.databases = self._open_databases(names)
         except BaseException:
             self._env.close()
             raise
@@ -101,9 +99,6 @@ class StoreEnvironment:
             return self.write(
                 lambda txn: {name: self._env.open_db(name, txn=txn) for name in names}
             )
-
-    def database(self, name: bytes) -> Any:
-        return self._databases[name]
 
     @property
     def stale(self) -> bool:
@@ -160,19 +155,12 @@ class StoreEnvironment:
                 except lmdb.MapFullError:
                     self._grow()
 
-    def flush(self) -> None:
-        with disk_errors(self.path, "flushed"):
-            self._env.sync(True)
-
     def copy_to(self, folder: Path) -> None:
         """Write what is committed at this moment into the empty ``folder``, as an environment of
         its own. It pins pages, and lets nobody of this process resize the map, for as long as the
         disk takes. StateDiskError, StoreClosedError."""
         with self.read(), disk_errors(folder, "copied"):
             self._env.copy(str(folder), compact=True)
-
-    def reader_check(self) -> int:
-        return self._env.reader_check()
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Close, waiting up to ``wait_s`` for the reads of other threads; if some go on, the last

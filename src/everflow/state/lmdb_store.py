@@ -29,9 +29,9 @@ import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, StateFormatError, StoreMismatchError
 from everflow.records import ByteColumn, Int64, StoreChanges
-from everflow.serdes.base import binary_from_matrix
+from everflow.serdes.base import numbers_as_bytes
 from everflow.state import changelog, stored_keys
-from everflow.state.changelog import TIMESTAMP_BYTES, last_values
+from everflow.state.changelog import last_values
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
 from everflow.state.store import VERSIONED
@@ -76,8 +76,8 @@ def sorted_entries(
     again = pc.equal(ordered[:-1], ordered[1:])
     if pc.any(again).as_py() or ordered.null_count:
         return SortedEntries.of(last_values(keys, values, times))
-    stamps = np.ascontiguousarray(times.astype(">i8")).view(np.uint8).reshape(-1, TIMESTAMP_BYTES)
-    stored = pc.binary_join_element_wise(binary_from_matrix(stamps), values.column, pa.scalar(b""))
+    stamps = numbers_as_bytes(times, ">i8")
+    stored = pc.binary_join_element_wise(stamps, values.column, pa.scalar(b""))
     return SortedEntries(ordered.to_pylist(), stored.take(order).to_pylist())
 
 
@@ -97,10 +97,8 @@ def _nothing(name: str) -> None:
     """No point at which a test may end the process."""
 
 
-class StoreDamagedError(EverflowError):
+class StoreDamagedError(EverflowError, code="EF-STORE-DAMAGED"):
     """The store's files cannot be read; it is rebuilt from its changelog, the reason shown."""
-
-    code = "EF-STORE-DAMAGED"
 
 
 def segment_ms(retention_ms: int) -> int:
@@ -121,10 +119,10 @@ class LmdbStore:
         self._env = environment
         self._ahead = ReadingAhead(environment.read_beside)
         names = {KEY_VALUE: _DATA, VERSIONED: _SEGMENTS + _DATA}.get(kind, _SEGMENTS)
-        self._meta = environment.database(_META)
+        self._meta = environment.databases[_META]
         # To decode it takes ten times a point read, and it is the same between two commits.
         self._decoded: tuple[bytes, StoreMeta] | None = None
-        self._databases: list[Any] = [environment.database(name) for name in names]
+        self._databases: list[Any] = [environment.databases[name] for name in names]
 
     @staticmethod
     def open(
@@ -146,11 +144,6 @@ class LmdbStore:
         return _cache.open(
             path, lambda real: _open_files(real, kind, retention_ms, sync, map_bytes)
         )
-
-    @property
-    def retired(self) -> bool:
-        """True if the files behind this object were removed or replaced: open the store again."""
-        return self._env.stale
 
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot]:
@@ -241,18 +234,11 @@ class LmdbStore:
         """
         self._change(self._followed(now_ms, incarnation, None))
 
-    def flush(self) -> None:
-        self._env.flush()
-
     def copy_to(self, folder: Path) -> LmdbStore:
         """A store of its own in the empty ``folder``, of what is committed at this moment: whoever
         reads for long reads that, and `close`s it. StateDiskError, StoreClosedError."""
         self._env.copy_to(folder)
         return LmdbStore.open(folder)
-
-    def reader_check(self) -> int:
-        """Free the slots of dead readers, which keep old pages; returns how many there were."""
-        return self._env.reader_check()
 
     def close(self) -> None:
         """Close it in this process; the next `open` opens it afresh. No thread may be using it."""
@@ -283,9 +269,6 @@ class LmdbStore:
             self._decoded = known = data, StoreMeta.decode(data, str(self.path))
         return known[1]
 
-    def _put_meta(self, txn: lmdb.Transaction[bytes], meta: StoreMeta) -> None:
-        txn.put(_META, meta.encode(), db=self._meta)
-
     def _change(
         self,
         change: Callable[[StoreMeta], StoreMeta],
@@ -296,7 +279,8 @@ class LmdbStore:
 
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = change(self._read_meta(txn))
-            self._put_meta(txn, meta if write is None else write(txn, meta, reached))
+            meta = meta if write is None else write(txn, meta, reached)
+            txn.put(_META, meta.encode(), db=self._meta)
 
         self._env.write(body)
 
@@ -434,7 +418,7 @@ class _OpenStores:
     """The stores that this process has open, by path: LMDB forbids opening a file twice."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stores: dict[Path, LmdbStore] = {}
         # To resolve a path link by link takes as long as to read. The operating system does it
         # where the file is asked for, so an entry is right as long as the file is the same.
@@ -450,8 +434,8 @@ class _OpenStores:
                 return known
             real = Path(os.path.realpath(asked))
             store = self._stores.get(real)
-            if store is None or store.retired:
-                self._drop_retired()
+            if store is None or store._env.stale:
+                self.drop_retired()
                 store = open_files(real)
                 self._stores[real] = store
             self._asked_for[asked] = store
@@ -459,11 +443,8 @@ class _OpenStores:
 
     def drop_retired(self) -> None:
         with self._lock:
-            self._drop_retired()
-
-    def _drop_retired(self) -> None:
-        for gone in [at for at, store in self._stores.items() if store.retired]:
-            self._popped(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
+            for gone in [at for at, store in self._stores.items() if store._env.stale]:
+                self._popped(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
 
     def drop(self, path: Path) -> None:
         with self._lock:
@@ -476,7 +457,7 @@ class _OpenStores:
         return store
 
     def forget_inherited(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for store in self._stores.values():
             store._env.close()
         self._stores.clear()
@@ -525,7 +506,7 @@ def _open_environment(
     # is.
     sizes = {} if map_bytes is None else {"map_bytes": map_bytes}
     environment = StoreEnvironment(path, (_META, *_DATA, *_SEGMENTS), **sizes)
-    database = environment.database(_META)
+    database = environment.databases[_META]
     try:
         with environment.read() as txn:
             known = txn.get(_META, db=database)

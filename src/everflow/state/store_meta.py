@@ -58,6 +58,12 @@ class StoreMeta:
     def owner(self) -> Owner:
         return Owner(self.incarnation or "", self.last_batch or "")
 
+    @property
+    def expired_ms(self) -> int:
+        """Windows that start, and sessions and versions that end, at this time or before are not
+        shown, though their segment may still be there."""
+        return self.stream_time - (self.retention_ms or 0)
+
     def encode(self) -> bytes:
         """JSON, so that a person can read it. In this release's format, whichever it was read in:
         an earlier release does not know what else is in it now."""

@@ -29,7 +29,8 @@ Home = Callable[[bytes], int | None]
 
 
 class DriverStores(Mapping[str, InMemoryStore]):
-    """Stores by name. A store of several partitions is shown as one, for reading only.
+    """Stores by name, and the `StoreAccess` of the driver's step. A store of several partitions is
+    shown as one, for reading only.
 
     ``specs``: each store, in how many partitions it is, and where a key is at home.
     """
@@ -66,6 +67,17 @@ class DriverStores(Mapping[str, InMemoryStore]):
         parts = self._parts[name]
         return parts[partition if len(parts) > 1 else 0]
 
+    @contextmanager
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
+        yield self.part(spec.name, task.task.partition)
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        """A global table has one partition here."""
+        return [0] * len(keys)
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        """There is no changelog to rebuild it from."""
+
 
 class MergedStore(InMemoryStore):
     """The partitions of a store, to be read. A key that lies in several is there several times in
@@ -100,24 +112,6 @@ class MergedStore(InMemoryStore):
         return next(having, parts[0])
 
 
-@dataclass(frozen=True)
-class MemoryAccess:
-    """`StoreAccess` over the driver's stores."""
-
-    stores: DriverStores
-
-    @contextmanager
-    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
-        yield self.stores.part(spec.name, task.task.partition)
-
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        """A global table has one partition here."""
-        return [0] * len(keys)
-
-    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
-        """There is no changelog to rebuild it from."""
-
-
 class ValueAndTimestamp(NamedTuple):
     """A value and the time (ms) of the last record that changed it."""
 
@@ -131,17 +125,26 @@ class _View(Telling):
     store: Callable[[], InMemoryStore]
     decode: Callable[[bytes], Any]
 
+    def all(self) -> Iterator[tuple[Any, Any]]:
+        """Keys and values in key-byte order, windows and sessions of a key in order of time."""
+        return ((key, found.value) for key, found in self.all_with_timestamps())
+
+    def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
+        """Keys, and values with their times, in the order of `all`."""
+        found = self.store().range(None, None)
+        return ((self._shown(key), self._value(stored)) for key, stored in found)
+
     def _find(self, key: Any, stored_key: Callable[[bytes], bytes]) -> ValueAndTimestamp | None:
         encoded = self.spec.key_serde.encode(key)
         found = None if encoded is None else self.store().get_many([stored_key(encoded)])[0]
         return None if found is None else self._value(found)
 
-    def _entries(self) -> Iterator[tuple[bytes, ValueAndTimestamp]]:
-        return ((key, self._value(stored)) for key, stored in self.store().range(None, None))
-
     def _value(self, stored: bytes) -> ValueAndTimestamp:
         timestamp, value = unpack_value(stored)
         return ValueAndTimestamp(self.decode(value), timestamp)
+
+    def _shown(self, stored_key: bytes) -> Any:
+        return self.spec.key_serde.decode(stored_key)
 
 
 class KeyValueView(_View):
@@ -155,14 +158,6 @@ class KeyValueView(_View):
     def get_with_timestamp(self, key: Any) -> ValueAndTimestamp | None:
         """Value and time of ``key``, None if absent."""
         return self._find(key, bytes)
-
-    def all(self) -> Iterator[tuple[Any, Any]]:
-        """Keys and values in key-byte order."""
-        return ((key, found.value) for key, found in self.all_with_timestamps())
-
-    def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
-        """Keys, and values with their times, in key-byte order."""
-        return ((self.spec.key_serde.decode(key), found) for key, found in self._entries())
 
 
 class VersionedView(KeyValueView):
@@ -206,31 +201,15 @@ class WindowView(_View):
         """Value and time of ``key`` in the window that starts at ``start_ms``, None if absent."""
         return self._find(key, lambda encoded: window_store_key(encoded, start_ms))
 
-    def all(self) -> Iterator[tuple[Windowed, Any]]:
-        """Windows and values in key-byte order, the windows of a key in order of time."""
-        return ((window, found.value) for window, found in self.all_with_timestamps())
-
-    def all_with_timestamps(self) -> Iterator[tuple[Windowed, ValueAndTimestamp]]:
-        """Windows, and values with their times, in the order of `all`."""
-        for stored_key, found in self._entries():
-            key, start = split_window_store_key(stored_key)
-            yield (
-                Windowed(
-                    self.spec.key_serde.decode(key), start, start + (self.spec.window_size_ms or 0)
-                ),
-                found,
-            )
+    def _shown(self, stored_key: bytes) -> Windowed:
+        key, start = split_window_store_key(stored_key)
+        size_ms = self.spec.window_size_ms or 0
+        return Windowed(self.spec.key_serde.decode(key), start, start + size_ms)
 
 
 class SessionView(_View):
     """Decoded read access to a session store. The time of a session's value is the session's
     end."""
-
-    def all(self) -> Iterator[tuple[Windowed, Any]]:
-        """Sessions and values in key-byte order, the sessions of a key in order of time."""
-        for stored_key, found in self._entries():
-            key, start, end = split_session_key(stored_key)
-            yield Windowed(self.spec.key_serde.decode(key), start, end), found.value
 
     def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
         """The sessions of ``key`` and their values, in order of time."""
@@ -252,3 +231,7 @@ class SessionView(_View):
         return next(
             (value for session, value in self.fetch(key) if session[1:] == (start_ms, end_ms)), None
         )
+
+    def _shown(self, stored_key: bytes) -> Windowed:
+        key, start, end = split_session_key(stored_key)
+        return Windowed(self.spec.key_serde.decode(key), start, end)

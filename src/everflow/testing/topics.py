@@ -31,7 +31,7 @@ class TestRecord(NamedTuple):
 TestRecord.__test__ = False  # type: ignore[attr-defined]  # pytest takes classes called Test... for tests
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RawRecord:
     """A record as it is in Kafka."""
 
@@ -95,17 +95,7 @@ class InputTopic(Telling):
     ) -> None:
         """Pipe bytes, for instance ones that cannot be decoded."""
         place = self._place(key, partition)
-        self._pipe(
-            [
-                RawRecord(
-                    topic=self._topic,
-                    key=key,
-                    value=value,
-                    timestamp=timestamp,
-                    partition=place,
-                )
-            ]
-        )
+        self._pipe([RawRecord(self._topic, key, value, timestamp, partition=place)])
 
     def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
         """Pipe ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: results come out once
@@ -149,14 +139,8 @@ class InputTopic(Telling):
             raise TypeError(
                 f"a record's timestamp is an int of ms or a datetime, found {timestamp!r}"
             ) from None
-        return RawRecord(
-            topic=self._topic,
-            key=key,
-            value=value,
-            timestamp=timestamp,
-            headers=tuple(headers),
-            partition=self._place(key, partition),
-        )
+        place = self._place(key, partition)
+        return RawRecord(self._topic, key, value, timestamp, tuple(headers), place)
 
 
 class OutputTopic(Telling):

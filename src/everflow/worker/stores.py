@@ -29,8 +29,16 @@ from everflow.protocol.messages import StorePlace, TaskContext
 from everflow.records import EdgeBatch, StoreChanges, TaskId, TasksResult
 from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES, expiry_times
-from everflow.state.overlay import OverlayView
-from everflow.state.store import OPEN, Bounds, Entry, StoreSpec, StoreView, Version, WholeView
+from everflow.state.store import (
+    OPEN,
+    Bounds,
+    Entry,
+    OverlayView,
+    StoreSpec,
+    StoreView,
+    Version,
+    WholeView,
+)
 from everflow.topology.plan import StatefulOp, shown_by
 from everflow.user_program import error_text, shown
 

@@ -9,47 +9,43 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from everflow import StreamsBuilder, serdes
+from everflow import Stores, StreamsBuilder, serdes
 from everflow.errors import ConfigError, StatePointError
 from everflow.records import OffsetRange
 from everflow.snapshots.logged_stores import LoggedStores, logged_stores
 from everflow.snapshots.snapshot import room
-from everflow.snapshots.state_parts import LogPart, LogParts, PartReader
+from everflow.snapshots.state_reader import LogPart, LogParts, PartReader
 from everflow.snapshots.state_source import OWN, SourceOptions
 from everflow.travel.parcel import Parcel
 from unit.snapshots.changelogs import FakeChangelog, Record
 
 WHERE = {"application.id": "shop", "bootstrap.servers": "localhost:1"}
-PLAIN = {**WHERE, "store": "counts", "key.serde": "string", "value.serde": "long"}
+PLAIN = {**WHERE, "store": "counts", "topology": "shop:builder"}
 
 
 def options(given: dict[str, str], *, registered: bool = False, **settings: Any) -> SourceOptions:
     return SourceOptions.of(given, settings, registered=registered)
 
 
-def test_serdes_say_what_the_store_is() -> None:
+def test_an_option_is_what_it_says() -> None:
     found = options(PLAIN)
-    assert found.known is not None
-    assert found.known.topic == "shop-counts-changelog"
-    schema = found.known.columns.schema
-    assert (schema.field("key").type, schema.field("value").type) == (pa.string(), pa.int64())
+    assert (found.store, found.topology) == ("counts", "shop:builder")
     assert (found.at, found.diff, dict(found.settings)) == ("end", None, WHERE)
 
 
-def test_windows_fields_and_another_topic() -> None:
-    more = {
-        "kind": "window",
-        "retention.ms": "60000",
-        "window.size.ms": "1000",
-        "value.serde": "json n long, name string",
-        "changelog.topic": "other",
-    }
-    found = options({**PLAIN, **more}).known
-    assert found is not None
-    assert found.topic == "other"
+def test_a_program_that_names_a_store_alone_reads_that_of_another_application() -> None:
+    builder = StreamsBuilder()
+    fields = serdes.json("n long, name string")
+    counts = Stores.window(
+        "counts", key=serdes.string(), value=fields, size=1_000, retention=60_000
+    )
+    builder.stream("any").process(lambda record, context: None, stores=[counts])
+    found = logged_stores(builder.build(), "shop", "none").named("counts")
+    assert found.topic == "shop-counts-changelog"
     spec = found.columns.spec
     assert (spec.kind, spec.retention_ms, spec.window_size_ms) == ("window", 60_000, 1_000)
-    assert found.columns.schema.field("value").type.field(1).name == "name"
+    schema = found.columns.schema
+    assert (schema.field("key").type, schema.field("value").type) == (pa.string(), fields.type)
 
 
 def test_a_registered_program_needs_the_store_alone() -> None:
@@ -59,7 +55,7 @@ def test_a_registered_program_needs_the_store_alone() -> None:
         application_id="shop",
         bootstrap_servers="b:1",
     )
-    assert (found.store, found.diff, found.known) == ("s", ("0=1", "end"), None)
+    assert (found.store, found.diff, found.topology) == ("s", ("0=1", "end"), None)
     assert found.settings == {"application_id": "shop", "bootstrap_servers": "b:1"}
 
 
@@ -76,14 +72,7 @@ def test_other_options_are_settings() -> None:
         ({"store": ""}, r"missing.*topology"),
         ({"application.id": ""}, "option application.id is missing"),
         ({"bootstrap.servers": ""}, "option bootstrap.servers is missing: host:port"),
-        ({"key.serde": None}, r"topology.*key.serde.*value.serde"),
-        ({"topology": "shop:builder"}, "has the store's serdes and kind: leave key.serde, value"),
-        ({"key.serde": "text"}, r"key.serde.*'text'.*boolean"),
-        ({"value.serde": "json"}, r"fields.*carrier"),
-        ({"value.serde": "json n lung"}, "option value.serde"),
-        ({"kind": "table"}, r"option.*'table'.*key_value"),
-        ({"kind": "session"}, "option retention.ms is missing"),
-        ({"retention.ms": "1h"}, r"option retention.ms.*'1h'"),
+        ({"topology": None}, r"Nothing says.*Give `topology`, or register `EverflowStateSource"),
         ({"diff.to": "end"}, "option diff.from is missing"),
         ({"diff.from": "0=1", "at": "end"}, r"leave.*option"),
         ({"diff_from": "0=1"}, r"option diff_from.*diff.from"),
@@ -103,8 +92,19 @@ def test_what_is_no_point_is_named(option: str) -> None:
         options({**PLAIN, **points, option: "yesterday"})
 
 
-def test_a_registered_program_and_serdes_are_one_too_many() -> None:
-    with pytest.raises(ConfigError, match=r"options key\.serde.*value\.serde"):
+REMOVED = ("key.serde", "value.serde", "kind", "retention.ms", "window.size.ms", "changelog.topic")
+
+
+@pytest.mark.parametrize("option", REMOVED)
+@pytest.mark.parametrize("registered", [True, False])
+def test_an_option_that_was_removed_says_what_to_give(option: str, registered: bool) -> None:
+    cure = r"Give `topology`, or register `EverflowStateSource\.of\(builder\.build\(\), \.\.\.\)`"
+    with pytest.raises(ConfigError, match=f"option {option} was removed. {cure}"):
+        options({**PLAIN, option: "window"}, registered=registered)
+
+
+def test_a_registered_program_and_a_topology_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="leave the option topology out"):
         options(PLAIN, registered=True)
 
 

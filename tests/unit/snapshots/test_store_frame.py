@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -29,7 +28,6 @@ from everflow.snapshots.snapshot import Rows
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.versioned_snapshot import VersionedSnapshot
-from markdown_pages import ROOT
 from unit.builders import store_spec
 from unit.instance.query.query_stores import COUNTS, WINDOWS, Instance, windows, write
 
@@ -193,31 +191,7 @@ def test_bytes_that_are_not_the_serdes_name_their_record() -> None:
         columns("key_value").entries([(b"a", pack_value(2**62, long(1)))], 0, repr)
 
 
-def test_a_serde_of_the_options_that_does_not_fit_is_no_word_of_a_topology() -> None:
-    packed = serdes.packed("orders bigint, mean_sum double, mean_count bigint")
-    stored = packed.encode({"orders": 2, "mean_sum": 3.0, "mean_count": 2})
-    assert stored is not None
-    page = [(b"a", pack_value(1, stored))]
-
-    def read(serde: Any) -> Any:
-        shown = dataclasses.replace(columns("key_value", serde), by_options=True)
-        return shown.entries(page, 0, lambda _: "topic-0@7").column("value").to_pylist()
-
-    for serde in (
-        serdes.json("orders bigint, mean double"),
-        serdes.packed("orders bigint, mean double"),
-    ):
-        with pytest.raises(EntryError) as caught:
-            read(serde)
-        said = str(caught.value)
-        assert "The value of topic-0@7 does not fit the option value.serde" in said
-        assert "what the topology says" not in said
-        assert "packed" in said
-        assert "docs/QUERIES.md" in said
-    assert read(packed) == [{"orders": 2, "mean_sum": 3.0, "mean_count": 2}]
-
-
-def test_the_page_has_the_fields_that_aggregates_are_stored_with() -> None:
+def test_aggregates_are_stored_with_these_fields() -> None:
     type_ = pa.struct([("amount", pa.float64()), ("name", pa.string()), ("at", pa.int64())])
     asked = {
         "orders": agg.count(),
@@ -229,9 +203,6 @@ def test_the_page_has_the_fields_that_aggregates_are_stored_with() -> None:
     fields = "orders bigint, total double, mean_sum double, mean_count bigint, best string"
     written = serdes.packed(f"{fields}, best_by bigint")
     assert [one.type for one in spec.value_serde.type] == [one.type for one in written.type]
-    page = (ROOT / "docs" / "QUERIES.md").read_text()
-    for part in ("mean_sum double, mean_count bigint", "best string, best_by bigint"):
-        assert part in page
 
 
 def test_differences_are_found_by_key_and_say_what_happened() -> None:

@@ -19,8 +19,7 @@ from everflow.serdes.windowed import session_key
 from everflow.state import changelog, stored_keys
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.left_out import KeptEntry, as_written, corrected, unpacked
-from everflow.state.overlay import Overlay
-from everflow.state.store import InMemoryStore, OrderedEntries
+from everflow.state.store import InMemoryStore, OrderedEntries, Overlay
 from everflow.state.store_meta import FORMAT, StoreMeta
 from unit.builders import store_spec
 
@@ -182,15 +181,6 @@ def test_no_bucket_has_no_entries() -> None:
 CHANGES = StoreChanges(
     "counts", [b"a", b"b", b"a", b"b"], [b"1", b"2", b"3", None], np.array([5, 6, 7, 8])
 )
-
-
-def test_records_keep_every_change_in_order() -> None:
-    assert list(changelog.records(CHANGES)) == [
-        (b"a", b"1", 5),
-        (b"b", b"2", 6),
-        (b"a", b"3", 7),
-        (b"b", None, 8),
-    ]
 
 
 def test_the_fold_keeps_the_last_value_with_its_time_in_front() -> None:

@@ -108,7 +108,7 @@ def _cold_store(path: Path) -> LmdbStore:
     keys = [b"%08d" % number for number in range(40_000)]
     times = np.zeros(len(keys), dtype=np.int64)
     store.load_chunk(keys, [b"x" * 100] * len(keys), times, len(keys))
-    store.flush()
+    store._env._env.sync(True)
     store.close()
     file = os.open(path / "data.mdb", os.O_RDONLY)
     try:

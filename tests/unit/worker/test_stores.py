@@ -11,8 +11,7 @@ import pytest
 from everflow import serdes
 from everflow.protocol.messages import TaskContext
 from everflow.records import StoreChanges, TaskId
-from everflow.state.overlay import OverlayView
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore, OverlayView, StoreSpec
 from everflow.worker.stores import FollowedView, TaskStores
 from unit.builders import store_spec
 

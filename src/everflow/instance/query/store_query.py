@@ -11,20 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
 from everflow.serdes.base import ResultDecoder, SerdeError
-from everflow.serdes.windowed import (
-    TIME_MAX,
-    session_key,
-    split_session_key,
-    split_window_store_key,
-    window_store_key,
-)
+from everflow.serdes.windowed import TIME_MAX, session_key, window_store_key
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
@@ -35,17 +29,16 @@ from everflow.snapshots.snapshot import Rows, batches, opened, room
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import (
     KeyRange,
-    after_prefix,
-    sessions_between,
-    sessions_of,
-    windows_between,
-    windows_of,
+    KeyReads,
+    SessionReads,
+    StoreReads,
+    TimedReads,
+    WindowReads,
 )
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, VersionedRecord, VersionsView, record_as_of, records_of
 from everflow.state.store_snapshot import StoreSnapshot
-from everflow.windows import Windowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -168,7 +161,7 @@ class StoreReader(ABC):
         return page, False
 
 
-class ReadOnlyStore:
+class ReadOnlyStore(StoreReads):
     """The part of a store on this instance: by default of the active tasks that run here. Safe from
     any thread.
 
@@ -191,8 +184,10 @@ class ReadOnlyStore:
         decode: Callable[[bytes], Any],
         results: ResultDecoder | None = None,
     ) -> None:
-        """``decode``, ``results``: `PhysicalPlan.value_decoder`, `PhysicalPlan.value_results`."""
-        self.spec = spec
+        """``decode`` and ``results``: `PhysicalPlan.value_decoder` and
+        `PhysicalPlan.value_results`."""
+        self.spec = self._spec = spec
+        self._keys = spec.key_serde
         self._reader = reader
         self._decode = decode
         self._results = results or spec.value_serde
@@ -208,14 +203,6 @@ class ReadOnlyStore:
     def partitions(self) -> tuple[int, ...]:
         """Partitions that can be read here now. Without any, queries raise an error."""
         return tuple(self._reader.readable())
-
-    def all(self) -> Iterator[tuple[Any, Any]]:
-        """Every entry, one partition after the other, in order of key bytes within each."""
-        return self._scan((None, None, None))
-
-    def reverse_all(self) -> Iterator[tuple[Any, Any]]:
-        """`all` in falling order of key bytes within each partition."""
-        return self._scan((None, None, None), reverse=True)
 
     def approximate_num_entries(self) -> int:
         """Entries of the readable partitions; expired windows count until they are removed."""
@@ -264,9 +251,17 @@ class ReadOnlyStore:
             f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). {hint}"
         )
 
-    def _scan(self, asked: _Asked, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+    def _scan(
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        keep: Callable[[bytes], bool] | None = None,
+        *,
+        reverse: bool = False,
+    ) -> Iterator[tuple[Any, Any]]:
         first = 0 if self._behind is None else self._behind.partition
         partitions = [partition for partition in self._ready() if partition >= first]
+        asked = start, end, keep
         found = (self._entries(partition, asked, reverse) for partition in partitions)
         return StoreScan(chain.from_iterable(found), self._shown)
 
@@ -303,6 +298,9 @@ class ReadOnlyStore:
             if found := self._reader.read(partition, ask):
                 return found
         return None
+
+    def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        return StoreScan(self._entries_of(key, asked, reverse), self._shown)
 
     def _entries_of(
         self, key: bytes, asked: KeyRange, reverse: bool
@@ -341,11 +339,8 @@ class ReadOnlyStore:
             return False
         return True
 
-    def _key_bytes(self, key: Any) -> bytes:
+    def _key(self, key: Any) -> bytes:
         return key_bytes(self.spec, key)
-
-    def _decode_key(self, key: bytes) -> Any:
-        return self.spec.key_serde.decode(key)
 
     def _value(self, stored: bytes) -> Any:
         return self._decode(stored[TIMESTAMP_BYTES:])
@@ -354,31 +349,13 @@ class ReadOnlyStore:
         return f"<{type(self).__name__} {self.spec.name}>"
 
 
-class ReadOnlyKeyValueStore(ReadOnlyStore):
+class ReadOnlyKeyValueStore(KeyReads, ReadOnlyStore):
     """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore."""
 
     def get(self, key: Any) -> Any:
         """The value of ``key``, or None. StateElsewhereError if it belongs to another instance."""
-        data = self._key_bytes(key)
+        data = self._key(key)
         return self._lookup(data, data)
-
-    def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
-        return self._scan(self._bounds(first, last))
-
-    def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """`range`, from ``last`` down to ``first``."""
-        return self._scan(self._bounds(first, last), reverse=True)
-
-    def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's
-        serde writes (text for text keys)."""
-        start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key_bytes(prefix)
-        return self._scan((start, after_prefix(start), None))
-
-    def _bounds(self, first: Any, last: Any) -> _Asked:
-        start = None if first is None else self._key_bytes(first)
-        return start, None if last is None else self._key_bytes(last) + b"\x00", None
 
 
 def values_at_home(
@@ -466,30 +443,22 @@ def _copied(reader: StoreReader, partition: int, home: Path) -> LmdbStore:
 
 # --- session stores (KIP-94, KIP-617) -------------------------------------------------------------
 
-Session = tuple[Windowed, Any]
 
-
-class _TimedStore(ReadOnlyStore):
-    """A store whose keys end with times. ``_times``: the names of an interval's arguments."""
+class _Timed(TimedReads):
+    """Refuses times that are none. ``_times``: the names of an interval's arguments."""
 
     _times: tuple[str, str]
-    _of_key: Callable[[bytes, int, int], KeyRange]
-    _of_keys: Callable[[bytes | None, bytes | None, int, int], KeyRange]
 
     def _of(
         self, key: Any, since: Any, until: Any, *, reverse: bool = False
     ) -> Iterator[tuple[Any, Any]]:
-        data = self._key_bytes(key)
-        asked = self._of_key(data, *_interval(since, until, *self._times))
-        return StoreScan(self._entries_of(data, asked, reverse), self._shown)
+        return super()._of(key, *_interval(since, until, *self._times), reverse=reverse)
 
     def _between(
         self, first: Any, last: Any, since: Any, until: Any, *, reverse: bool = False
     ) -> Iterator[tuple[Any, Any]]:
-        low = None if first is None else self._key_bytes(first)
-        high = None if last is None else self._key_bytes(last)
-        asked = self._of_keys(low, high, *_interval(since, until, *self._times))
-        return self._scan(asked, reverse=reverse)
+        times = _interval(since, until, *self._times)
+        return super()._between(first, last, *times, reverse=reverse)
 
 
 def _interval(
@@ -498,7 +467,7 @@ def _interval(
     return whole_number(since, f"{first} (ms)"), whole_number(until, f"{last} (ms)")
 
 
-class ReadOnlySessionStore(_TimedStore):
+class ReadOnlySessionStore(_Timed, SessionReads, ReadOnlyStore):
     """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
     `ReadOnlyStore`.
 
@@ -509,66 +478,20 @@ class ReadOnlySessionStore(_TimedStore):
     """
 
     _times = ("earliest_end", "latest_start")
-    _of_key = staticmethod(sessions_of)
-    _of_keys = staticmethod(sessions_between)
 
     def fetch_session(self, key: Any, start: int, end: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if there is none."""
-        data = self._key_bytes(key)
+        data = self._key(key)
         start, end = whole_number(start, "start (ms)"), whole_number(end, "end (ms)")
         if 0 <= start <= end <= TIME_MAX:
             return self._lookup(data, session_key(data, start, end))
         return None
 
-    def fetch(self, key: Any) -> Iterator[Session]:
-        """All sessions of one key."""
-        return self._of(key, 0, TIME_MAX)
-
-    def backward_fetch(self, key: Any) -> Iterator[Session]:
-        """`fetch`, the latest session first."""
-        return self._of(key, 0, TIME_MAX, reverse=True)
-
-    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
-        """The sessions of one key that touch an interval of time."""
-        return self._of(key, earliest_end, latest_start)
-
-    def backward_find_sessions(
-        self, key: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Session]:
-        """`find_sessions`, the latest session first."""
-        return self._of(key, earliest_end, latest_start, reverse=True)
-
-    def fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
-        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
-        return self._between(first, last, 0, TIME_MAX)
-
-    def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
-        """`fetch_range` in the opposite order."""
-        return self._between(first, last, 0, TIME_MAX, reverse=True)
-
-    def find_sessions_range(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Session]:
-        """`find_sessions` of these keys (`fetch_range`)."""
-        return self._between(first, last, earliest_end, latest_start)
-
-    def backward_find_sessions_range(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Session]:
-        """`find_sessions_range` in the opposite order."""
-        return self._between(first, last, earliest_end, latest_start, reverse=True)
-
-    def _decode_key(self, key: bytes) -> Any:
-        inner, start, end = split_session_key(key)
-        return Windowed(self.spec.key_serde.decode(inner), start, end)
-
 
 # --- window stores (KIP-67, KIP-617) --------------------------------------------------------------
 
-Window = tuple[Windowed, Any]
 
-
-class ReadOnlyWindowStore(_TimedStore):
+class ReadOnlyWindowStore(_Timed, WindowReads, ReadOnlyStore):
     """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See
     `ReadOnlyStore`.
 
@@ -577,56 +500,11 @@ class ReadOnlyWindowStore(_TimedStore):
     """
 
     _times = ("time_from", "time_to")
-    _of_key = staticmethod(windows_of)
-    _of_keys = staticmethod(windows_between)
 
     def fetch_window(self, key: Any, start: int) -> Any:
         """The value of ``key`` in the window that begins at ``start``, None if there is none."""
-        data, start = self._key_bytes(key), whole_number(start, "start (ms)")
+        data, start = self._key(key), whole_number(start, "start (ms)")
         return self._lookup(data, window_store_key(data, start)) if 0 <= start <= TIME_MAX else None
-
-    @overload
-    def fetch(self, key: Any, time_from: int, /) -> Any: ...
-
-    @overload
-    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]: ...
-
-    def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time; with one time `fetch_window`."""
-        if time_to is None:
-            return self.fetch_window(key, time_from)
-        return self._of(key, time_from, time_to)
-
-    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch`, the latest window first."""
-        return self._of(key, time_from, time_to, reverse=True)
-
-    def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
-        """Windows of all keys in an interval of time, in the order of the store's bytes: those of
-        the key, and behind them the window's start; where a key's bytes begin those of another one,
-        that one's windows may lie between its own. On its way it passes the windows of other
-        times."""
-        return self._between(None, None, time_from, time_to)
-
-    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch_all` in the opposite order."""
-        return self._between(None, None, time_from, time_to, reverse=True)
-
-    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
-        return self._between(first, last, time_from, time_to)
-
-    def backward_fetch_range(
-        self, first: Any, last: Any, time_from: int, time_to: int
-    ) -> Iterator[Window]:
-        """`fetch_range` in the opposite order."""
-        return self._between(first, last, time_from, time_to, reverse=True)
-
-    def _decode_key(self, key: bytes) -> Any:
-        inner, start = split_window_store_key(key)
-        return Windowed(
-            self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0)
-        )
 
 
 # --- versioned stores (KIP-889, KIP-960, KIP-968) -------------------------------------------------
@@ -642,7 +520,7 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
         """The version of ``key`` at a time; None if it had no value then, or if that version is
         older than the history retention and not the latest."""
-        data, time = self._key_bytes(key), whole_number(as_of, "as_of (ms)")
+        data, time = self._key(key), whole_number(as_of, "as_of (ms)")
         history_ms = self.spec.retention_ms or 0
 
         def ask(view: StoreSnapshot) -> VersionedRecord | None:
@@ -654,7 +532,7 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
     ) -> list[VersionedRecord]:
         """The versions of ``key`` between two times, both included, in order, without deletions."""
-        data = self._key_bytes(key)
+        data = self._key(key)
         first, last = _interval(time_from, time_to)
 
         def ask(view: StoreSnapshot) -> list[VersionedRecord]:
