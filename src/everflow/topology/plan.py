@@ -219,13 +219,18 @@ class _Step:
     where: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionOp(_Step):
-    """A FunctionNode: calls the user's function record by record."""
+StepNode = FunctionNode | PrintNode | TakeNode | UnnestNode
 
-    op: str
-    fn: Callable[..., Any]
-    type: EdgeType
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOp(_Step):
+    """A stateless node whose records a step takes as they come."""
+
+    node: StepNode
+
+    @staticmethod
+    def of(node: StepNode, inputs: tuple[int, ...], output: int = -1) -> NodeOp:
+        return NodeOp(name=node.name, where=node.where, node=node, inputs=inputs, output=output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,29 +239,6 @@ class AskOp(_Step):
 
     operator: ProcessorOperator
     subtopology: int
-    type: EdgeType
-
-
-@dataclass(frozen=True, kw_only=True)
-class TakeOp(_Step):
-    """A TakeNode."""
-
-    taken: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrintOp(_Step):
-    """A PrintNode."""
-
-    title: str
-    rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnnestOp(_Step):
-    """An UnnestNode."""
-
-    keyed: bool
     type: EdgeType
 
 
@@ -326,7 +308,7 @@ class SinkOp(_Step):
     Java does."""
 
 
-StepOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+StepOp = NodeOp | AskOp | StatefulOp | SinkOp
 PlanOp = ColumnsOp | StepOp
 
 
@@ -587,20 +569,6 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
     return replace(topology, nodes=tuple(nodes))
 
 
-def _step_op(
-    node: FunctionNode | TakeNode | UnnestNode, inputs: tuple[int, ...], output: int
-) -> FunctionOp | TakeOp | UnnestOp:
-    found: dict[str, Any] = {"name": node.name, "inputs": inputs, "output": output}
-    found["where"] = node.where
-    match node:
-        case FunctionNode():
-            return FunctionOp(**found, op=node.op, fn=node.fn, type=node.out)
-        case TakeNode():
-            return TakeOp(**found, taken=node.taken)
-        case UnnestNode():
-            return UnnestOp(**found, keyed=node.keyed, type=node.out)
-
-
 @dataclass
 class _Columns:
     """Projections that become one `ColumnsOp`."""
@@ -684,15 +652,7 @@ class _Planner:
                 self._place_sink(node)
             case PrintNode():
                 self._sides[node.name] = (node.inputs,)
-                self._ops.append(
-                    PrintOp(
-                        name=node.name,
-                        title=node.title,
-                        rows=node.rows,
-                        inputs=self._inputs(node),
-                        where=node.where,
-                    )
-                )
+                self._ops.append(NodeOp.of(node, self._inputs(node)))
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
@@ -778,7 +738,7 @@ class _Planner:
         inputs = tuple(slot for side in sides for slot in side)
         out = self._slot(node.name, node.out)
         if not isinstance(node, StatefulNode):
-            self._ops.append(_step_op(node, inputs, out))
+            self._ops.append(NodeOp.of(node, inputs, out))
             yield out
             return
         op = StatefulOp(
@@ -822,7 +782,7 @@ class _Planner:
             case ProjectNode():
                 self._project(Projection(node, given, out), ops)
             case FunctionNode():
-                ops.append(_step_op(node, (given,), out))
+                ops.append(NodeOp.of(node, (given,), out))
             case StatefulNode():
                 assert isinstance(node.operator.asked, ProcessorOperator)
                 ask = AskOp(

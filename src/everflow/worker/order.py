@@ -23,24 +23,15 @@ import numpy.typing as npt
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
-from everflow.topology.plan import (
-    AskOp,
-    FunctionOp,
-    PrintOp,
-    SinkOp,
-    Source,
-    StatefulOp,
-    TakeOp,
-    UnnestOp,
-)
+from everflow.topology.plan import AskOp, NodeOp, SinkOp, Source, StatefulOp
 
 # --- what an operator gets ------------------------------------------------------------------------
 
 
 Records = MutableMapping[int, EdgeBatch]
 Paths = npt.NDArray[np.bytes_]
-StatelessOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | SinkOp
-MakingOp = StatefulOp | FunctionOp | AskOp | TakeOp | UnnestOp
+StatelessOp = NodeOp | AskOp | SinkOp
+MakingOp = StatefulOp | NodeOp | AskOp
 
 FIRST_ID = 1 << 40
 """A ``seq`` from here on is the number of a result whose path is kept, not a record's place."""

@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from everflow.errors import RecordTimeError
-from everflow.operators.user_code import require_users
 from everflow.protocol.messages import Ages, BatchRequest
-from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
+from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition, valid
 from everflow.serdes.windowed import python_keys
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import (
@@ -30,7 +29,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.plan import Source, TimeOp
 from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
+from everflow.worker.failures import Failures, Sources
 
 # --- bounds ---------------------------------------------------------------------------------------
 
@@ -221,11 +220,12 @@ def extract_times(
         slot = sources[op.source].slot  # another one than the input where a Column says the time
         batch, rows = hop.batches.pop(op.input), hop.rows.pop(slot)
         hop.batches.pop(slot, None)
-        times = _times(op, batch, sources, request, every_failure)
+        failures = Failures(op, sources, batch, every_failure)
+        times = _times(op, failures, request)
         far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
         if far:
             causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
-            raise_of(op, sources, batch, causes)
+            failures.raise_of(causes)
         if op.extractor is None:
             batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
         hop.timestamp[rows] = times
@@ -238,53 +238,42 @@ def extract_times(
     return ExtractedTimes(tuple(found))
 
 
-def _times(
-    op: TimeOp,
-    batch: EdgeBatch,
-    sources: Sources,
-    request: BatchRequest,
-    every_failure: bool,
-) -> Int64:
+def _times(op: TimeOp, failures: Failures, request: BatchRequest) -> Int64:
     match op.extractor:
         case None:
-            return _said_by_column(op, batch, sources)
+            return _said_by_column(failures)
         case TimeFunction() as function:
-            before = _partition_times(op, request)
-            return _said_by_function(op, function, batch, sources, before, every_failure)
+            topic = failures.sources[op.source].topic
+            return _said_by_function(function, topic, failures, _partition_times(op, request))
         case UsePartitionTimeOnInvalidTimestamp():
-            return _filled_in(op, batch, sources, _partition_times(op, request))
+            return _filled_in(failures, _partition_times(op, request))
         case WallclockTimestampExtractor():
-            return np.full(len(batch), request.wall_clock_ms, np.int64)
+            return np.full(len(failures.batch), request.wall_clock_ms, np.int64)
         case _:
-            return batch.timestamp
+            return failures.batch.timestamp
 
 
-def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Sources) -> Int64:
-    said = pc.struct_field(batch.value, [0])
+def _said_by_column(failures: Failures) -> Int64:
+    said = pc.struct_field(failures.batch.value, [0])
     if said.null_count:
         cause = ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
-        rows = np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[:MOST_NAMED]
-        raise_of(op, sources, batch, dict.fromkeys(rows.tolist(), cause))
+        rows = np.flatnonzero(~valid(said))[:MOST_NAMED]
+        failures.raise_of(dict.fromkeys(rows.tolist(), cause))
     times: Int64 = said.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return times
 
 
 def _said_by_function(
-    op: TimeOp,
-    function: TimeFunction,
-    batch: EdgeBatch,
-    sources: Sources,
-    before: PartitionTimes,
-    every_failure: bool,
+    function: TimeFunction, topic: str, failures: Failures, before: PartitionTimes
 ) -> Int64:
     """Record by record: a partition's time depends on those before. Nothing is said of one that
     fails, so those behind it see what they would see without it."""
+    batch = failures.batch
     keys, values = python_keys(batch.key), batch.value.to_pylist()
-    records = _contexts(batch, sources[op.source].topic) if function.takes > 2 else None
+    records = _contexts(batch, topic) if function.takes > 2 else None
     partition_times = dict(before)
     partitions = batch.partition.tolist()
     times = np.empty(len(batch), np.int64)
-    failures: list[RecordFailure] = []
     for row, partition in enumerate(partitions):
         try:
             highest = partition_times.get(partition, _NOT_YET)
@@ -294,12 +283,8 @@ def _said_by_function(
             if time > highest:
                 partition_times[partition] = time
         except BaseException as error:
-            require_users(error)
-            failures.append(RecordFailure.of(op, sources, batch, row, error))
-            if not every_failure:
-                break
-    if failures:
-        raise_all(failures)
+            failures.add(row, error)
+    failures.raise_added()
     return times
 
 
@@ -330,8 +315,9 @@ def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
     return context
 
 
-def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: PartitionTimes) -> Int64:
+def _filled_in(failures: Failures, before: PartitionTimes) -> Int64:
     """The records' own times, and for negative ones the highest of the partition so far."""
+    batch = failures.batch
     if not (batch.timestamp < 0).any():
         return batch.timestamp
     times: Int64 = batch.timestamp.copy()
@@ -343,7 +329,7 @@ def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: Partition
     unknown = np.flatnonzero(times < 0)
     if len(unknown):
         rows = unknown[:MOST_NAMED].tolist()
-        raise_of(op, sources, batch, {row: no_time(int(batch.timestamp[row])) for row in rows})
+        failures.raise_of({row: no_time(int(batch.timestamp[row])) for row in rows})
     return times
 
 

@@ -21,9 +21,10 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
 )
-from everflow.topology.plan import FunctionOp, PhysicalPlan, SinkOp, plan
-from everflow.worker.functions import run_function
+from everflow.topology.plan import NodeOp, PhysicalPlan, SinkOp, plan
+from everflow.worker.failures import Failures
 from everflow.worker.order import DepthFirst, InOrder
+from everflow.worker.task_step import run_function
 from unit.builders import edge_batch
 
 TEXT = serdes.string()
@@ -96,8 +97,9 @@ def ran(found: PhysicalPlan) -> dict[str, list[str]]:
         if isinstance(op, SinkOp):
             results[op.name] = order.read(op).value.to_pylist()
         else:
-            assert isinstance(op, FunctionOp)
-            order.keep(op, run_function(op, order.read(op), ()))
+            assert isinstance(op, NodeOp)
+            assert isinstance(op.node, FunctionNode)
+            order.keep(op, run_function(op.node, Failures(op, (), order.read(op))))
     return results
 
 
