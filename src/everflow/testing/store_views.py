@@ -110,10 +110,6 @@ class MemoryAccess:
     def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
         yield self.stores.part(spec.name, task.task.partition)
 
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        """A global table has one partition here."""
-        return [0] * len(keys)
-
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         """There is no changelog to rebuild it from."""
 

@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-
-from everflow.columns.key_partitions import java_partitions
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -163,10 +160,6 @@ class LmdbAccess:
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         return LmdbStore.open(task.stores[spec.name].path).snapshot()
-
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        found: list[int] = java_partitions(pa.array(keys, pa.binary()), partitions).tolist()
-        return found
 
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         """See `StoreAccess`: the recovery after this batch finds the mark."""
