@@ -152,7 +152,7 @@ class SinkWriter(LetterWriter, Protocol):
 
 
 class SinkPorts(Protocol):
-    """Effects of the sink, in a worker (`ports.WorkerPorts`, picklable) or in a simulation."""
+    """Effects of the sink, in a worker (`serve.WorkerPorts`, picklable) or in a simulation."""
 
     @property
     def watched(self) -> bool:

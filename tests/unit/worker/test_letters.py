@@ -42,7 +42,7 @@ from everflow.worker.letters import (
     refused,
     take_letters,
 )
-from everflow.worker.ports import WorkerPorts
+from everflow.worker.serve import WorkerPorts
 from everflow.worker.sink import KafkaSink, left_out_entries
 from everflow.worker.task_step import SinkOutput, StepResult
 from unit.builders import batch_request, edge_batch, source
