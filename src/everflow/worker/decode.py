@@ -34,6 +34,7 @@ from everflow.operators.user_code import require_users
 from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
 from everflow.records import (
     EdgeBatch,
+    Int32,
     Int64,
     KeyPlaces,
     TaskId,
@@ -289,7 +290,8 @@ class LogDecoder:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
-            raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
+            rows = np.flatnonzero(hop.source == source.index)
+            raw = raw_records(mine, source, hop.partition[rows], rows)
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
             decoded, bad = decoded_records(source, raw, judge, odd, mine.unread)
@@ -427,14 +429,15 @@ def _joined(columns: Sequence[Int64]) -> Int64:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def _raw(found: LogColumns, rows: Int64, hop: BatchInput) -> EdgeBatch:
+def raw_records(found: LogColumns, source: Source, partitions: Int32, places: Int64) -> EdgeBatch:
+    """The records of one source as they came, at these ``places`` of a batch."""
     return EdgeBatch(
         key=found.keys,
         value=found.values,
-        timestamp=hop.timestamp[rows],
-        seq=rows,
-        source=hop.source[rows],
-        partition=hop.partition[rows],
-        offset=hop.offset[rows],
+        timestamp=found.timestamps,
+        seq=places,
+        source=np.full(len(found), source.index, np.int32),
+        partition=partitions,
+        offset=found.offsets,
         headers=found.headers,
     )

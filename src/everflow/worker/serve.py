@@ -1,5 +1,5 @@
-"""The resident step: one Spark task that serves many micro-batches (design note 004), and its ports:
-producer, the driver's gate, stores on disk.
+"""The resident step: one Spark task that serves many micro-batches (design note 004). And its
+ports: producer, the driver's gate, stores on disk.
 
 A Spark job per micro-batch costs more than the work of a small one. So the worker asks the driver
 for the next request over a socket, reads its input itself, in columns, runs the plan's operators,

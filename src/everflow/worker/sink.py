@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,6 @@ from everflow.protocol.messages import (
     timed,
 )
 from everflow.records import (
-    Bytes,
     Int64,
     StoreChanges,
     TaskId,
@@ -57,10 +56,12 @@ from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSE
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.worker.failures import Sources
 from everflow.worker.letters import (
+    FLUSH_TIMEOUT_S,
     Columns,
     LetterRefusedError,
     Letters,
     LetterTooLargeError,
+    LetterWriter,
     named,
     refused,
     take_letters,
@@ -109,29 +110,11 @@ def _puts(changes: Mapping[TaskId, Sequence[StoreChanges]]) -> list[Puts]:
 # --- the transaction ------------------------------------------------------------------------------
 
 
-FLUSH_TIMEOUT_S = 60.0
 ENDED_LATE_S = 10.0
 """How much later than its time-out the broker ends a transaction."""
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
-
-
-class LetterWriter(Protocol):
-    """The part of a `RecordWriter` that dead letters need."""
-
-    def begin(self) -> None: ...
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None: ...
-    def send(self) -> None: ...
-    def flush(self, timeout_s: float) -> None: ...
 
 
 class SinkWriter(LetterWriter, Protocol):

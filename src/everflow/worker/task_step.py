@@ -74,8 +74,8 @@ from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
 
 RunsColumns = Callable[[Records, Any], None]
-"""`everflow.worker.columns.PreparedColumns`, whose engines a step does not know: adds the slots that
-it makes to the records. Its client is where Spark's code runs."""
+"""`everflow.worker.columns.PreparedColumns`, whose engines a step does not know: adds the slots
+that it makes to the records. Its client is where Spark's code runs."""
 
 
 @dataclass(kw_only=True)

@@ -34,8 +34,8 @@ from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
 from everflow.topology.plan import DEAD_LETTER_TYPE, Source
 from everflow.worker.failures import failure_of
-from everflow.worker.global_records import GlobalRecords
 from everflow.worker.letters import (
+    GlobalRecords,
     Letter,
     LetterTooLargeError,
     named,
