@@ -180,14 +180,12 @@ class ColumnClient:
         answers = []
         for start in range(0, rows.num_rows, size):
             try:
-                answers.append(self._computed(number, rows.slice(start, size), made))
+                answer = self.ask(number, rows.slice(start, size).serialize())
+                answers.append(pa.ipc.read_record_batch(pa.py_buffer(answer), made))
             except ColumnsFailed as failure:
                 row = None if failure.row is None else start + failure.row
                 raise ColumnsFailed(failure.text, row) from None
         return pa.Table.from_batches(answers, made)
-
-    def _computed(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.RecordBatch:
-        return pa.ipc.read_record_batch(pa.py_buffer(self.ask(number, rows.serialize())), made)
 
     def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
         data = memoryview(message)

@@ -40,6 +40,7 @@ from everflow.records import (
     TaskId,
     TopicPartition,
     listed_headers,
+    valid,
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
@@ -217,14 +218,11 @@ class KeyCheck:
             return None
         rows = np.arange(0, len(raw), -(-len(raw) // MOST_KEYS))
         keys = raw.key.take(pa.array(rows))
-        # librdkafka's crc32 spreads empty keys at random, too.
-        at_random = pc.equal(pc.binary_length(keys), 0) if source.partitioner == CRC32 else None
-        keyed = (
-            keys.is_valid()
-            if at_random is None
-            else pc.and_kleene(keys.is_valid(), pc.invert(at_random))
-        )
-        some = np.flatnonzero(keyed.to_numpy(zero_copy_only=False))
+        keyed = valid(keys)
+        if source.partitioner == CRC32:  # librdkafka's spreads empty keys at random, too
+            empty = pc.equal(pc.binary_length(keys), 0).fill_null(True)
+            keyed = keyed & ~empty.to_numpy(zero_copy_only=False)
+        some = np.flatnonzero(keyed)
         if not len(some):
             return None
         keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)

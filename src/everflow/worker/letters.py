@@ -471,7 +471,7 @@ def _written(
     """The largest record of each output, and of the changes of each store."""
     for output in result.outputs:
         yield from _outputs(output, sources, topics)
-    for topic, task, changes in _changes(request, result, topics):
+    for topic, task, changes in changes_of(request, result, topics):
         sizes = list(map(_size, changes.keys, changes.values))
         if sizes:
             row = sizes.index(max(sizes))
@@ -482,19 +482,20 @@ def _written(
             yield Written(topic, sizes[row], origin)
 
 
-def _changes(
-    request: BatchRequest, result: StepResult, topics: Collection[str]
+def changes_of(
+    request: BatchRequest, result: StepResult, topics: Collection[str] | None = None
 ) -> Iterator[tuple[str, TaskId, StoreChanges]]:
+    """What is written to changelogs (``topics``: to these)."""
     places = {task.task: task.stores for task in request.tasks}
     for task, listed in result.changes.items():
         for changes in listed:
             topic = places[task][changes.store].changelog
-            if topic is not None and topic in topics:
+            if topic is not None and (topics is None or topic in topics):
                 yield topic, task, changes
 
 
 def times_of_entries(request: BatchRequest, result: StepResult, changelog: str) -> Int64:
-    found = [changes.timestamps for _, _, changes in _changes(request, result, [changelog])]
+    found = [changes.timestamps for _, _, changes in changes_of(request, result, [changelog])]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -503,7 +504,7 @@ def largest_entry(request: BatchRequest, result: StepResult, changelog: str) -> 
     return max(
         (
             size + ENTRY_OVERHEAD
-            for _, _, changes in _changes(request, result, [changelog])
+            for _, _, changes in changes_of(request, result, [changelog])
             for size in map(_size, changes.keys, changes.values)
         ),
         default=0,

@@ -62,6 +62,7 @@ from everflow.worker.letters import (
     Letters,
     LetterTooLargeError,
     LetterWriter,
+    changes_of,
     named,
     refused,
     take_letters,
@@ -342,14 +343,11 @@ class _Transaction:
         for output in self.result.outputs:
             for columns in columns_of(output, writer.partition_count):
                 yield "out", columns
-        stores = {task.task: task.stores for task in self.request.tasks}
-        for task, listed in self.result.changes.items():
-            for changes in listed:
-                topic = stores[task][changes.store].changelog
-                if topic is None or TopicPartition(topic, task.partition) in self.request.ranges:
-                    continue  # without a changelog, or it is in the topic that was read
-                keys, values = as_bytes(changes.keys), as_bytes(changes.values)
-                yield "changelog", (topic, keys, values, changes.timestamps, task.partition, None)
+        for topic, task, changes in changes_of(self.request, self.result):
+            if TopicPartition(topic, task.partition) in self.request.ranges:
+                continue  # it is in the topic that was read
+            keys, values = as_bytes(changes.keys), as_bytes(changes.values)
+            yield "changelog", (topic, keys, values, changes.timestamps, task.partition, None)
         for one in corrections:
             times = np.array([entry.time for entry in one.entries], np.int64)
             packed = as_bytes([entry.packed() for entry in one.entries])
