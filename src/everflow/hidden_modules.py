@@ -107,7 +107,7 @@ def _installed(folder: Path) -> bool:
 
 def _elsewhere(name: str, here: set[Path]) -> ModuleSpec | None:
     """The module as Python would find it without the folders ``here``; it has a file."""
-    path = [entry for entry in sys.path if _resolved(entry) not in here]
+    path = [entry for entry in sys.path if Path(entry or ".").resolve() not in here]
     spec = PathFinder.find_spec(name, path)
     return None if spec is None or spec.origin is None else spec
 
@@ -147,10 +147,6 @@ def _not_loaded(names: Iterable[str]) -> list[Hiding]:
             if is_own and theirs and (what := library(name, folders)) is not None:
                 found.append(Hiding(own, name, what, loaded=True))
     return list(dict.fromkeys(found))
-
-
-def _resolved(entry: str) -> Path:
-    return Path(entry or ".").resolve()
 
 
 def _refusal(files: list[Hiding], who: str) -> SetupError:

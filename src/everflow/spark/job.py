@@ -195,13 +195,9 @@ def workers_ahead(context: SparkContext, threads: int) -> None:
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
-            job = ServingJob(context, number, name, _nothing)
+            job = ServingJob(context, number, name, lambda: None)
             _ahead[number] = job
             job.start()
-
-
-def _nothing() -> None:
-    """The work of a worker that is started ahead."""
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:

@@ -38,7 +38,6 @@ from everflow.records import (
     Int64,
     TaskId,
     TasksResult,
-    TopicPartition,
 )
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
@@ -441,15 +440,12 @@ class GroupRun:
                 )
             ) from cause
         if response is Response.RETRY:
-            inputs = [tp for tp in self._inputs() if tp.partition == task.partition]
+            topics = {one.topic for one in self.sources if one.subtopology == op.subtopology}
+            mine = (tp for tp in self.request.ranges if tp.partition == task.partition)
+            inputs = [tp for tp in mine if tp.topic in topics]
             raise RetriableError(f"{text} (its handler says RETRY)", inputs) from cause
         first, _, rest = text.rpartition("\n  ")
         self.left_out.append(f"{first.partition(chr(10))[0]:.300} {rest}")
-
-    def _inputs(self) -> list[TopicPartition]:
-        mine = self.group[0].subtopology
-        topics = {one.topic for one in self.sources if one.subtopology == mine}
-        return [tp for tp in self.request.ranges if tp.topic in topics]
 
     def _failed_in(self, error: UserFunctionError) -> StatefulOp:
         return next((one for one in self.group if one.name == error.node), self.group[0])
