@@ -289,7 +289,11 @@ def merge_inputs(
             source.index for source in members if TopicPartition(source.topic, partition) in more
         ]
         kept[rows] &= _before_cut(hop.source[rows], effective, waiting)
-    return Merged(_reordered(hop, rank, kept), _consumed(hop, sources, ranges, kept))
+    batches = {one: replace(batch, seq=rank[hop.rows[one]]) for one, batch in hop.batches.items()}
+    if not kept.all():
+        for slot, batch in batches.items():
+            batches[slot] = batch.take(np.flatnonzero(kept[hop.rows[slot]]))
+    return Merged(batches, _consumed(hop, sources, ranges, kept))
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
@@ -364,12 +368,3 @@ def _consumed(
         tp = TopicPartition(sources[int(hop.source[row])].topic, int(hop.partition[row]))
         consumed[tp] = min(consumed[tp], int(hop.offset[row]))
     return consumed
-
-
-def _reordered(hop: BatchInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
-    ranked = {slot: replace(batch, seq=rank[hop.rows[slot]]) for slot, batch in hop.batches.items()}
-    if kept.all():
-        return ranked
-    return {
-        slot: batch.take(np.flatnonzero(kept[hop.rows[slot]])) for slot, batch in ranked.items()
-    }

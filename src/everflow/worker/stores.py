@@ -343,19 +343,15 @@ class CheckedAccess:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class CheckedView:
-    """``accuse(key, why)`` makes the error. What only shows how far a store is goes to the view
+    """``_accuse(key, why)`` makes the error. What only shows how far a store is goes to the view
     itself."""
 
-    def __init__(
-        self,
-        view: FollowedView,
-        spec: StoreSpec,
-        decoders: Sequence[ResultDecoder],
-        accuse: Callable[[bytes, str], Exception],
-    ) -> None:
-        self._view: Any = view
-        self._spec, self._decoders, self._accuse = spec, decoders, accuse
+    _view: Any
+    _spec: StoreSpec
+    _decoders: Sequence[ResultDecoder]
+    _accuse: Callable[[bytes, str], Exception]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
