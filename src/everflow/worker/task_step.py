@@ -297,7 +297,7 @@ class TaskStep:
             consumed=consumed,
             stream_times=stream_times,
             dropped=extracted.dropped(consumed),
-            skipped=extracted.left_out(consumed, request, self.sources),
+            skipped=extracted.left_out(consumed, request),
             ages=ages_read(hop, self.sources, consumed, newest),
             input_bytes=hop.bytes,
             keys=hop.keys,

@@ -9,6 +9,7 @@ holds: microseconds in 64 bits. Tasks whose sources are idle move on when the dr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -50,9 +51,9 @@ def odd_times(times: Int64) -> bool:
 def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
     """By row, why records of a source are left to their handler: times beyond `MOST_MS`."""
     return {
-        row: far_time(
-            f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
+        row: _far_time(
             int(raw.timestamp[row]),
+            f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
         )
         for row in np.flatnonzero(raw.timestamp > MOST_MS).tolist()
     }
@@ -100,20 +101,20 @@ def no_time(time_ms: int) -> RecordTimeError:
     )
 
 
-def far_time(
-    place: str | None, time_ms: int | None = None, *, extracted: bool = False
-) -> RecordTimeError:
-    """``place``: ``in-0@7``, where it is known. ``extracted``: the user's timestamp= said the
-    time."""
-    time = "beyond the year 294247" if time_ms is None else f"{time_ms} ms, beyond the year 294247"
-    where = "" if place is None else f" (record {place})"
-    cure = (
-        "timestamp= of its source gave micro- or nanoseconds; divide them, a time is in ms."
-        if extracted
-        else "Its producer wrote micro- or nanoseconds where Kafka expects milliseconds. Correct "
-        f"the producer; {_MOVE_ON}"
+def _far_time(time_ms: int, place: str | None) -> RecordTimeError:
+    """``place``: ``in-0@7``; None: the user's timestamp= said the time."""
+    where = ""
+    cure = "timestamp= of its source gave micro- or nanoseconds; divide them, a time is in ms."
+    if place is not None:
+        where = f" (record {place})"
+        cure = (
+            "Its producer wrote micro- or nanoseconds where Kafka expects milliseconds. Correct "
+            f"the producer; {_MOVE_ON}"
+        )
+    return RecordTimeError(
+        f"A record's time is {time_ms} ms, beyond the year 294247, which Spark cannot hold{where}"
+        f"\n  {cure}"
     )
-    return RecordTimeError(f"A record's time is {time}, which Spark cannot hold{where}\n  {cure}")
 
 
 # --- extractors -----------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class _Extracted(NamedTuple):
     """One source's records with their times; negative for those that are dropped."""
 
     op: TimeOp
-    topic: str
+    source: Source
     batch: EdgeBatch
 
     def dropped(self, consumed: Mapping[TopicPartition, int]) -> list[int]:
@@ -144,7 +145,7 @@ class _Extracted(NamedTuple):
         return [
             row
             for row in np.flatnonzero(self.batch.timestamp < 0).tolist()
-            if offsets[row] < consumed[TopicPartition(self.topic, int(partitions[row]))]
+            if offsets[row] < consumed[TopicPartition(self.source.topic, int(partitions[row]))]
         ]
 
 
@@ -163,7 +164,7 @@ class ExtractedTimes:
             before, batch = _partition_times(one.op, request), one.batch
             for partition in np.unique(batch.partition).tolist():
                 mine = batch.partition == partition
-                mine &= batch.offset < consumed[TopicPartition(one.topic, partition)]
+                mine &= batch.offset < consumed[TopicPartition(one.source.topic, partition)]
                 if mine.any():
                     time = max(before.get(partition, _NOT_YET), int(batch.timestamp[mine].max()))
                     task = TaskId(one.op.subtopology, partition)
@@ -172,31 +173,25 @@ class ExtractedTimes:
 
     def dropped(self, consumed: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
         """The number of consumed records without a time, by node and reason."""
-        found: dict[str, dict[str, int]] = {}
+        counts = Counter[str]()
         for one in self.sources:
-            count = len(one.dropped(consumed))
-            if count:
-                reasons = found.setdefault(one.op.name, {SKIPPED: 0})
-                reasons[SKIPPED] += count
-        return found
+            counts[one.op.name] += len(one.dropped(consumed))
+        return {name: {SKIPPED: count} for name, count in counts.items() if count}
 
     def left_out(
-        self,
-        consumed: Mapping[TopicPartition, int],
-        request: BatchRequest,
-        sources: Sources,
+        self, consumed: Mapping[TopicPartition, int], request: BatchRequest
     ) -> dict[TopicPartition, list[bytes]]:
         """The keys, as they are written, of the dropped records of topics that are changelogs, too
         (`BatchRequest.reused`)."""
         found: dict[TopicPartition, list[bytes]] = {}
         for one in self.sources:
-            rows = one.dropped(consumed)
-            if rows and any(tp.topic == one.topic for tp in request.reused()):
-                written = sources[one.op.source].key_serde.encode_array(one.batch.key.take(rows))
+            rows, topic = one.dropped(consumed), one.source.topic
+            if rows and any(tp.topic == topic for tp in request.reused()):
+                written = one.source.key_serde.encode_array(one.batch.key.take(rows))
                 partitions = one.batch.partition[rows].tolist()
                 for partition, key in zip(partitions, written.to_pylist(), strict=True):
                     if key is not None:
-                        found.setdefault(TopicPartition(one.topic, partition), []).append(key)
+                        found.setdefault(TopicPartition(topic, partition), []).append(key)
         return found
 
 
@@ -224,13 +219,12 @@ def extract_times(
         times = _times(op, failures, request)
         far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
         if far:
-            causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
-            failures.raise_of(causes)
+            failures.raise_of({row: _far_time(int(times[row]), None) for row in far})
         if op.extractor is None:
             batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
         hop.timestamp[rows] = times
         batch = replace(batch, timestamp=times)
-        found.append(_Extracted(op, sources[op.source].topic, batch))
+        found.append(_Extracted(op, sources[op.source], batch))
         if (times < 0).any():
             keep = np.flatnonzero(times >= 0)
             batch, rows = batch.take(keep), rows[keep]
