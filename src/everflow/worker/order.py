@@ -6,9 +6,9 @@ by the running maximum of the timestamp inside each partition: a record that is 
 its partition follows its predecessor at once.
 
 Kafka Streams forwards depth first: a result goes all its ways before the next result of the same
-record. A step goes operator by operator. `InOrder` puts together what comes by several ways record
-by record, each record's results way by way: that is the same where one record gives one result.
-`DepthFirst` knows of each result by which way it has come, and puts it where the original has it.
+record. A step goes operator by operator. `Order` puts together what comes by several ways record by
+record, each record's results way by way: that is the same where one record gives one result. Where
+it is not, it knows of each result by which way it has come, and puts it where the original has it.
 """
 
 from __future__ import annotations
@@ -47,46 +47,14 @@ def _of_side(records: Records, op: StatefulOp, number: int) -> list[EdgeBatch]:
     return [replace(batch, old=records[old])]
 
 
-def _kept(records: Records, op: MakingOp, done: EdgeBatch) -> None:
-    if isinstance(op, StatefulOp) and op.old is not None:
-        assert done.old is not None
-        records[op.old] = replace(done.old, seq=done.seq, put=None)
-    records[op.output] = done if done.old is None else replace(done, old=None)
-
-
-class InOrder:
-    """Orders results by the places of the records that brought them, then way by way."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-
-    def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
-        """The records of each side of operators that run together; nothing for a processor that
-        others hand their results to."""
-        return [
-            [
-                in_order(concat(_of_side(self._records, op, number)))
-                if side
-                else empty_like(op.type.key, op.type.value)
-                for number, side in enumerate(op.sides)
-            ]
-            for op in group
-        ]
-
-    def read(self, op: StatelessOp) -> EdgeBatch:
-        return concat([self._records[slot] for slot in op.inputs])
-
-    def keep(self, op: MakingOp, done: EdgeBatch) -> None:
-        _kept(self._records, op, done)
-
-
-class DepthFirst(InOrder):
-    """Orders results by their paths: the place of the record, and from there the edges and the
-    numbers of the results, as bytes. An operator gets each of its records with a ``seq`` of its
-    own, as if each had come by itself, which in the original it does."""
+class Order:
+    """Orders results by the places of the records that brought them, then way by way. Where an
+    operator has ``ways``, by their paths: the place of the record, and from there the edges and the
+    numbers of the results, as bytes. It gets each of its records with a ``seq`` of its own, as if
+    each had come by itself, which in the original it does."""
 
     def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
-        super().__init__(records)
+        self._records = records
         self._ways = ways
         self._kept: list[Paths] = []
         self._count = 0
@@ -94,24 +62,30 @@ class DepthFirst(InOrder):
         """Of each operator that runs, the paths on which its records came, by their ``seq``."""
 
     def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
+        """The records of each side of operators that run together; nothing for a processor that
+        others hand their results to."""
         if group[0].name not in self._ways:
-            return super().sides(group)
+            return [
+                [
+                    in_order(concat(_of_side(self._records, op, number)))
+                    if side
+                    else empty_like(op.type.key, op.type.value)
+                    for number, side in enumerate(op.sides)
+                ]
+                for op in group
+            ]
         sides = [self._side(op, number) for op in group for number in range(len(op.sides))]
         paths = np.concatenate([path for side in sides for path in (side.put, side.came)])
         order = np.argsort(paths, kind="stable")
         self._came.update({op.name: paths[order] for op in group})
         places = iter(np.split(_inverse(order), np.cumsum([len(p) for s in sides for p in s[1:]])))
-        ready = [side.placed(next(places), next(places)) for side in sides]
-        found = []
-        for op in group:
-            mine, ready = ready[: len(op.sides)], ready[len(op.sides) :]
-            found.append(mine)
-        return found
+        ready = iter([side.placed(next(places), next(places)) for side in sides])
+        return [[next(ready) for _ in op.sides] for op in group]
 
     def read(self, op: StatelessOp) -> EdgeBatch:
-        if op.name not in self._ways:
-            return super().read(op)
         batches = [self._records[slot] for slot in op.inputs]
+        if op.name not in self._ways:
+            return concat(batches)
         came = self._paths_of(batches, self._ways[op.name].sides[0])
         order = np.argsort(came, kind="stable")
         self._came[op.name] = came[order]
@@ -127,7 +101,10 @@ class DepthFirst(InOrder):
             self._kept.append(paths)
             self._count += len(paths)
             done = replace(done, seq=np.arange(begin, begin + len(paths), dtype=np.int64), put=None)
-        _kept(self._records, op, done)
+        if isinstance(op, StatefulOp) and op.old is not None:
+            assert done.old is not None
+            self._records[op.old] = replace(done.old, seq=done.seq, put=None)
+        self._records[op.output] = done if done.old is None else replace(done, old=None)
 
     def _side(self, op: StatefulOp, number: int) -> _Side:
         batches = _of_side(self._records, op, number)

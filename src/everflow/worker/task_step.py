@@ -59,7 +59,7 @@ from everflow.topology.plan import (
 )
 from everflow.user_program import one_line, shown
 from everflow.worker.failures import FailedRows, Failures, RecordFailure, Sources, raise_all
-from everflow.worker.order import DepthFirst, InOrder, Records, merge_inputs, merge_tasks
+from everflow.worker.order import Order, Records, merge_inputs, merge_tasks
 from everflow.worker.stateful import (
     GroupRun,
     RanOperator,
@@ -237,7 +237,7 @@ class TaskStep:
                     step=self,
                     request=request,
                     records=records,
-                    order=DepthFirst(records, self.ways) if self.ways else InOrder(records),
+                    order=Order(records, self.ways),
                     result=result,
                     stores=stores,
                     idle=idle,
@@ -322,7 +322,7 @@ class _Running:
     step: TaskStep
     request: BatchRequest
     records: Records
-    order: InOrder
+    order: Order
     result: StepResult
     stores: TaskStores
     idle: Moved
@@ -386,7 +386,7 @@ class _Running:
         """What stateless nodes make of rows that ``op`` has found in a store, row by row."""
         through = next(one for one in op.through if one.nodes == nodes)
         found: Records = {through.input: rows}
-        looking = replace(self, records=found, order=InOrder(found), known=None)
+        looking = replace(self, records=found, order=Order(found, {}), known=None)
         for stage in through.ops:
             looking.run(stage)
         return found[through.output]

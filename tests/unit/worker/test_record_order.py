@@ -23,7 +23,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.plan import NodeOp, PhysicalPlan, SinkOp, plan
 from everflow.worker.failures import Failures
-from everflow.worker.order import DepthFirst, InOrder
+from everflow.worker.order import Order
 from everflow.worker.task_step import run_function
 from unit.builders import edge_batch
 
@@ -91,7 +91,7 @@ def records() -> EdgeBatch:
 def ran(found: PhysicalPlan) -> dict[str, list[str]]:
     """What the sinks get of a plan's operators."""
     slots = {found.sources[0].slot: records()}
-    order = DepthFirst(slots, found.ways) if found.ways else InOrder(slots)
+    order = Order(slots, found.ways)
     results = {}
     for op in found.ops:
         if isinstance(op, SinkOp):
