@@ -597,9 +597,7 @@ def _field_hint(edge: EdgeType, error: Exception) -> str:
     for part, type_ in (("value", edge.value), ("key", edge.key)):
         for field in type_ if pa.types.is_struct(type_) else ():
             if field.name.lower() == unknown.lower():
-                return (
-                    f"\n  {unknown} is a field of the {part}: write F.col('{part}.{field.name}')"
-                )
+                return f"\n  {unknown} is a field of the {part}: write F.col('{part}.{field.name}')"
     return ""
 
 

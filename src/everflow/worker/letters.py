@@ -336,7 +336,6 @@ class GlobalRecords:
                 letters.refused(error)
 
 
-
 # --- records that were too large or refused -------------------------------------------------------
 
 

@@ -193,12 +193,7 @@ class KafkaSink:
         if not batch.touched:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
             self.ports.writer(request)
-            return BatchResult(
-                outcome=COMMITTED,
-                consumed=result.consumed,  # its offsets hold all the same
-                counts={"in": 0, "out": 0},
-                silent=request.silent,
-            )
+            return batch.of_nothing()
         corrections = left_out_entries(
             request,
             result,
@@ -245,6 +240,15 @@ class _Transaction:
         }
         moved = (tp for tp, wanted in ranges.items() if result.consumed[tp] > wanted.start)
         return touched.union(self.tasks[tp] for tp in moved)
+
+    def of_nothing(self) -> BatchResult:
+        """The result of a batch without records: its consumed offsets hold all the same."""
+        return BatchResult(
+            outcome=COMMITTED,
+            consumed=self.result.consumed,
+            counts={"in": 0, "out": 0},
+            silent=self.request.silent,
+        )
 
     @property
     def delivery_s(self) -> float:

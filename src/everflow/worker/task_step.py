@@ -755,10 +755,9 @@ def _columns(name: str, column: pa.Array, spread: str) -> Iterator[tuple[str, li
     if not pa.types.is_struct(column.type) or not column.type.num_fields:
         yield name, [cell(value) for value in column.to_pylist()]
         return
-    fields = [field.name for field in column.type]
     values = [value or {} for value in column.to_pylist()]
-    for field in fields:
-        yield f"{spread}{field}", [cell(value.get(field)) for value in values]
+    for one in column.type:
+        yield f"{spread}{one.name}", [cell(value.get(one.name)) for value in values]
 
 
 def _time(ms: int) -> str:

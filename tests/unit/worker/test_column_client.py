@@ -185,12 +185,13 @@ def test_a_reader_is_opened_by_the_first_request_and_closed_at_the_end(
 ) -> None:
     reader, asked = Reader(), []
     told = WorkerClients({"bootstrap.servers": "b:1"})
-    monkeypatch.setattr(serve, "clients_of", lambda request: told)
+    monkeypatch.setattr(serve, "clients_of", lambda gate: told)
 
     def answer(
         step: ResidentStep, got: Any, columns: object, opened: contextlib.ExitStack
     ) -> BatchResult:
-        step._connected(got, opened)
+        asking: Any = SimpleNamespace(gate="")
+        step._connected(asking, opened)
         result: BatchResult = got
         return result
 

@@ -201,9 +201,7 @@ def chained(value: str) -> Any:
 
 def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
     batch = edge_batch(["k"], ["{}"], offset=7)
-    node = FunctionNode(
-        "node", ("in",), EDGE, "MAP", op, lambda k, v: fn(v), where="app.py:30"
-    )
+    node = FunctionNode("node", ("in",), EDGE, "MAP", op, lambda k, v: fn(v), where="app.py:30")
     with pytest.raises(RecordFailure) as raised:
         run_function(node, Failures(node, SOURCES, batch))
     return raised.value

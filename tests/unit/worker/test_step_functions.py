@@ -44,9 +44,7 @@ def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
 
 
 def test_every_result_keeps_the_place_of_its_record() -> None:
-    found = called(
-        "flat_map_values", lambda k, v: range(v), batch(["a", "b", "c"], [2, 0, 1])
-    )
+    found = called("flat_map_values", lambda k, v: range(v), batch(["a", "b", "c"], [2, 0, 1]))
     assert found.offset.tolist() == [40, 40, 42]
     assert found.seq.tolist() == [0, 0, 2]
 
