@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from everflow.errors import SetupError
 
@@ -128,18 +129,26 @@ def _unfit(java: Path) -> str | None:
 
 def _asked_version(java: Path) -> str | None:
     try:
-        answer = subprocess.run(
-            [str(java), "-version"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        answer = _ran([str(java), "-version"], 60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
+    match = re.search(r'version "([^"]+)"', answer.stdout)
     return match.group(1) if match else None
+
+
+def _ran(command: list[str], timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The finished process, with all that it has written in ``stdout``. OSError, TimeoutExpired."""
+    return subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        **options,
+    )
 
 
 def _os_ids() -> set[str]:
@@ -250,16 +259,7 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
     command += ["-confs", conf, "-types", "jar", "bundle"]
     command += ["-retrieve", f"{staging}/[artifact]-[revision](-[classifier]).[ext]"]
     try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=_RESOLVE_TIMEOUT_S,
-            check=False,
-        )
+        done = _ran(command, _RESOLVE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"no answer within {_RESOLVE_TIMEOUT_S:.0f} s"
     # Ivy reports an unresolved module in its text and in the exit code of some versions only.
@@ -342,18 +342,10 @@ def _train(module: str, variable: str, archive: Path) -> str | None:
     own = f"-XX:ArchiveClassesAtExit={archive} -XX:TieredStopAtLevel=1 -Xlog:cds*=off"
     options = f"{os.environ.get(variable, '')} {own}"
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", module],
-            cwd=archive.parent,  # Python imports from there, too
-            env={**os.environ, variable: options.strip()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=TRAINING_TIMEOUT_S,
-            check=False,
-        )
+        # Python imports from the current folder, too.
+        environment = {**os.environ, variable: options.strip()}
+        command = [sys.executable, "-m", module]
+        done = _ran(command, TRAINING_TIMEOUT_S, cwd=archive.parent, env=environment)
     except subprocess.TimeoutExpired:
         return f"it was not made within {TRAINING_TIMEOUT_S:.0f} s"
     if done.returncode == 0 and archive.is_file():

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -266,15 +267,10 @@ class PeakMemory:
         return True
 
 
-_of_process: dict[int, PeakMemory] = {}
-
-
+@lru_cache(maxsize=1)
 def of_this_process(pid: int) -> PeakMemory:
     """The one of the process, whose number is ``pid``: a fork has another."""
-    if pid not in _of_process:
-        _of_process.clear()
-        _of_process[pid] = PeakMemory()
-    return _of_process[pid]
+    return PeakMemory()
 
 
 M_ARENA_MAX = -8

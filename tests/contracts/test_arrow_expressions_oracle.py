@@ -114,7 +114,7 @@ def test_what_is_not_translated_is_sparks(
     def stumbles(*_: object) -> object:
         raise KeyError("in the translation")
 
-    monkeypatch.setattr("everflow.spark.expressions.arrow_expression_of", stumbles)
+    monkeypatch.setattr("everflow.spark.expressions._Translation", stumbles)
     found = analyse(F.expr("value.int_1 + 1"), EdgeType(pa.string(), VALUE), None)
     assert found.arrow is None
     assert "in the translation" in found.why

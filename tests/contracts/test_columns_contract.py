@@ -114,7 +114,7 @@ def served(plan: PhysicalPlan, *, service: bool = True) -> Iterator[Run]:
     def run(records: Records) -> dict[int, EdgeBatch]:
         made = dict(records)
         for one in found.prepared:
-            one.run(made, client)
+            one(made, client)
         return made
 
     with closing(ColumnClient(found.path)) as client:
@@ -139,7 +139,7 @@ def without_arrow(plan: PhysicalPlan) -> PhysicalPlan:
         )
 
     ops = [
-        replace(op, projections=tuple(map(changed, op.projections)))
+        replace(op, projections=list(map(changed, op.projections)))
         if isinstance(op, ColumnsOp)
         else op
         for op in plan.ops

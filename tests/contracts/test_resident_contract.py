@@ -158,7 +158,7 @@ def by_worker(
     made = dict(records)
     with closing(ColumnClient(path)) as client:
         for one in columns:
-            one.run(made, client)
+            one(made, client)
     return made
 
 

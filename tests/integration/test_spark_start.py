@@ -189,15 +189,15 @@ def test_spark_is_found_launched_unless_the_program_starts_its_own(
 
 DAEMON = """
     import os, pickle
+    from everflow.spark import job
     from everflow.spark.job import _in_own_workers, launch_daemon_ahead
-    from everflow.spark.launch import daemon_ahead
     from everflow.spark.session import get_context
 
     launch_daemon_ahead()
     context = get_context()
     (result,) = _in_own_workers(context, lambda _: [os.getppid()]).collect()
     daemon = pickle.loads(result)
-    ahead = daemon_ahead._ahead[0].process
+    ahead = job._daemon[0].process
     print(daemon == [ahead.pid], ahead.poll() is None)
     context.stop()
     ahead.wait(20)

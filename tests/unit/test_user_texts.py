@@ -19,7 +19,7 @@ from everflow.errors import FatalError
 from everflow.kafka.dead_letters import LetterPlace, RawLetter, letter_of, line_of, text_of
 from everflow.logs import LogFile
 from everflow.user_program import one_line, printable
-from everflow.worker.functions import cell
+from everflow.worker.task_step import cell
 
 FORGED = "2026-11-21 21:14:06.000 ERROR MainThread everflow: forged"
 HOSTILE = f"\x1b[2K\r0 dead letters\x1b]0;title\x07\x9b31m\u202eevil\u2028\x7f\n{FORGED}\tx"

@@ -65,7 +65,7 @@ from everflow.state.task_directory import StateDirectory
 from everflow.topology.patterns import TopicGrowth, growth, may_grow, pattern_sources, resizable
 from everflow.topology.store_layouts import serde_words
 from everflow.worker.failures import UndecodableRecord
-from everflow.worker.global_records import GlobalRecords
+from everflow.worker.letters import GlobalRecords
 
 log = logging.getLogger("everflow")
 

@@ -574,13 +574,13 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def _launch_spark_ahead(self) -> None:
         """Spark's JVM, and its workers' daemon, start beside what else a start does."""
-        from everflow.spark.job import launch_daemon_ahead
-        from everflow.spark.launch import daemon_ahead, jvm_launch
+        from everflow.spark.job import discard_daemon, launch_daemon_ahead
+        from everflow.spark.launch import jvm_launch
         from everflow.spark.session import launch_ahead
 
         # For a start that fails before Spark's.
         self._life.opened.callback(jvm_launch.discard)
-        self._life.opened.callback(daemon_ahead.discard)
+        self._life.opened.callback(discard_daemon)
         launch_ahead()
         launch_daemon_ahead()
 

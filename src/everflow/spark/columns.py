@@ -241,7 +241,7 @@ def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
             if node.nodeName() in _CALLS:
                 cut.call(node)
             else:
-                cut.project(node.projectList(), node.child().output())
+                cut.waiting.append((node.projectList(), node.child().output()))
         cut.compute()
         return cut.path, tuple(cut.stages)
 
@@ -253,28 +253,26 @@ class _Cut:
         self._session = session
         self._jvm: Any = session._jvm
         self._given = given
-        self._waiting: list[tuple[Any, Any]] = []
+        self.waiting: list[tuple[Any, Any]] = []
+        """Expressions of projections, and the attributes that they read."""
         self.stages: list[Stage] = []
         self.path = ""
 
-    def project(self, expressions: Any, attributes: Any) -> None:
-        self._waiting.append((expressions, attributes))
-
     def compute(self) -> None:
         """Stages for what waits; without the JVM where nothing is to compute."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        last = list(_items(self._waiting[-1][0]))
+        last = list(_items(self.waiting[-1][0]))
         made = _struct([_type(expression) for expression in last])
-        paths = [_paths(*projection) for projection in self._waiting]
+        paths = [_paths(*projection) for projection in self.waiting]
         picks = [Pick(tuple(found)) for found in paths if found is not None]
         if len(picks) == len(paths):
             self.stages += picks
         else:
             service = _service(self._session)
-            self.path, number = service.add(self._waiting, self._given, made)
+            self.path, number = service.add(self.waiting, self._given, made)
             self.stages.append(Compute(number, _arrow(made)))
-        self._given, self._waiting = made, []
+        self._given, self.waiting = made, []
 
     def call(self, node: Any) -> None:
         """A plan node that calls functions, whose inputs stand behind the columns that it keeps."""
@@ -284,7 +282,7 @@ class _Cut:
         expressions = self._jvm.java.util.ArrayList()
         for expression in (*_items(kept), *inputs):
             expressions.add(expression)
-        self.project(self._jvm.PythonUtils.toSeq(expressions), kept)
+        self.waiting.append((self._jvm.PythonUtils.toSeq(expressions), kept))
         self.compute()
         count = kept.size()
         given = _struct([field.dataType for field in self._given.fields[count:]])

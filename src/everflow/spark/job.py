@@ -1,13 +1,21 @@
-"""The long-running Spark job of a stream thread: one task, whose Python worker hosts operators."""
+"""The long-running Spark job of a stream thread: one task, whose Python worker hosts operators.
+
+Spark launches the daemon of its Python workers for the first job, when its JVM is up; the daemon's
+imports, 0.7 s of a processor, were waited for then, by everybody. One that has done them beside the
+start of Spark takes the place of the one that Spark launches (`everflow.spark.launch.daemon.give`);
+where it is not the same, or has gone, nothing but time is lost.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -15,7 +23,9 @@ from pyspark.core.rdd import _prepare_for_python_RDD
 from pyspark.errors import PySparkException
 
 from everflow.errors import EverflowError, SetupError
-from everflow.spark.launch import daemon_ahead
+from everflow.sockets import remove_socket_folder, socket_folder_of_process
+from everflow.spark.launch.daemon import AHEAD, MODULE, SOCKET_VARIABLE
+from everflow.spark.launch.jvm_launch import deaf
 from everflow.spark.session import OURS, prepare_environment, running_context
 from everflow.travel.own_code import program_folders
 
@@ -25,6 +35,8 @@ _ahead: dict[int, ServingJob] = {}
 needs the worker takes it out."""
 _NAMED_BY = ("spark.job.description", "callSite.short")
 """Local properties from which Spark's UI takes the names of a job and of its stage."""
+_BY_SPARK = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
+"""Variables that Spark sets for a daemon and that libraries read when they are imported."""
 
 
 class SparkJobError(EverflowError):
@@ -105,7 +117,75 @@ def launch_daemon_ahead() -> None:
         return
     with suppress(SetupError):  # the start of Spark reports it
         prepare_environment()
-        daemon_ahead.launch(worker_environment())
+        launch_daemon(worker_environment())
+
+
+class _DaemonAhead(NamedTuple):
+    process: subprocess.Popen[bytes]
+    socket: str
+
+
+_daemon: list[_DaemonAhead] = []
+"""One at the most; it stays here when it has become the daemon."""
+
+
+def launch_daemon(workers: Mapping[str, str]) -> None:
+    """Let a daemon start for workers of this environment; returns at once. Nothing happens where
+    there is one, and where this process's JVM was launched by somebody else, with variables of its
+    own. Whatever goes wrong is found, and told, by the one that Spark launches. Not for several
+    threads at once."""
+    running = bool(_daemon) and _daemon[0].process.poll() is None
+    if running or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    _daemon.clear()
+    try:
+        folder = socket_folder_of_process()
+        process = _launched(path := str(folder / "p"), workers)
+    except OSError:
+        return
+    _daemon.append(_DaemonAhead(process, path))
+
+    def reap() -> None:
+        process.wait()  # it is this process's child, and nobody else's to be reaped
+        remove_socket_folder(folder)
+
+    threading.Thread(target=reap, name="everflow-daemon-ahead", daemon=True).start()
+
+
+def _launched(path: str, workers: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    environment = {
+        "PYTHONHASHSEED": "0",  # PySpark's, where none is set
+        **os.environ,
+        **workers,
+        **_BY_SPARK,
+        SOCKET_VARIABLE: path,
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen(1)
+        number = listening.fileno()
+        python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        return subprocess.Popen(
+            [python, "-m", MODULE, AHEAD, str(number)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(number,),
+            preexec_fn=_apart,
+        )
+
+
+def _apart() -> None:
+    deaf()
+    os.setpgid(0, 0)
+
+
+def discard_daemon() -> None:
+    """End it, if it is no daemon yet; Spark has ended then, or is somebody else's. Idempotent."""
+    for one in _daemon:
+        if one.process.stdin is not None:
+            one.process.stdin.close()
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:
@@ -115,13 +195,9 @@ def workers_ahead(context: SparkContext, threads: int) -> None:
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
-            job = ServingJob(context, number, name, _nothing)
+            job = ServingJob(context, number, name, lambda: None)
             _ahead[number] = job
             job.start()
-
-
-def _nothing() -> None:
-    """The work of a worker that is started ahead."""
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:
@@ -180,5 +256,7 @@ def worker_environment() -> dict[str, str]:
         # their pages would be taken anew at 2 us each (joining 16,384 records: 3.5 ms, then 2.4).
         "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-        **daemon_ahead.variable(),
+        # The daemon that was started ahead is found by it. It is the same from the launch on, since
+        # Spark has a daemon for each environment.
+        **({SOCKET_VARIABLE: _daemon[0].socket} if _daemon else {}),
     }

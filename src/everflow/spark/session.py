@@ -565,13 +565,9 @@ def note_letters(users: SparkSession) -> None:
 def _own_session(users: SparkSession) -> SparkSession:
     note_letters(users)
     own = users.newSession()
-    given = {
-        key: value
-        for key, value in own.conf.getAll.items()
-        if key.startswith("spark.sql.") and own.conf.isModifiable(key)
-    }
-    for key in given:
-        own.conf.unset(key)
+    for key in own.conf.getAll:
+        if key.startswith("spark.sql.") and own.conf.isModifiable(key):
+            own.conf.unset(key)
     _warn_of_settings(users, own)
     for key, value in SQL_SETTINGS.items():
         own.conf.set(key, value)

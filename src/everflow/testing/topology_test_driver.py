@@ -85,12 +85,10 @@ from everflow.user_program import user_line
 from everflow.worker.columns import ColumnClient
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import DescribedFailure, RecordFailure, Sources, UndecodableRecord
-from everflow.worker.functions import BY_KEY
-from everflow.worker.global_records import GlobalRecords
 from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.worker.letters import Letters, take_letters
+from everflow.worker.letters import GlobalRecords, Letters, take_letters
 from everflow.worker.sink import columns_of
-from everflow.worker.task_step import StepResult, TaskStep
+from everflow.worker.task_step import BY_KEY, StepResult, TaskStep
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):

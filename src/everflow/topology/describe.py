@@ -27,14 +27,18 @@ from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     FunctionExpr,
+    FunctionNode,
     GlobalTableNode,
     Graph,
     LoadedTableNode,
     Node,
+    PrintNode,
     SinkNode,
     SourceNode,
     StatefulNode,
+    TakeNode,
     TimeFunction,
+    UnnestNode,
     WholeTableNode,
 )
 from everflow.topology.plan import (
@@ -43,16 +47,13 @@ from everflow.topology.plan import (
     AskOp,
     Choice,
     ColumnsOp,
-    FunctionOp,
+    NodeOp,
     PhysicalPlan,
     PlanOp,
-    PrintOp,
     Projection,
     SinkOp,
     StatefulOp,
-    TakeOp,
     TimeOp,
-    UnnestOp,
     columns_of,
     computed_by,
     why_not_arrow,
@@ -351,17 +352,17 @@ def _of_op(op: PlanOp | TimeOp) -> Iterator[Road]:
             yield Road(op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where)
         case TimeOp(extractor=extractor) if extractor is not None:
             yield Road(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
-        case FunctionOp():
-            yield Road(op.name, PYTHON, f"calls {_texts(op.fn)} for each record", op.where)
+        case NodeOp(node=FunctionNode(fn=fn)):
+            yield Road(op.name, PYTHON, f"calls {_texts(fn)} for each record", op.where)
         case AskOp():
             yield Road(op.name, PYTHON, f"calls {_texts(op.operator)} for entries", op.where)
-        case TakeOp():
-            answer = "true" if op.taken else "false"
+        case NodeOp(node=TakeNode(taken=taken)):
+            answer = "true" if taken else "false"
             yield Road(op.name, ARROW, f"the records whose answer is {answer}", None)
-        case UnnestOp():
+        case NodeOp(node=UnnestNode()):
             yield Road(op.name, ARROW, "a record for each element of a list", None)
-        case PrintOp():
-            yield Road(op.name, ARROW, f"prints {op.rows} rows of a batch at most", op.where)
+        case NodeOp(node=PrintNode(rows=rows)):
+            yield Road(op.name, ARROW, f"prints {rows} rows of a batch at most", op.where)
         case StatefulOp():
             stores = "store " + ", ".join(
                 spec.name for spec in (*op.stores, *op.reads, *op.looks_up)

@@ -12,7 +12,7 @@ results. `everflow.spark.columns.staged` finds the stages; a worker runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from types import FunctionType
@@ -164,13 +164,14 @@ def computed_by(found: Projection | Choice) -> str:
     return PYTHON if any(column.calls for column, _ in columns) else CATALYST
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ColumnsOp:
     """Columns over the records of slot ``input``: projections of them, or of what an earlier one
-    of these projections gives, which are computed together (one alone, if it calls functions)."""
+    of these projections gives, which are computed together (one alone, if it calls functions). Only
+    the planner changes it."""
 
-    projections: tuple[Projection | Choice, ...]
     input: int
+    projections: list[Projection | Choice] = field(default_factory=list)
     outputs: tuple[int, ...] = ()
     """The slots that other operators read."""
 
@@ -219,13 +220,18 @@ class _Step:
     where: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionOp(_Step):
-    """A FunctionNode: calls the user's function record by record."""
+StepNode = FunctionNode | PrintNode | TakeNode | UnnestNode
 
-    op: str
-    fn: Callable[..., Any]
-    type: EdgeType
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOp(_Step):
+    """A stateless node whose records a step takes as they come."""
+
+    node: StepNode
+
+    @staticmethod
+    def of(node: StepNode, inputs: tuple[int, ...], output: int = -1) -> NodeOp:
+        return NodeOp(name=node.name, where=node.where, node=node, inputs=inputs, output=output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,29 +240,6 @@ class AskOp(_Step):
 
     operator: ProcessorOperator
     subtopology: int
-    type: EdgeType
-
-
-@dataclass(frozen=True, kw_only=True)
-class TakeOp(_Step):
-    """A TakeNode."""
-
-    taken: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrintOp(_Step):
-    """A PrintNode."""
-
-    title: str
-    rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnnestOp(_Step):
-    """An UnnestNode."""
-
-    keyed: bool
     type: EdgeType
 
 
@@ -326,7 +309,7 @@ class SinkOp(_Step):
     Java does."""
 
 
-StepOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+StepOp = NodeOp | AskOp | StatefulOp | SinkOp
 PlanOp = ColumnsOp | StepOp
 
 
@@ -587,34 +570,6 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
     return replace(topology, nodes=tuple(nodes))
 
 
-def _step_op(
-    node: FunctionNode | TakeNode | UnnestNode, inputs: tuple[int, ...], output: int
-) -> FunctionOp | TakeOp | UnnestOp:
-    found: dict[str, Any] = {"name": node.name, "inputs": inputs, "output": output}
-    found["where"] = node.where
-    match node:
-        case FunctionNode():
-            return FunctionOp(**found, op=node.op, fn=node.fn, type=node.out)
-        case TakeNode():
-            return TakeOp(**found, taken=node.taken)
-        case UnnestNode():
-            return UnnestOp(**found, keyed=node.keyed, type=node.out)
-
-
-@dataclass
-class _Columns:
-    """Projections that become one `ColumnsOp`."""
-
-    input: int
-    projections: list[Projection | Choice] = field(default_factory=list)
-
-    def op(self, read: Collection[int]) -> ColumnsOp:
-        """``read``: the slots that operators read."""
-        made = (projection.output for projection in self.projections)
-        outputs = tuple(slot for slot in made if slot in read)
-        return ColumnsOp(projections=tuple(self.projections), input=self.input, outputs=outputs)
-
-
 class _Planner:
     """One pass over the nodes in topological order."""
 
@@ -632,11 +587,9 @@ class _Planner:
         self._sources: list[Source] = []
         self._global_tables: list[GlobalTable] = []
         self._loaded_tables: list[LoadedTable] = []
-        self._times: list[_Columns | TimeOp] = []
-        self._ops: list[_Columns | StepOp] = []
-        self._through: list[tuple[str, Through]] = []
-        """With the names of the nodes whose operators look rows up."""
-        self._columns: dict[tuple[int, str], _Columns] = {}
+        self._times: list[ColumnsOp | TimeOp] = []
+        self._ops: list[PlanOp] = []
+        self._columns: dict[tuple[int, str], ColumnsOp] = {}
         """Columns that others may join, by their input slot and execution path."""
         self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
         """The nodes that each side of an operator or a sink reads."""
@@ -654,7 +607,7 @@ class _Planner:
         by = computed_by(found)
         columns = self._columns.get((found.input, by))
         if columns is None:
-            columns = _Columns(found.input)
+            columns = ColumnsOp(input=found.input)
             ops.append(columns)
         columns.projections.append(found)
         if by != PYTHON:  # a call would see what a filter beside it drops
@@ -684,15 +637,7 @@ class _Planner:
                 self._place_sink(node)
             case PrintNode():
                 self._sides[node.name] = (node.inputs,)
-                self._ops.append(
-                    PrintOp(
-                        name=node.name,
-                        title=node.title,
-                        rows=node.rows,
-                        inputs=self._inputs(node),
-                        where=node.where,
-                    )
-                )
+                self._ops.append(NodeOp.of(node, self._inputs(node)))
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
@@ -778,7 +723,7 @@ class _Planner:
         inputs = tuple(slot for side in sides for slot in side)
         out = self._slot(node.name, node.out)
         if not isinstance(node, StatefulNode):
-            self._ops.append(_step_op(node, inputs, out))
+            self._ops.append(NodeOp.of(node, inputs, out))
             yield out
             return
         op = StatefulOp(
@@ -795,10 +740,11 @@ class _Planner:
             links=links,
             idle=self._idle_names(node),
             old_sides=self._old_sides(node, node.operator.old_sides),
+            through=tuple(
+                self._place_through(node, names) for names in dict.fromkeys(node.operator.through)
+            ),
         )
         self._ops.append(op)
-        for names in dict.fromkeys(node.operator.through):
-            self._through.append((node.name, self._place_through(node, names)))
         yield out
 
     # -- tables that are asked (note 035) ----------------------------------------------------------
@@ -822,7 +768,7 @@ class _Planner:
             case ProjectNode():
                 self._project(Projection(node, given, out), ops)
             case FunctionNode():
-                ops.append(_step_op(node, (given,), out))
+                ops.append(NodeOp.of(node, (given,), out))
             case StatefulNode():
                 assert isinstance(node.operator.asked, ProcessorOperator)
                 ask = AskOp(
@@ -939,44 +885,32 @@ class _Planner:
     def finish(self) -> PhysicalPlan:
         for node in self._topology.nodes:
             self._outputs[node.name] = tuple(self._place(node))
-        through = [one for _, one in self._through]
-        read = {one.output for one in through}
-        for op in (*self._times, *self._ops, *(op for one in through for op in one.ops)):
-            read.update([op.input] if isinstance(op, _Columns) else op.inputs)
-        times = [one.op(read) if isinstance(one, _Columns) else one for one in self._times]
-        ops = [self._finished(one, read) for one in self._ops]
+        stateful = (op for op in self._ops if isinstance(op, StatefulOp))
+        through = [one for op in stateful for one in op.through]
+        every = [*self._times, *self._ops, *(op for one in through for op in one.ops)]
+        read = {one.output for one in through}.union(*(op.inputs for op in every))
+        for op in every:
+            if isinstance(op, ColumnsOp):
+                op.outputs = tuple(one.output for one in op.projections if one.output in read)
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
-        columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))  # a getter sees none
+        ops = (*self._times, *self._ops)
+        columns = (op for op in ops if isinstance(op, ColumnsOp))  # a getter sees no headers
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)
         return PhysicalPlan(
             application_id=self._app,
             sources=sources,
             slots=tuple(self._slots),
-            times=tuple(times),
-            ops=in_turn(ops),
+            times=tuple(self._times),
+            ops=in_turn(self._ops),
             headers=headers,
             global_tables=tuple(self._global_tables),
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
-        )
-
-    def _finished(self, op: _Columns | StepOp, read: Collection[int]) -> PlanOp:
-        if isinstance(op, _Columns):
-            return op.op(read)
-        mine = [one for name, one in self._through if name == op.name]
-        if not isinstance(op, StatefulOp) or not mine:
-            return op
-        return replace(
-            op,
-            through=tuple(
-                replace(one, ops=tuple(self._finished(stage, read) for stage in one.ops))
-                for one in mine
-            ),
         )
 
     def _needs_headers(self) -> bool:

@@ -34,11 +34,13 @@ from everflow.operators.user_code import require_users
 from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
 from everflow.records import (
     EdgeBatch,
+    Int32,
     Int64,
     KeyPlaces,
     TaskId,
     TopicPartition,
     listed_headers,
+    valid,
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
@@ -216,14 +218,11 @@ class KeyCheck:
             return None
         rows = np.arange(0, len(raw), -(-len(raw) // MOST_KEYS))
         keys = raw.key.take(pa.array(rows))
-        # librdkafka's crc32 spreads empty keys at random, too.
-        at_random = pc.equal(pc.binary_length(keys), 0) if source.partitioner == CRC32 else None
-        keyed = (
-            keys.is_valid()
-            if at_random is None
-            else pc.and_kleene(keys.is_valid(), pc.invert(at_random))
-        )
-        some = np.flatnonzero(keyed.to_numpy(zero_copy_only=False))
+        keyed = valid(keys)
+        if source.partitioner == CRC32:  # librdkafka's spreads empty keys at random, too
+            empty = pc.equal(pc.binary_length(keys), 0).fill_null(True)
+            keyed = keyed & ~empty.to_numpy(zero_copy_only=False)
+        some = np.flatnonzero(keyed)
         if not len(some):
             return None
         keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)
@@ -289,7 +288,8 @@ class LogDecoder:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
-            raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
+            rows = np.flatnonzero(hop.source == source.index)
+            raw = raw_records(mine, source, hop.partition[rows], rows)
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
             decoded, bad = decoded_records(source, raw, judge, odd, mine.unread)
@@ -427,14 +427,15 @@ def _joined(columns: Sequence[Int64]) -> Int64:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def _raw(found: LogColumns, rows: Int64, hop: BatchInput) -> EdgeBatch:
+def raw_records(found: LogColumns, source: Source, partitions: Int32, places: Int64) -> EdgeBatch:
+    """The records of one source as they came, at these ``places`` of a batch."""
     return EdgeBatch(
         key=found.keys,
         value=found.values,
-        timestamp=hop.timestamp[rows],
-        seq=rows,
-        source=hop.source[rows],
-        partition=hop.partition[rows],
-        offset=hop.offset[rows],
+        timestamp=found.timestamps,
+        seq=places,
+        source=np.full(len(found), source.index, np.int32),
+        partition=partitions,
+        offset=found.offsets,
         headers=found.headers,
     )

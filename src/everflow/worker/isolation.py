@@ -151,7 +151,6 @@ class _Search(Generic[_T]):
         if not of_data(cause):
             return []
         failure = RecordFailure(place, None, cause)
-        failure.__cause__ = cause
         return [Fault(failure.failure, failure)]
 
     def blamed(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,6 @@ from everflow.protocol.messages import (
     timed,
 )
 from everflow.records import (
-    Bytes,
     Int64,
     StoreChanges,
     TaskId,
@@ -57,10 +56,13 @@ from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSE
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.worker.failures import Sources
 from everflow.worker.letters import (
+    FLUSH_TIMEOUT_S,
     Columns,
     LetterRefusedError,
     Letters,
     LetterTooLargeError,
+    LetterWriter,
+    changes_of,
     named,
     refused,
     take_letters,
@@ -109,29 +111,11 @@ def _puts(changes: Mapping[TaskId, Sequence[StoreChanges]]) -> list[Puts]:
 # --- the transaction ------------------------------------------------------------------------------
 
 
-FLUSH_TIMEOUT_S = 60.0
 ENDED_LATE_S = 10.0
 """How much later than its time-out the broker ends a transaction."""
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
-
-
-class LetterWriter(Protocol):
-    """The part of a `RecordWriter` that dead letters need."""
-
-    def begin(self) -> None: ...
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None: ...
-    def send(self) -> None: ...
-    def flush(self, timeout_s: float) -> None: ...
 
 
 class SinkWriter(LetterWriter, Protocol):
@@ -152,7 +136,7 @@ class SinkWriter(LetterWriter, Protocol):
 
 
 class SinkPorts(Protocol):
-    """Effects of the sink, in a worker (`ports.WorkerPorts`, picklable) or in a simulation."""
+    """Effects of the sink, in a worker (`serve.WorkerPorts`, picklable) or in a simulation."""
 
     @property
     def watched(self) -> bool:
@@ -359,14 +343,11 @@ class _Transaction:
         for output in self.result.outputs:
             for columns in columns_of(output, writer.partition_count):
                 yield "out", columns
-        stores = {task.task: task.stores for task in self.request.tasks}
-        for task, listed in self.result.changes.items():
-            for changes in listed:
-                topic = stores[task][changes.store].changelog
-                if topic is None or TopicPartition(topic, task.partition) in self.request.ranges:
-                    continue  # without a changelog, or it is in the topic that was read
-                keys, values = as_bytes(changes.keys), as_bytes(changes.values)
-                yield "changelog", (topic, keys, values, changes.timestamps, task.partition, None)
+        for topic, task, changes in changes_of(self.request, self.result):
+            if TopicPartition(topic, task.partition) in self.request.ranges:
+                continue  # it is in the topic that was read
+            keys, values = as_bytes(changes.keys), as_bytes(changes.values)
+            yield "changelog", (topic, keys, values, changes.timestamps, task.partition, None)
         for one in corrections:
             times = np.array([entry.time for entry in one.entries], np.int64)
             packed = as_bytes([entry.packed() for entry in one.entries])

@@ -38,7 +38,6 @@ from everflow.records import (
     Int64,
     TaskId,
     TasksResult,
-    TopicPartition,
 )
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
@@ -295,17 +294,15 @@ class GroupRun:
                 for op, result, mine, times in zip(self.group, done, sides, moved, strict=True)
             ]
         except UserFunctionError as error:
-            op = self._failed_in(error)
-            if error.source < 0:  # `close`, behind all records
-                cause = error.__cause__ or error
-                raise RecordFailure(None, op.where, cause) from cause
+            if error.source < 0:
+                raise self._failure(error) from (error.__cause__ or error)
             searchable = (every_failure or error.together) and self._may_be_cut
             errors: Sequence[UserFunctionError] = (error, *error.others)
             checked = isinstance(self.stores.access, CheckedAccess)
             if searchable and checked and damage_in(error) is None:
                 most = MOST_FAILING if every_failure else 1
                 errors, searchable = self._all_failures(sides, tasks, error, most), False
-            failures = [_of_record(self._failed_in(one), self.sources, one) for one in errors]
+            failures = [self._failure(one) for one in errors]
             failures[0].searchable = searchable
             raise_all(failures)
 
@@ -441,18 +438,18 @@ class GroupRun:
                 )
             ) from cause
         if response is Response.RETRY:
-            inputs = [tp for tp in self._inputs() if tp.partition == task.partition]
+            topics = {one.topic for one in self.sources if one.subtopology == op.subtopology}
+            mine = (tp for tp in self.request.ranges if tp.partition == task.partition)
+            inputs = [tp for tp in mine if tp.topic in topics]
             raise RetriableError(f"{text} (its handler says RETRY)", inputs) from cause
         first, _, rest = text.rpartition("\n  ")
         self.left_out.append(f"{first.partition(chr(10))[0]:.300} {rest}")
 
-    def _inputs(self) -> list[TopicPartition]:
-        mine = self.group[0].subtopology
-        topics = {one.topic for one in self.sources if one.subtopology == mine}
-        return [tp for tp in self.request.ranges if tp.topic in topics]
-
     def _failed_in(self, error: UserFunctionError) -> StatefulOp:
         return next((one for one in self.group if one.name == error.node), self.group[0])
+
+    def _failure(self, error: UserFunctionError) -> RecordFailure:
+        return _failure(self._failed_in(error), self.sources, error)
 
     @property
     def _may_be_cut(self) -> bool:
@@ -519,12 +516,13 @@ def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
     )
 
 
-def _of_record(op: StatefulOp | AskOp, sources: Sources, error: UserFunctionError) -> RecordFailure:
-    cause = error.__cause__ or error
-    record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
-    failure = RecordFailure(record, op.where, cause)
-    failure.__cause__ = cause
-    return failure
+def _failure(op: StatefulOp | AskOp, sources: Sources, error: UserFunctionError) -> RecordFailure:
+    """Of no record if it comes of `close`, which is called behind all records."""
+    record = None
+    if error.source >= 0:
+        topic = sources[error.source].topic
+        record = BadRecord(topic, error.partition, error.offset, op.name)
+    return RecordFailure(record, op.where, error.__cause__ or error)
 
 
 def clock_name(node: str, method: str) -> str:
@@ -571,10 +569,7 @@ def ask(op: AskOp, rows: EdgeBatch, sources: Sources, request: BatchRequest) -> 
     try:
         (done,) = op.operator.run_together([one], around)
     except UserFunctionError as error:
-        if error.source < 0:  # `close`, behind all records
-            raise RecordFailure(None, op.where, error.__cause__ or error) from error.__cause__
-        failure = _of_record(op, sources, error)
-        raise failure from failure.__cause__
+        raise _failure(op, sources, error) from (error.__cause__ or error)
     return replace(in_order(done.output), seq=rows.seq)
 
 

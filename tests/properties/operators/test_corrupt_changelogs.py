@@ -116,9 +116,6 @@ class Access:
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[Any]:
         return self.store.snapshot()
 
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        return [0] * len(keys)
-
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         assert "Store s of task 0_3 is damaged" in reason
 

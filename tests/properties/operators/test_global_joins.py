@@ -33,11 +33,6 @@ ROWS = st.lists(
 )
 
 
-def homes(keys: Sequence[bytes], partitions: int) -> list[int]:
-    found: list[int] = java_partitions(pa.array(keys, pa.binary()), partitions).tolist()
-    return found
-
-
 def store(entries: Sequence[tuple[str, int]]) -> InMemoryStore:
     found = InMemoryStore(SPEC)
     keys = [key.encode() for key, _ in entries]
@@ -73,7 +68,7 @@ def test_each_record_meets_the_entry_of_its_mapped_key(
     parts: list[list[tuple[str, int]]] = [[] for _ in range(data.draw(st.integers(1, 4)))]
     for entry in content.items():
         parts[data.draw(st.integers(0, len(parts) - 1))].append(entry)
-    whole = WholeTable([store(part) for part in parts], homes)
+    whole = WholeTable([store(part) for part in parts])
     made = [
         (key, None if value is None and at % 2 else {"fk": fk, "value": value}, time)
         for at, (key, fk, value, time) in enumerate(rows)
@@ -94,11 +89,11 @@ def test_each_record_meets_the_entry_of_its_mapped_key(
 def test_a_key_of_several_partitions_is_its_own_partitions_first(
     contents: list[dict[str, int]], asked: list[str]
 ) -> None:
-    whole = WholeTable([store(list(part.items())) for part in contents], homes)
+    whole = WholeTable([store(list(part.items())) for part in contents])
     keys = [key.encode() for key in asked]
 
     def wanted(key: bytes) -> bytes | None:
-        home = homes([key], len(contents))[0]
+        home = int(java_partitions(pa.array([key], pa.binary()), len(contents))[0])
         order = [home, *(at for at in range(len(contents)) if at != home)]
         found = [contents[at][key.decode()] for at in order if key.decode() in contents[at]]
         return VALUE.encode(found[0]) if found else None

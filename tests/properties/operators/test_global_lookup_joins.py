@@ -96,7 +96,7 @@ def joined(
         for key, value in changed.items():
             data = None if value is None else VALUE.encode(value)
             table[key == "a"].apply(StoreChanges("g", [key.encode()], [data], np.array([0])))
-        whole = WholeTable(table, lambda keys, _: [key == b"a" for key in keys])
+        whole = WholeTable(table)
         given = side(batch, left=True)
         given = given.with_columns(
             value=pa.StructArray.from_arrays(

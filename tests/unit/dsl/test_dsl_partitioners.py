@@ -35,7 +35,8 @@ from everflow.topology.partitioners import (
 from everflow.topology.plan import SinkOp, plan
 from everflow.topology.store_layouts import fingerprint, layouts_to_keep
 from everflow.topology.subtopologies import cut
-from everflow.worker.functions import BY_KEY, Partitions
+from everflow.worker.failures import Failures
+from everflow.worker.task_step import BY_KEY, Partitions
 
 pytestmark = pytest.mark.spark
 
@@ -265,7 +266,7 @@ def partitions_said(sink: SinkOp, keys: list[Any], count: int) -> list[int]:
         offset=np.arange(len(keys)),
     )
     written = pa.array([sink.key_serde.encode(key) for key in keys], pa.binary())
-    said = Partitions(op=sink, sources=(), batch=bare, said=None, keys=written)
+    said = Partitions(op=sink, failures=Failures(sink, (), bare), said=None, keys=written)
     rows, found = said.of("out", None, count)
     assert rows.tolist() == list(range(len(keys)))
     return [int(one) for one in found]

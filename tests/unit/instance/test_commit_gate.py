@@ -25,7 +25,7 @@ from everflow.instance.commit_gate import (
 from everflow.instance.tasks.recovery import CommittedLowerBounds
 from everflow.protocol.messages import AT_LEAST_ONCE, EXACTLY_ONCE_V2, WorkerClients
 from everflow.records import CommittedOffset, MemberMetadata, TaskId, TopicPartition
-from everflow.worker.ports import GateClient
+from everflow.worker.serve import GateClient
 
 # --- commit gate ----------------------------------------------------------------------------------
 

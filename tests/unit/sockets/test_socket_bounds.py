@@ -25,10 +25,9 @@ from everflow.records import MemberMetadata
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, read_line, require_size
 from everflow.testing import kafka_proxy
 from everflow.topology.plan import Ticket
-from everflow.worker import ports
+from everflow.worker import serve as resident
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from everflow.worker.ports import GateClient
-from everflow.worker.serve import ResidentStep, refuse
+from everflow.worker.serve import GateClient, ResidentStep, refuse
 
 MOST = 1_000
 WAIT_S = 60.0
@@ -115,7 +114,7 @@ def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
 def test_a_worker_does_not_commit_with_more_offsets_than_the_gate_hears(
     gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ports, "MOST_LINE_BYTES", MOST)
+    monkeypatch.setattr(resident, "MOST_LINE_BYTES", MOST)
     with closing(GateClient(gate)) as client:
         answer = client.commit("i.0.0", [("topic", 0, 1, "m" * MOST)])
         assert not answer.ok

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from everflow.instance.thread.worker_processes import alive
+from everflow.spark import job
 from everflow.spark.job import worker_environment
-from everflow.spark.launch import daemon_ahead
 from everflow.spark.launch.daemon import SOCKET_VARIABLE, DaemonPlace, same_imports
 from everflow.testing.waiting import wait_until
 
@@ -92,14 +92,14 @@ def test_what_could_be_imported_otherwise_does(asked: DaemonPlace) -> None:
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """One that waits, or imports still."""
     monkeypatch.delenv(OF_PYTEST)
-    daemon_ahead.launch(worker_environment())
-    daemon_ahead.launch(worker_environment())  # once is enough
-    (one,) = daemon_ahead._ahead
+    job.launch_daemon(worker_environment())
+    job.launch_daemon(worker_environment())  # once is enough
+    (one,) = job._daemon
     yield one.process
-    daemon_ahead.discard()
+    job.discard_daemon()
     one.process.wait(DEADLINE_S)
     wait_until(lambda: not Path(one.socket).parent.exists(), DEADLINE_S, "its folder to go")
-    daemon_ahead._ahead.clear()
+    job._daemon.clear()
     assert worker_environment().get(SOCKET_VARIABLE) is None
 
 
@@ -246,10 +246,10 @@ def no_room() -> Path:
 
 def test_what_cannot_be_launched_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # somebody else's JVM, as by spark-submit
-    daemon_ahead.launch({})
+    job.launch_daemon({})
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT")
     monkeypatch.setenv("PYSPARK_PYTHON", "/not/there/python3")
-    daemon_ahead.launch({})
-    monkeypatch.setattr(daemon_ahead, "socket_folder_of_process", no_room)
-    daemon_ahead.launch({})
-    assert not daemon_ahead._ahead
+    job.launch_daemon({})
+    monkeypatch.setattr(job, "socket_folder_of_process", no_room)
+    job.launch_daemon({})
+    assert not job._daemon

@@ -17,7 +17,7 @@ from everflow.topology.plan import (
     CATALYST,
     PYTHON,
     ColumnsOp,
-    FunctionOp,
+    NodeOp,
     PhysicalPlan,
     SinkOp,
     StatefulOp,
@@ -48,7 +48,7 @@ def test_operators_stand_behind_those_whose_records_they_read() -> None:
     kept = stream.filter(F.col("value") != "").map_values(lambda v: v + "!", returns="string")
     kept.map_values(F.reverse("value")).to("out")
     found = planned(builder)
-    assert [type(op) for op in found.ops] == [ColumnsOp, FunctionOp, ColumnsOp, SinkOp]
+    assert [type(op) for op in found.ops] == [ColumnsOp, NodeOp, ColumnsOp, SinkOp]
     assert columns(*found.columns) == [(ARROW, 1), (CATALYST, 1)]
     assert [op.inputs for op in found.ops] == [
         (found.sources[0].slot,),
@@ -90,7 +90,7 @@ def test_a_merge_is_dissolved_and_what_is_behind_exists_once_per_path() -> None:
     merged.for_each(lambda k, v: None)
     found = planned(builder)
     assert {op.input for op in found.columns} == {source.slot for source in found.sources}
-    (function,) = [op for op in found.ops if isinstance(op, FunctionOp)]
+    (function,) = [op for op in found.ops if isinstance(op, NodeOp)]
     assert len(function.inputs) == 2
     assert all(source.merged for source in found.sources)
 

@@ -33,10 +33,15 @@ from everflow.state.store_meta import Owner
 from everflow.topology.batches import BatchInput
 from everflow.topology.idle_sources import IdleSource
 from everflow.topology.plan import Source
-from everflow.worker import columns, ports, serve
+from everflow.worker import columns, serve
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from everflow.worker.ports import PAGE_BYTES, RetainedPages, WorkerPorts
-from everflow.worker.serve import STOP, ResidentStep
+from everflow.worker.serve import (
+    PAGE_BYTES,
+    STOP,
+    ResidentStep,
+    RetainedPages,
+    WorkerPorts,
+)
 from everflow.worker.times import ages_read, moved
 from unit.builders import source
 
@@ -150,7 +155,7 @@ def test_no_more_pages_are_held_than_there_are() -> None:
 
 
 def test_a_worker_closes_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_held", RetainedPages())
+    monkeypatch.setattr(serve, "_held", RetainedPages())
     path = str(tmp_path / "s")
     before = LmdbStore.open(path, kind="key_value")
     before.claim("i")
@@ -180,12 +185,13 @@ def test_a_reader_is_opened_by_the_first_request_and_closed_at_the_end(
 ) -> None:
     reader, asked = Reader(), []
     told = WorkerClients({"bootstrap.servers": "b:1"})
-    monkeypatch.setattr(serve, "clients_of", lambda request: told)
+    monkeypatch.setattr(serve, "clients_of", lambda gate: told)
 
     def answer(
         step: ResidentStep, got: Any, columns: object, opened: contextlib.ExitStack
     ) -> BatchResult:
-        step._connected(got, opened)
+        asking: Any = SimpleNamespace(gate="")
+        step._connected(asking, opened)
         result: BatchResult = got
         return result
 

@@ -14,10 +14,15 @@ import pytest
 from everflow.errors import RecordError
 from everflow.instance.thread.failure_text import ending, in_full
 from everflow.protocol.messages import FAILED, BatchResult, CodeLine, as_line, from_line
-from everflow.topology.graph import EdgeType
-from everflow.topology.plan import FunctionOp
-from everflow.worker.failures import RecordFailure, failure_of, failure_of_text, says
-from everflow.worker.functions import run_function
+from everflow.topology.graph import EdgeType, FunctionNode
+from everflow.worker.failures import (
+    Failures,
+    RecordFailure,
+    failure_of,
+    failure_of_text,
+    says,
+)
+from everflow.worker.task_step import run_function
 from unit.builders import edge_batch, source
 
 # --- spark failure --------------------------------------------------------------------------------
@@ -196,20 +201,9 @@ def chained(value: str) -> Any:
 
 def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
     batch = edge_batch(["k"], ["{}"], offset=7)
+    node = FunctionNode("node", ("in",), EDGE, "MAP", op, lambda k, v: fn(v), where="app.py:30")
     with pytest.raises(RecordFailure) as raised:
-        run_function(
-            FunctionOp(
-                name="node",
-                op=op,
-                fn=lambda k, v: fn(v),
-                type=EDGE,
-                inputs=(1,),
-                output=2,
-                where="app.py:30",
-            ),
-            batch,
-            SOURCES,
-        )
+        run_function(node, Failures(node, SOURCES, batch))
     return raised.value
 
 

@@ -21,7 +21,7 @@ from everflow.protocol.messages import (
 )
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.state.lmdb_store import LmdbStore
-from everflow.worker.ports import WorkerPorts
+from everflow.worker.serve import WorkerPorts
 from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import StepResult
 from unit.builders import batch_request, source

@@ -34,15 +34,15 @@ from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
 from everflow.topology.plan import DEAD_LETTER_TYPE, Source
 from everflow.worker.failures import failure_of
-from everflow.worker.global_records import GlobalRecords
 from everflow.worker.letters import (
+    GlobalRecords,
     Letter,
     LetterTooLargeError,
     named,
     refused,
     take_letters,
 )
-from everflow.worker.ports import WorkerPorts
+from everflow.worker.serve import WorkerPorts
 from everflow.worker.sink import KafkaSink, left_out_entries
 from everflow.worker.task_step import SinkOutput, StepResult
 from unit.builders import batch_request, edge_batch, source

@@ -21,9 +21,10 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
 )
-from everflow.topology.plan import FunctionOp, PhysicalPlan, SinkOp, plan
-from everflow.worker.functions import run_function
-from everflow.worker.order import DepthFirst, InOrder
+from everflow.topology.plan import NodeOp, PhysicalPlan, SinkOp, plan
+from everflow.worker.failures import Failures
+from everflow.worker.order import Order
+from everflow.worker.task_step import run_function
 from unit.builders import edge_batch
 
 TEXT = serdes.string()
@@ -90,14 +91,15 @@ def records() -> EdgeBatch:
 def ran(found: PhysicalPlan) -> dict[str, list[str]]:
     """What the sinks get of a plan's operators."""
     slots = {found.sources[0].slot: records()}
-    order = DepthFirst(slots, found.ways) if found.ways else InOrder(slots)
+    order = Order(slots, found.ways)
     results = {}
     for op in found.ops:
         if isinstance(op, SinkOp):
             results[op.name] = order.read(op).value.to_pylist()
         else:
-            assert isinstance(op, FunctionOp)
-            order.keep(op, run_function(op, order.read(op), ()))
+            assert isinstance(op, NodeOp)
+            assert isinstance(op.node, FunctionNode)
+            order.keep(op, run_function(op.node, Failures(op, (), order.read(op))))
     return results
 
 

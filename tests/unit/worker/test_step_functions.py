@@ -14,11 +14,10 @@ from pyspark.errors import PySparkValueError
 from everflow import serdes
 from everflow.protocol.messages import BadRecord
 from everflow.records import EdgeBatch
-from everflow.topology.graph import EdgeType
-from everflow.topology.plan import FunctionOp, SinkOp
-from everflow.worker.failures import RecordFailure
-from everflow.worker.functions import run_function
-from everflow.worker.task_step import _to_outputs
+from everflow.topology.graph import EdgeType, FunctionNode
+from everflow.topology.plan import SinkOp
+from everflow.worker.failures import Failures, RecordFailure
+from everflow.worker.task_step import _to_outputs, run_function
 from unit.builders import edge_batch, source
 from unit.instance.own_serde import OwnSerde
 
@@ -33,10 +32,11 @@ def batch(
     return edge_batch(keys, values, key, value, partition=3, offset=40)
 
 
-def function(op: str, fn: Callable[[Any, Any], Any], type_: EdgeType = EDGE) -> FunctionOp:
-    return FunctionOp(
-        name="node", op=op, fn=fn, type=type_, inputs=(1,), output=2, where="app.py:7"
-    )
+def called(
+    op: str, fn: Callable[[Any, Any], Any], given: EdgeBatch, every_failure: bool = False
+) -> EdgeBatch:
+    node = FunctionNode("node", ("in",), EDGE, "MAP", op, fn, where="app.py:7")
+    return run_function(node, Failures(node, SOURCES, given, every_failure))
 
 
 def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
@@ -44,11 +44,7 @@ def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
 
 
 def test_every_result_keeps_the_place_of_its_record() -> None:
-    found = run_function(
-        function("flat_map_values", lambda k, v: range(v)),
-        batch(["a", "b", "c"], [2, 0, 1]),
-        SOURCES,
-    )
+    found = called("flat_map_values", lambda k, v: range(v), batch(["a", "b", "c"], [2, 0, 1]))
     assert found.offset.tolist() == [40, 40, 42]
     assert found.seq.tolist() == [0, 0, 2]
 
@@ -81,7 +77,7 @@ FAILING: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 def test_a_failure_names_its_record(name: str) -> None:
     op, fn = FAILING[name]
     with pytest.raises(RecordFailure) as failure:
-        run_function(function(op, fn), batch(["a", "b", "c"], [1, 2, 3]), SOURCES)
+        called(op, fn, batch(["a", "b", "c"], [1, 2, 3]))
     found = failure.value.failure
     assert found.record == BadRecord("in", 3, 41, "node")
     assert (found.kind, found.where) == ("record", ("app.py:7",))
@@ -100,9 +96,7 @@ def test_whoever_takes_a_field_of_bytes_reads_that_the_source_has_no_serde(
     fails: Callable[[Any, Any], Any], told: bool
 ) -> None:
     with pytest.raises(RecordFailure) as failure:
-        run_function(
-            function("map_values", fails), batch(["a"], [b"{}"], value=pa.binary()), SOURCES
-        )
+        called("map_values", fails, batch(["a"], [b"{}"], value=pa.binary()))
     hint = "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json("
     assert (hint in failure.value.failure.error) is told
 
@@ -112,7 +106,7 @@ def test_whoever_writes_columns_in_a_function_reads_that_it_gets_values() -> Non
         raise PySparkValueError("Cannot convert column into bool: please use '&' for 'and'")
 
     with pytest.raises(RecordFailure) as failure:
-        run_function(function("filter", both), batch(["a"], [1]), SOURCES)
+        called("filter", both, batch(["a"], [1]))
     assert "please use '&' for 'and'" in failure.value.failure.error
     assert "\n  a Python function gets values, not Columns" in failure.value.failure.error
 
@@ -128,7 +122,7 @@ def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -
         where="app.py:9",
     )
     with pytest.raises(RecordFailure) as failure:
-        _to_outputs(op, batch(["x", "y"], ["A", "B"], value=pa.string()), SOURCES)
+        _to_outputs(op, Failures(op, SOURCES, batch(["x", "y"], ["A", "B"], value=pa.string())))
     found = failure.value.failure
     assert (found.error, found.record) == ("KeyError: 'B'", BadRecord("in", 3, 41, "sink"))
     assert found.line is not None
@@ -141,9 +135,7 @@ def test_of_several_failures_each_has_its_own_stack_alone() -> None:
         raise ValueError(f"no {key}")
 
     with pytest.raises(RecordFailure) as failure:
-        run_function(
-            function("map_values", fails), batch(["a", "b"], [1, 2]), SOURCES, every_failure=True
-        )
+        called("map_values", fails, batch(["a", "b"], [1, 2]), every_failure=True)
     (other,) = failure.value.others
     assert str(other.__cause__) == "no b"
     assert "no a" not in "".join(traceback.format_exception(other.__cause__))

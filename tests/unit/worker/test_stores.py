@@ -61,9 +61,6 @@ class Counting:
         yield filled()
         self.closed += 1
 
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        return [len(key) % partitions for key in keys]
-
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         raise AssertionError(reason)
 

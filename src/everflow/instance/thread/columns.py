@@ -27,6 +27,7 @@ from everflow.topology.plan import (
     Choice,
     ColumnsOp,
     Compute,
+    NodeOp,
     PhysicalPlan,
     Projection,
     Stage,
@@ -155,5 +156,7 @@ def packed(content: Any, plan: PhysicalPlan) -> Parcel:
         check = TravelCheck()
         for op in (*plan.times, *plan.ops):
             if not isinstance(op, ColumnsOp):
-                check.require(vars(op), getattr(op, "op", op.name), getattr(op, "where", None))
+                taken = op.node if isinstance(op, NodeOp) else op
+                called = getattr(taken, "op", op.name)
+                check.require(vars(taken), called, getattr(op, "where", None))
         raise

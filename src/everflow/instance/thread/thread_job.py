@@ -25,8 +25,7 @@ from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of_text, says
-from everflow.worker.ports import LmdbAccess, WorkerPorts
-from everflow.worker.serve import STOP, ResidentStep, refuse
+from everflow.worker.serve import STOP, LmdbAccess, ResidentStep, WorkerPorts, refuse
 from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import TaskStep
 

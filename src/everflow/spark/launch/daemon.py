@@ -172,7 +172,6 @@ PRELOADED = (
     "pyspark.sql.pandas.serializers",
     "everflow.worker.task_step",
     "everflow.worker.sink",
-    "everflow.worker.ports",
     "everflow.instance.thread.thread_job",
     "everflow.travel.parcel",
 )

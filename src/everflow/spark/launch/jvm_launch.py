@@ -113,9 +113,6 @@ class JvmAhead:
             and os.getcwd() == self.current
         )
 
-    def tells_in(self, file: str) -> None:
-        os.symlink(self.environment[_TOLD_IN], file)
-
     def forget_what_it_told(self) -> None:
         """Its port and its secret. Idempotent."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -159,7 +156,7 @@ def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | 
     if not found.is_that_of(command, environment):
         discard()
         return None
-    found.tells_in(environment[_TOLD_IN])
+    os.symlink(found.environment[_TOLD_IN], environment[_TOLD_IN])
     _ahead.clear()
     return found
 

@@ -28,7 +28,7 @@ from everflow.protocol.messages import COMMITTED, BatchResult, Printed
 from everflow.records import LATE_UNMATCHED
 from everflow.testing import TopologyTestDriver, wait_until
 from everflow.worker.failures import innermost_line_in
-from everflow.worker.functions import cell
+from everflow.worker.task_step import cell
 
 LATE = (
     "too late: the window's grace was over, by the newest record time of the task "

@@ -21,7 +21,7 @@ from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
-from everflow.worker.ports import BatchUnwantedError, clients_of
+from everflow.worker.serve import BatchUnwantedError, clients_of
 from unit.instance.thread.stream_thread_world import World
 
 SECRET = "hunter2-of-this-test"
@@ -102,4 +102,4 @@ def test_a_worker_without_a_driver_asks_in_vain_and_writes_nothing(
     dependencies: Dependencies,
 ) -> None:
     with pytest.raises(BatchUnwantedError, match="driver gone"):
-        clients_of(request_of(dependencies))
+        clients_of(request_of(dependencies).gate)
