@@ -43,30 +43,25 @@ from everflow.dsl.lowering.aggregation import (
     given_fields,
     grouped_table,
 )
-from everflow.dsl.lowering.global_tables import joined_with_global, whole_table
-from everflow.dsl.lowering.join_call import JoinCall
-from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
-from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.stream_joins import (
+from everflow.dsl.lowering.joins import (
+    JoinCall,
     joined_as_of,
+    joined_by_foreign_key,
+    joined_by_key,
     joined_in_interval,
+    joined_with_global,
     joined_with_stream,
     joined_with_table,
     looked_up,
 )
-from everflow.dsl.lowering.table_joins import joined_by_foreign_key, joined_by_key
-from everflow.dsl.lowering.table_reads import checked_ttl, store_of
-from everflow.dsl.lowering.tables import TableCall, table_of
+from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
+from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
 from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import EmitStrategy, Suppressed
 from everflow.dsl.topics import partitioner_of
-from everflow.errors import (
-    TopologyError,
-    UnknownBranchError,
-    UnknownNameError,
-    naming_the_line,
-)
+from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError, naming_the_line
 from everflow.foreign_names import Telling, entry_of
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
@@ -283,7 +278,7 @@ class KStream(_StreamOrTable):
         under the key ``on`` (a Column, or a function of value or of key and value), or each record
         of another stream with its key in ``windows`` (which needs ``store=``, the name of the two
         window stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
-        `everflow.dsl.lowering.join_call` tells what a joiner may be.
+        `everflow.dsl.lowering.joins` tells what a joiner may be.
 
         A versioned table is looked up as of the record's time. ``grace`` (KIP-923)
         lets a record wait, in ``store=``, until this stream's time has passed it by so much, so
@@ -824,7 +819,7 @@ class KTable(_StreamOrTable):
         """The entries of keys that both tables have, as both change; or, with ``on``, a Column or a
         function of (value) or (key, value), those whose foreign key the other table has, under
         their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
-        `everflow.dsl.lowering.join_call` tells what a joiner may be.
+        `everflow.dsl.lowering.joins` tells what a joiner may be.
 
         ``store``: keeps the result in a store of its own. ``name``: with
         ``on`` it is needed, for the topics ``<name>-asks-repartition`` and

@@ -13,9 +13,8 @@ from datetime import timedelta
 from everflow import serdes
 from everflow.dsl.expressions import Edge, Expression, checked_serde
 from everflow.dsl.graph_builder import GraphBuilder, builder_call
-from everflow.dsl.lowering.global_tables import Frame, Key, loaded_table
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.table_reads import table_stores
+from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
 from everflow.dsl.stores import Materialized
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
 from everflow.dsl.topics import idle_ms_of, key_partitioner_of, reset_of, time_of
@@ -24,12 +23,7 @@ from everflow.foreign_names import Telling
 from everflow.serdes import Serde
 from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import (
-    GlobalTableNode,
-    Reading,
-    SourceNode,
-    TimestampExtractor,
-)
+from everflow.topology.graph import GlobalTableNode, Reading, SourceNode, TimestampExtractor
 from everflow.topology.program import Topology
 from everflow.travel.parcel import Inert, in_worker
 from everflow.windows import Duration

@@ -36,10 +36,17 @@ from everflow.dsl.expressions import (
     unless_deleted,
 )
 from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.join_call import in_windows_of
+from everflow.dsl.lowering.joins import in_windows_of
 from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.table_reads import latest_updates, stored_table, tells_old, with_ttl
-from everflow.dsl.lowering.tables import closes_after_ms, emit_each_update, held_back
+from everflow.dsl.lowering.tables import (
+    closes_after_ms,
+    emit_each_update,
+    held_back,
+    latest_updates,
+    stored_table,
+    tells_old,
+    with_ttl,
+)
 from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import EverflowError, TopologyError
@@ -53,9 +60,7 @@ from everflow.operators.aggregates.aggregate import (
     PythonTableAggregator,
     TableAggregateSpec,
 )
-from everflow.operators.aggregates.session_aggregate import (
-    SessionAggregateSpec,
-)
+from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
 from everflow.operators.aggregates.windowed_aggregate import EACH_UPDATE, CountWindowSpec
 from everflow.operators.suppress import BufferBounds
