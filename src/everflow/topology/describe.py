@@ -31,6 +31,7 @@ from everflow.topology.graph import (
     Graph,
     LoadedTableNode,
     Node,
+    ProjectNode,
     SinkNode,
     SourceNode,
     StatefulNode,
@@ -41,7 +42,6 @@ from everflow.topology.plan import (
     ARROW,
     PYTHON,
     AskOp,
-    Choice,
     ColumnsOp,
     FunctionOp,
     PhysicalPlan,
@@ -53,7 +53,6 @@ from everflow.topology.plan import (
     TakeOp,
     TimeOp,
     UnnestOp,
-    columns_of,
     computed_by,
     why_not_arrow,
 )
@@ -328,14 +327,14 @@ def summary(listed: list[Road]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
 
-def _of_projection(found: Projection | Choice) -> Road:
-    columns = columns_of(found)
+def _of_projection(found: Projection) -> Road:
+    columns = found.columns.values()
     texts = (str(column.column) for column, _ in columns)
     why = ", ".join(text.removeprefix("Column<'").removesuffix("'>") for text in texts)
-    if isinstance(found, Projection) and found.node.label == PREPARE:
+    if not isinstance(found.node, ProjectNode):
+        why = f"the {next(iter(found.columns))} is {why}"
+    elif found.node.label == PREPARE:
         why = "prepares values"
-    if isinstance(found, Choice):
-        why = f"the {found.what} is {why}"
     reasons = list(dict.fromkeys(filter(None, (why_not_arrow(*one) for one in columns))))
     by = computed_by(found)
     if by == PYTHON:

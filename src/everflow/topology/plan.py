@@ -110,24 +110,15 @@ class Slot:
     type: EdgeType
 
 
-@dataclass(frozen=True)
-class Projection:
-    """A ProjectNode on one input slot."""
-
-    node: ProjectNode
-    input: int
-    output: int
-
-
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A Column that says something of each record beside its value: a sink's ``topic``, a source's
-    ``time``. The output's value is a struct of it, named ``what``, and the value."""
+class Projection:
+    """Columns over the records of one slot, by what they make, with its types. Of a ProjectNode:
+    which records are ``kept``, their ``key``, their ``value``. Of a sink or a source: what is said
+    of each record beside its value, a ``topic``, a ``partition`` or a ``time``; the output's value
+    is a struct of it, called so, and the value."""
 
-    node: SinkNode | SourceNode
-    what: str
-    column: ColumnExpr
-    type: pa.DataType
+    node: ProjectNode | SinkNode | SourceNode
+    columns: Mapping[str, tuple[ColumnExpr, pa.DataType]]
     input: int
     output: int
 
@@ -137,19 +128,6 @@ ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
 function."""
 
 
-def columns_of(found: Projection | Choice) -> tuple[tuple[ColumnExpr, pa.DataType], ...]:
-    """Its Columns, with the types of what is made of them."""
-    if isinstance(found, Choice):
-        return ((found.column, found.type),)
-    node = found.node
-    listed = (
-        (node.predicate, pa.bool_()),
-        (node.key, node.out.key),
-        (node.value, node.out.value),
-    )
-    return tuple((given, kind) for given, kind in listed if given is not None)
-
-
 def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
     """Why Arrow does not compute a Column of which a ``kind`` is made; empty where it does."""
     if column.arrow is not None and not column.type.equals(kind):
@@ -157,8 +135,8 @@ def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
     return column.why if column.arrow is None else ""
 
 
-def computed_by(found: Projection | Choice) -> str:
-    columns = columns_of(found)
+def computed_by(found: Projection) -> str:
+    columns = found.columns.values()
     if not any(why_not_arrow(*one) for one in columns):
         return ARROW
     return PYTHON if any(column.calls for column, _ in columns) else CATALYST
@@ -169,7 +147,7 @@ class ColumnsOp:
     """Columns over the records of slot ``input``: projections of them, or of what an earlier one
     of these projections gives, which are computed together (one alone, if it calls functions)."""
 
-    projections: tuple[Projection | Choice, ...]
+    projections: tuple[Projection, ...]
     input: int
     outputs: tuple[int, ...] = ()
     """The slots that other operators read."""
@@ -185,7 +163,7 @@ class ColumnsOp:
     @property
     def uses(self) -> frozenset[str]:
         """The columns that its Columns read, by the names that users see."""
-        columns = (column for one in self.projections for column, _ in columns_of(one))
+        columns = (column for one in self.projections for column, _ in one.columns.values())
         return frozenset(name for column in columns for name in column.uses)
 
 
@@ -606,7 +584,7 @@ class _Columns:
     """Projections that become one `ColumnsOp`."""
 
     input: int
-    projections: list[Projection | Choice] = field(default_factory=list)
+    projections: list[Projection] = field(default_factory=list)
 
     def op(self, read: Collection[int]) -> ColumnsOp:
         """``read``: the slots that operators read."""
@@ -649,7 +627,21 @@ class _Planner:
         self._slots.append(Slot(len(self._slots), name, edge))
         return len(self._slots) - 1
 
-    def _project(self, found: Projection | Choice, ops: list[Any]) -> int:
+    def _project(self, node: ProjectNode, given: int, ops: list[Any]) -> int:
+        """The slot of what a ProjectNode makes of the records in another one: the same where it only
+        names a place (to_stream, split)."""
+        listed = (
+            ("kept", node.predicate, pa.bool_()),
+            ("key", node.key, node.out.key),
+            ("value", node.value, node.out.value),
+        )
+        columns = {what: (column, kind) for what, column, kind in listed if column is not None}
+        if not columns:
+            return given
+        out = self._slot(node.name, node.out)
+        return self._computed(Projection(node=node, columns=columns, input=given, output=out), ops)
+
+    def _computed(self, found: Projection, ops: list[Any]) -> int:
         """Put a projection to those that are computed with it, or behind ``ops``; its output."""
         by = computed_by(found)
         columns = self._columns.get((found.input, by))
@@ -674,12 +666,9 @@ class _Planner:
             case MergeNode():
                 for name in in_order_of_arrival(self._topology.nodes, node):
                     yield from self._outputs[name]
-            case ProjectNode(predicate=None, key=None, value=None):
-                yield from self._inputs(node)  # it only names a place (to_stream, split)
             case ProjectNode():
                 for slot in self._inputs(node):
-                    out = self._slot(node.name, node.out)
-                    yield self._project(Projection(node, slot, out), self._ops)
+                    yield self._project(node, slot, self._ops)
             case SinkNode():
                 self._place_sink(node)
             case PrintNode():
@@ -815,12 +804,10 @@ class _Planner:
 
     def _again(self, node: Node, given: int, ops: list[Any], subtopology: int) -> int:
         """A stateless node of a table once more, on other rows; its output."""
+        if isinstance(node, ProjectNode):
+            return self._project(node, given, ops)
         out = self._slot(node.name, node.out)
         match node:
-            case ProjectNode(predicate=None, key=None, value=None):
-                return given
-            case ProjectNode():
-                self._project(Projection(node, given, out), ops)
             case FunctionNode():
                 ops.append(_step_op(node, (given,), out))
             case StatefulNode():
@@ -931,8 +918,8 @@ class _Planner:
         edge = self._slots[slot].type
         value = pa.struct([(what, kind), ("value", edge.value)])
         out = self._slot(node.name, EdgeType(edge.key, value))
-        found = Choice(node=node, what=what, column=column, type=kind, input=slot, output=out)
-        return self._project(found, ops)
+        columns = {what: (column, kind)}
+        return self._computed(Projection(node=node, columns=columns, input=slot, output=out), ops)
 
     # -- result ------------------------------------------------------------------------------------
 
