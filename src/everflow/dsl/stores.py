@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from everflow.dsl.expressions import check_name, checked_serde
 from everflow.errors import TopologyError
@@ -102,15 +102,14 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
         spec if given is None else _stored(spec, given)
         for spec, given in zip(node.stores, found, strict=True)
     )
-    operator: Any = node.operator
     if not all(given is None or given.caching for given in found):
-        if "emit_every_update" not in {one.name for one in fields(operator)}:
+        if not hasattr(node.operator, "emit_every_update"):
             raise TopologyError(
                 f"caching=False is for operators that give results by key, and {node.label} gives "
                 f"every one; leave it out",
             )
-        operator = replace(operator, emit_every_update=True)
-    return replace(node, stores=stores, operator=operator)
+        node = node.giving_every_update()
+    return replace(node, stores=stores)
 
 
 def kept_globally(spec: StoreSpec, given: Materialized | None) -> StoreSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -58,11 +58,7 @@ class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
     """The time of the record in Kafka; one with a negative time gets the highest time that its
     partition has had so far. A first record without a time stops the application."""
 
-    @property
-    def remembers(self) -> bool:
-        """True: a record without a time gets that of its partition."""
-        return True
-
+    remembers: ClassVar[bool] = True
 
 class WallclockTimestampExtractor(TimestampExtractor):
     """The time of the machine when the record's micro-batch was planned: all its records have the
@@ -343,10 +339,16 @@ class Operator:
     joins: ClassVar[bool] = False
     """True if the records of all its sides make results, in one order (a join). Else those behind
     the first side are updates of tables that it looks up."""
-    row_by_row: ClassVar[bool] = False
-    """True if its sides are one flow of records: in each row a record and its lookup result."""
     passes_on: ClassVar[bool] = False
     """True if its results are updates of the table that it reads."""
+    old_sides: ClassVar[tuple[int, ...]] = ()
+    """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
+    old_from: ClassVar[tuple[int, ...]] = ()
+    """As `old_sides`, where its own results are asked what they were: it gives their ``old`` itself.
+    Empty: its store tells."""
+    old_input: ClassVar[bool] = False
+    """True if the node's last input is no side, but what the entries of its first one were, row by
+    row: no table behind that tells it."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes
@@ -391,23 +393,6 @@ class Operator:
         """Names of stateless nodes, in order, that lie between a store that it reads and the table
         that it looks up: a value getter of Kafka Streams (note 035)."""
         return ()
-
-    @property
-    def old_sides(self) -> tuple[int, ...]:
-        """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
-        return ()
-
-    @property
-    def old_from(self) -> tuple[int, ...]:
-        """As `old_sides`, where its own results are asked what they were: it gives their ``old``
-        itself. Empty: its store tells."""
-        return ()
-
-    @property
-    def old_input(self) -> bool:
-        """True if the node's last input is no side, but what the entries of its first one were, row
-        by row: no table behind that tells it."""
-        return False
 
     @property
     def asked(self) -> Operator | None:
@@ -540,6 +525,13 @@ class StatefulNode(Node):
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
     """The nodes that ``describe()`` shows for it; empty: itself."""
+
+    def giving_every_update(self) -> StatefulNode:
+        """The node whose operator gives every intermediate result, if it is one that can."""
+        operator: Any = self.operator
+        if not hasattr(operator, "emit_every_update"):
+            return self
+        return replace(self, operator=replace(operator, emit_every_update=True))
 
 
 @dataclass(frozen=True, kw_only=True)

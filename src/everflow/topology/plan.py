@@ -546,17 +546,15 @@ def emitting_every_update(topology: Graph) -> Graph:
     """The topology with ``emit.every.update``: stateful operators give every intermediate result,
     as Kafka Streams does without its record cache, instead of the last one per key (and window) of
     a micro-batch."""
-
-    nodes = list(topology.nodes)
-    for at, node in enumerate(nodes):
-        if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
-            nodes[at] = replace(node, operator=replace(node.operator, emit_every_update=True))
+    nodes = (
+        node.giving_every_update() if isinstance(node, StatefulNode) else node
+        for node in topology.nodes
+    )
     return replace(topology, nodes=tuple(nodes))
 
 
 def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | None) -> _Graph:
     """The topology with ``default.timestamp.extractor`` for the user's topics that have none."""
-
     nodes = list(topology.nodes)
     for at, node in enumerate(nodes):
         if isinstance(node, SourceNode) and node.kind != "repartition":

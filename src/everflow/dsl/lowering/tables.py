@@ -145,14 +145,6 @@ def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str
 # --- stores ---------------------------------------------------------------------------------------
 
 
-def joined_table(graph: GraphBuilder, name: str, operator: str) -> JoinedTable:
-    """`stored_table` for a join, which needs each of the table's updates."""
-    found = stored_table(graph, name, operator)
-    node: Any = graph.node(name)
-    graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
-    return found
-
-
 def stored_table(graph: GraphBuilder, name: str, operator: str) -> JoinedTable:
     """The table of a node as an operator behind it looks up its entries; a store that was left out
     is made. TopologyError for one without a store."""
@@ -229,7 +221,8 @@ def read_table(
         if isinstance(found, TableTableJoin):
             left, right = (read(one) for one in node.inputs[:2])
             return TableOfBoth(left, right, found.kind, node.out.value)
-        joined, updates = joined_table(graph, name, operator), name
+        joined, updates = stored_table(graph, name, operator), name
+        emit_each_update(graph, name)
         if not as_of:  # what is there now is the latest
             updates = latest_updates(graph, name, called, operator)
         if updates not in sides:
@@ -498,12 +491,9 @@ def _by_numbers(graph: GraphBuilder, name: str) -> bool:
 
 def emit_each_update(graph: GraphBuilder, name: str) -> None:
     """Have the table's operators give all updates, for those who count them."""
-    node: Node = graph.node(name)
-    if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
-        every: Any = node.operator
-        graph.replace(replace(node, operator=replace(every, emit_every_update=True)))
-        if graph.has(f"{name}-before"):  # row by row what those were
-            emit_each_update(graph, f"{name}-before")
+    node = graph.node(name)
+    if isinstance(node, StatefulNode):
+        graph.replace(node.giving_every_update())
     elif isinstance(node, ProjectNode | FunctionNode):
         for given in node.inputs:
             emit_each_update(graph, given)
