@@ -289,9 +289,7 @@ class KStream(_StreamOrTable):
         ``name``. Records without a match, a value or a key are left out.
         A result has the headers of the record that made it.
         """
-        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
-        options |= {"store": store, "name": name}
-        return self._joined(other, JoinKind.INNER, joiner, options, fields, on)
+        return self._joined(JoinKind.INNER, locals())
 
     @builder_call
     def left_join(
@@ -310,9 +308,7 @@ class KStream(_StreamOrTable):
         """As `join`; a record without a match, or without a key, comes with a null ``right``: at
         once beside a table, beside a stream when its window and the grace are over.
         A result has the headers of the record that made it."""
-        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
-        options |= {"store": store, "name": name}
-        return self._joined(other, JoinKind.LEFT, joiner, options, fields, on)
+        return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
     def outer_join(
@@ -328,9 +324,7 @@ class KStream(_StreamOrTable):
     ) -> KStream:
         """As `left_join` of two streams, for both sides.
         A result has the headers of the record that made it."""
-        options: dict[str, Any] = {"windows": windows, "grace": None, "returns": returns}
-        options |= {"store": store, "name": name}
-        return self._joined(other, JoinKind.OUTER, joiner, options, fields)
+        return self._joined(JoinKind.OUTER, locals())
 
     @builder_call
     def join_asof(
@@ -360,11 +354,7 @@ class KStream(_StreamOrTable):
         changes the key a side goes through a repartition topic called after ``name``. A result has
         the left record's headers.
         """
-        options: dict[str, Any] = {"how": how, "grace": grace, "tolerance": tolerance}
-        options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(
-            self._stream, JoinKind.INNER, joiner, options, fields, "join_asof"
-        )
+        call, options = JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_asof")
         return KStream(joined_as_of(call, _stream_of(other, call), **options))
 
     @builder_call
@@ -389,11 +379,7 @@ class KStream(_StreamOrTable):
         ``join(other, windows=JoinWindows(before, after).grace(grace), store=...)``.
         A result has the headers of the record that made it.
         """
-        options: dict[str, Any] = {"how": how, "grace": grace, "before": before, "after": after}
-        options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(
-            self._stream, JoinKind.INNER, joiner, options, fields, "join_interval"
-        )
+        call, options = JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
         return KStream(joined_in_interval(call, _stream_of(other, call), **options))
 
     @builder_call
@@ -423,27 +409,16 @@ class KStream(_StreamOrTable):
         Results have their records' times; those of one key that have waited come in their order.
         A result has its record's headers.
         """
-        options: dict[str, Any] = {"grace": grace, "timeout": timeout, "on_timeout": on_timeout}
-        options |= {"most_per_key": most_per_key}
-        options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(
-            self._stream, JoinKind.LEFT, joiner, options, fields, "lookup_join"
-        )
+        call, options = JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
         if not isinstance(table, KTable | GlobalKTable):
             raise TopologyError(f"lookup_join takes a table or a global table, found {table!r}")
         is_global = isinstance(table, GlobalKTable)
         return KStream(looked_up(call, table._stream, is_global, on, **options))
 
-    def _joined(
-        self,
-        other: object,
-        kind: JoinKind,
-        joiner: Expression | None,
-        options: dict[str, Any],
-        fields: dict[str, Column],
-        on: Expression | None = None,
-    ) -> KStream:
-        call, options = JoinCall.of(self._stream, kind, joiner, options, fields)
+    def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KStream:
+        """``given``: the arguments of a join, by their names."""
+        call, options = JoinCall.of(self._stream, kind, given)
+        other, on = given["other"], given.get("on")
         if isinstance(other, GlobalKTable):
             return KStream(joined_with_global(call, other._stream, on, **options))
         if on is not None:
@@ -826,8 +801,7 @@ class KTable(_StreamOrTable):
         ``<name>-answers-repartition`` and the store ``<name>-asks``.
         A result has the headers of the change that made it.
         """
-        options = {"returns": returns, "store": store, "name": name}
-        return self._joined(other, JoinKind.INNER, joiner, options, fields, on)
+        return self._joined(JoinKind.INNER, locals())
 
     @builder_call
     def left_join(
@@ -843,8 +817,7 @@ class KTable(_StreamOrTable):
     ) -> KTable:
         """As `join`, for all keys of this table; ``right`` is null where the other has none.
         A result has the headers of the change that made it."""
-        options = {"returns": returns, "store": store, "name": name}
-        return self._joined(other, JoinKind.LEFT, joiner, options, fields, on)
+        return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
     def outer_join(
@@ -859,19 +832,12 @@ class KTable(_StreamOrTable):
     ) -> KTable:
         """As `join`, for the keys of either table; the side that has none is null.
         A result has the headers of the change that made it."""
-        options = {"returns": returns, "store": store, "name": name}
-        return self._joined(other, JoinKind.OUTER, joiner, options, fields)
+        return self._joined(JoinKind.OUTER, locals())
 
-    def _joined(
-        self,
-        other: object,
-        kind: JoinKind,
-        joiner: Expression | None,
-        options: dict[str, Any],
-        fields: dict[str, Column],
-        on: Expression | None = None,
-    ) -> KTable:
-        call, _ = JoinCall.of(self._stream, kind, joiner, options, fields)
+    def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KTable:
+        """``given``: the arguments of a join, by their names."""
+        call, _ = JoinCall.of(self._stream, kind, given)
+        other, on = given["other"], given.get("on")
         if not isinstance(other, KTable):
             raise TopologyError(
                 f"{call.operator} of a table takes a table, found {other!r}; a stream is enriched "
@@ -1008,13 +974,7 @@ class _Groups(Telling):
         table gets a tombstone, and the key's next record begins anew.
         A result has the headers of the record that made it.
         """
-        options: dict[str, Any] = {
-            "store": store,
-            "initializer": initializer,
-            "aggregator": aggregator,
-        }
-        options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
-        return self._aggregate(options, aggregators)
+        return self._aggregate(locals())
 
     def _aggregation(
         self, operator: str, store: str | Materialized | None, name: str | None, ttl: object = None
@@ -1029,8 +989,12 @@ class _Groups(Telling):
             self._group, self._windows, operator, store, name, emit=self._emit, ttl_ms=ttl_ms
         )
 
-    def _aggregate(self, options: dict[str, Any], aggregators: dict[str, Aggregator]) -> KTable:
-        fields, options = given_fields(options, aggregators)
+    def _aggregate(self, given: dict[str, Any]) -> KTable:
+        """``given``: the arguments of `aggregate`, by their names."""
+        functions = ("initializer", "aggregator", "merger")
+        fields, options = given_fields(
+            given, ("store", *functions, "returns", "value", "name", "ttl")
+        )
         check_aggregates(fields, options)
         store, name, ttl = (options[key] for key in ("store", "name", "ttl"))
         return KTable(self._aggregation("aggregate", store, name, ttl).aggregate(fields, options))
@@ -1159,14 +1123,7 @@ class SessionWindowedKStream(_WindowedKStream):
         """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with
         (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first, where
         two become one. A result has the headers of the record that made it."""
-        options: dict[str, Any] = {
-            "store": store,
-            "initializer": initializer,
-            "aggregator": aggregator,
-            "merger": merger,
-        }
-        options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
-        return self._aggregate(options, aggregators)
+        return self._aggregate(locals())
 
 
 class _Cogroups(Telling):
@@ -1176,11 +1133,11 @@ class _Cogroups(Telling):
         self._members, self._windows = members, windows
         self.graph = members[0][0].graph
 
-    def _aggregated(self, options: dict[str, Any]) -> KTable:
-        store, name = options.pop("store"), options.pop("name")
-        union = CogroupedStreams(self._members)
+    def _aggregated(self, given: dict[str, Any]) -> KTable:
+        """``given``: the arguments of `aggregate`, by their names."""
+        union, store, name = CogroupedStreams(self._members), given["store"], given["name"]
         return KTable(
-            Aggregation(union, self._windows, "aggregate", store, name).functions(options)
+            Aggregation(union, self._windows, "aggregate", store, name).functions(given)
         )
 
 
@@ -1199,8 +1156,7 @@ class _OneAggregator(_Cogroups):
         `KGroupedStream.aggregate`. ``returns``: the aggregate's type, or ``value``: its serde. In
         windows the table's keys are `Windowed`, and null values reach the aggregators (not those of
         sliding windows). A result has the headers of the record that made it."""
-        options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
-        return self._aggregated({**options, "name": name})
+        return self._aggregated(locals())
 
 
 class CogroupedKStream(_OneAggregator):
@@ -1270,8 +1226,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         """As `CogroupedKStream.aggregate`, per session; ``merger`` gets (key, aggregate, aggregate)
         or (aggregate, aggregate), the earlier session's first, where two become one.
         A result has the headers of the record that made it."""
-        options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
-        return self._aggregated({**options, "merger": merger, "name": name})
+        return self._aggregated(locals())
 
 
 class KGroupedTable(Telling):
@@ -1325,11 +1280,11 @@ class KGroupedTable(Telling):
         function deletes. A field may be called like an option: it is told by being an aggregate.
         A result has the headers of the change that made it.
         """
-        options: dict[str, Any] = {"store": store, "name": name, "initializer": initializer}
-        options |= {"adder": adder, "subtractor": subtractor, "returns": returns, "value": value}
-        fields, options = given_fields(options, aggregators)
-        functions = [options[key] for key in ("initializer", "adder", "subtractor")]
-        if any(one is not None for one in functions) == bool(fields):
+        functions = ("initializer", "adder", "subtractor")
+        fields, options = given_fields(
+            locals(), ("store", "name", *functions, "returns", "value")
+        )
+        if any(options[one] is not None for one in functions) == bool(fields):
             raise TopologyError(
                 "aggregate of a grouped table takes either built-ins, e.g. n=agg.count(), or "
                 "initializer=, adder= and subtractor= functions"

@@ -568,13 +568,14 @@ def _written(edge: Edge, serdes: tuple[object, object]) -> Edge:
 
 
 def given_fields(
-    options: dict[str, Any], aggregators: dict[str, Aggregator]
+    given: dict[str, Any], names: tuple[str, ...]
 ) -> tuple[dict[str, Aggregator], dict[str, Any]]:
-    """The built-in aggregates of a call, and its options: one that is an aggregate is a field."""
-    fields = {
-        name: given for name, given in options.items() if isinstance(given, Aggregator)
-    } | aggregators
-    return fields, {name: None if name in fields else given for name, given in options.items()}
+    """The built-in aggregates of a call whose arguments were ``given``, and its options, those of
+    the ``names``: one that is an aggregate is a field."""
+    options = {name: given[name] for name in names if name in given}
+    fields = {name: one for name, one in options.items() if isinstance(one, Aggregator)}
+    fields |= given["aggregators"]
+    return fields, {name: None if name in fields else one for name, one in options.items()}
 
 
 def check_aggregates(fields: dict[str, Aggregator], options: dict[str, Any]) -> None:

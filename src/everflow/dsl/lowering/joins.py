@@ -85,6 +85,11 @@ from everflow.topology.graph import JOINER, PREPARE, EdgeType, Part, same_type, 
 from everflow.windows import Duration, JoinWindows, checked_ms, duration_ms
 
 _OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
+_OPTIONS = (
+    *("how", "windows", "grace", "tolerance", "before", "after", "timeout", "on_timeout"),
+    *("most_per_key", "returns", "store", "name"),
+)
+"""Of all joins. Those that are Columns are fields in this order."""
 _ON_TIMEOUT = {"emit": JoinKind.LEFT, "drop": JoinKind.INNER}
 
 
@@ -106,17 +111,15 @@ class JoinCall:
 
     @staticmethod
     def of(
-        left: Stream,
-        kind: JoinKind,
-        joiner: Expression | None,
-        options: dict[str, Any],
-        fields: dict[str, Column],
-        operator: str | None = None,
+        left: Stream, kind: JoinKind, given: dict[str, Any], operator: str | None = None
     ) -> tuple[JoinCall, dict[str, Any]]:
-        """The call (of the ``operator``, or what a join of the ``kind`` is called), and its other
-        options. An option that is a Column is a field of that name."""
-        operator = operator or _OPERATORS[kind]
-        fields = {name: one for name, one in options.items() if isinstance(one, Column)} | fields
+        """The call (of the ``operator``, or what a join of the ``kind`` is called) whose arguments
+        were ``given``, and its other options. An option that is a Column is a field of that
+        name."""
+        operator, joiner = operator or _OPERATORS[kind], given["joiner"]
+        options = {name: given[name] for name in _OPTIONS if name in given}
+        columns = {name: one for name, one in options.items() if isinstance(one, Column)}
+        fields = columns | given["fields"]
         options = {name: None if name in fields else one for name, one in options.items()}
         if fields and joiner is not None:
             raise TopologyError(f"{operator} takes one joiner or field=Column arguments, not both")
@@ -248,7 +251,7 @@ def _with_ends(key: Column, serde: Any) -> Column | None:
 
 
 def joined_with_table(
-    call: JoinCall, right: Stream, windows: object, grace: Duration | None
+    call: JoinCall, right: Stream, windows: object, grace: Duration | None = None
 ) -> Stream:
     """Each record with what a table holds for its key."""
     kind = call.kind
@@ -328,7 +331,9 @@ def _buffer(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> Held
     return HeldBack(store=spec, key_serde=key_serde, value_serde=value_serde, grace_ms=grace_ms)
 
 
-def joined_with_stream(call: JoinCall, right: Stream, windows: object, grace: object) -> Stream:
+def joined_with_stream(
+    call: JoinCall, right: Stream, windows: object, grace: object = None
+) -> Stream:
     """Each record with those of another stream in windows."""
     if grace is not None:
         raise TopologyError(
@@ -581,7 +586,7 @@ def joined_with_global(
     right: Stream,
     on: Expression | None,
     windows: object,
-    grace: object,
+    grace: object = None,
 ) -> Stream:
     """The stream's records with their entries."""
     if call.kind is JoinKind.OUTER:
