@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from everflow import serdes
 from everflow.dsl.expressions import Edge, Expression, checked_serde
 from everflow.dsl.graph_builder import GraphBuilder, builder_call
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.lowering.stream import Stream, store_spec
 from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
 from everflow.dsl.stores import Materialized
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
@@ -87,19 +88,7 @@ class StreamsBuilder(Telling):
         function of (topic, key, value, number of partitions) as in `KStream.to`, called with None
         as the value. What is repartitioned to meet these records is spread by the same one.
         """
-        pattern = topics if isinstance(topics, re.Pattern) else None
-        node, edge = self._source(
-            "stream",
-            _topics(topics),
-            name,
-            key=key,
-            value=value,
-            offset_reset=offset_reset,
-            timestamp=timestamp,
-            idle_advance=idle_advance,
-            partitioner=partitioner,
-            pattern=pattern,
-        )
+        node, edge = self._source("stream", _topics(topics), name, locals())
         return KStream(Stream(self.graph, node, edge))
 
     @builder_call
@@ -136,17 +125,7 @@ class StreamsBuilder(Telling):
         source_name = None if name is None else f"{name}-source"
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
-        source, edge = self._source(
-            "table",
-            (topic,),
-            source_name,
-            key=key,
-            value=value,
-            offset_reset=offset_reset,
-            timestamp=timestamp,
-            idle_advance=idle_advance,
-            partitioner=partitioner,
-        )
+        source, edge = self._source("table", (topic,), source_name, locals())
         stores, operator = table_stores(self.graph, store, edge, "table", ttl)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-")
         stream = Stream(self.graph, source, edge)
@@ -177,20 +156,14 @@ class StreamsBuilder(Telling):
         if name is not None:
             self.graph.burn(1)
         source = self.graph.node_name(None if name is None else f"{name}-source", "KSTREAM-SOURCE-")
-        key_serde, value_serde = edge.serdes("global_table")
+        written = edge.serdes("global_table")
         node = GlobalTableNode(
             name=self.graph.node_name(name, "KTABLE-SOURCE-"),
             inputs=(),
             out=edge.type,
             source=source,
             topic=topic,
-            store=StoreSpec(
-                name=kept,
-                kind="key_value",
-                key_serde=key_serde,
-                value_serde=value_serde,
-                logging=False,
-            ),
+            store=store_spec(kept, written, logging=False),
         )
         return GlobalKTable(Stream(self.graph, self.graph.add(node), edge))
 
@@ -237,30 +210,21 @@ class StreamsBuilder(Telling):
             return self.graph.build()
 
     def _source(
-        self,
-        operator: str,
-        topics: tuple[str, ...],
-        name: str | None,
-        *,
-        key: object | None,
-        value: object | None,
-        offset_reset: object | None,
-        timestamp: object | None,
-        idle_advance: Duration | None,
-        partitioner: object | None,
-        pattern: re.Pattern[str] | None = None,
+        self, operator: str, topics: tuple[str, ...], name: str | None, given: dict[str, Any]
     ) -> tuple[str, Edge]:
+        """The source of a stream or a table. ``given``: the arguments of the call, by their names."""
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic")
-        reset = reset_of(offset_reset)
-        key_serde, value_serde = _serdes(operator, key, value)
+        reset = reset_of(given["offset_reset"])
+        key_serde, value_serde = _serdes(operator, given["key"], given["value"])
         edge = Edge.of(key_serde, value_serde)
+        pattern = given.get("topics")
         reading = Reading(
             offset_reset=reset,
-            timestamp=time_of(timestamp, edge, operator),
-            pattern=pattern,
-            idle_ms=idle_ms_of(idle_advance, operator),
-            partitioner=key_partitioner_of(partitioner, operator),
+            timestamp=time_of(given["timestamp"], edge, operator),
+            pattern=pattern if isinstance(pattern, re.Pattern) else None,
+            idle_ms=idle_ms_of(given["idle_advance"], operator),
+            partitioner=key_partitioner_of(given["partitioner"], operator),
         )
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-")
         node = SourceNode(node_name, (), edge.type, topics, key_serde, value_serde, reading=reading)

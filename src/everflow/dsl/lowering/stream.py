@@ -115,28 +115,21 @@ class Stream:
         return Stream(self.graph, node, self.edge)
 
 
+def store_spec(
+    name: str, serdes: tuple[Serde, Serde], kind: str = "key_value", **how: Any
+) -> StoreSpec:
+    """The store of an operator on the user's line; ``how``: as of `StoreSpec`."""
+    key, value = serdes
+    where = user_line()
+    return StoreSpec(name=name, kind=kind, key_serde=key, value_serde=value, where=where, **how)
+
+
 def bytes_store(name: str, *, private: bool = False) -> StoreSpec:
     """A store of an operator's own bytes."""
-    return StoreSpec(
-        name=name,
-        kind="key_value",
-        key_serde=bytes_(),
-        value_serde=bytes_(),
-        where=user_line(),
-        private=private,
-    )
+    return store_spec(name, (bytes_(), bytes_()), private=private)
 
 
 def window_store(
     name: str, serdes: tuple[Serde, Serde], retention_ms: int, size_ms: int | None = None
 ) -> StoreSpec:
-    key_serde, value_serde = serdes
-    return StoreSpec(
-        name=name,
-        kind="window",
-        key_serde=key_serde,
-        value_serde=value_serde,
-        retention_ms=retention_ms,
-        window_size_ms=size_ms,
-        where=user_line(),
-    )
+    return store_spec(name, serdes, "window", retention_ms=retention_ms, window_size_ms=size_ms)

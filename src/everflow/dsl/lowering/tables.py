@@ -31,7 +31,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
-from everflow.dsl.lowering.stream import Stream, bytes_store
+from everflow.dsl.lowering.stream import Stream, bytes_store, store_spec
 from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError
@@ -96,18 +96,12 @@ def table_stores(
             f"{operator} takes Materialized(history=) or ttl=: a table that keeps what its values "
             "were forgets none of its keys; leave one of them out"
         )
-    key_serde, value_serde = edge.serdes(operator)
-    history_ms = None if history is None else duration_ms(history)
-    spec = StoreSpec(
-        name=name,
-        kind="key_value" if history_ms is None else VERSIONED,
-        key_serde=key_serde,
-        value_serde=value_serde,
-        retention_ms=history_ms,
-    )
-    if history_ms is not None:
-        return (spec,), VersionedTableSpec(name, key_serde, value_serde, history_ms)
-    table = TableSpec(name, key_serde, value_serde)
+    written = edge.serdes(operator)
+    if history is not None:
+        history_ms = duration_ms(history)
+        spec = store_spec(name, written, VERSIONED, retention_ms=history_ms)
+        return (spec,), VersionedTableSpec(name, *written, history_ms)
+    spec, table = store_spec(name, written), TableSpec(name, *written)
     if ttl_ms is None:
         return (spec,), table
     ending, stores = with_ttl(graph, table, spec, ttl_ms, operator)
@@ -397,11 +391,10 @@ def kept_node(
     table: Stream, name: str, store: str, operator: str, *, only_visible: bool = False
 ) -> StatefulNode:
     """The node of `stored`, which is not added to the graph."""
-    key_serde, value_serde = table.edge.serdes(operator)
-    spec = StoreSpec(name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde)
-    kept = TableSpec(store, key_serde, value_serde, only_visible=only_visible)
-    out = table.edge.type
-    return StatefulNode(name, (table.node,), out, "MATERIALIZED", kept, (spec,))
+    written, out = table.edge.serdes(operator), table.edge.type
+    kept = TableSpec(store, *written, only_visible=only_visible)
+    stores = (store_spec(store, written),)
+    return StatefulNode(name, (table.node,), out, "MATERIALIZED", kept, stores)
 
 
 # --- ``KTable.suppress``, and results of windows that close: held back in a store (KIP-328) -------
@@ -573,16 +566,14 @@ def loaded_table(
             f"{', '.join(found.columns)} ({str(error).splitlines()[0]})"
         ) from None
     edge = Edge(type_, default_serde(type_.key), default_serde(type_.value))
-    key_serde, value_serde = edge.serdes("global_table_from")
+    written = edge.serdes("global_table_from")
     node_name = graph.node_name(name, "KTABLE-FRAME-")
     node = LoadedTableNode(
         name=node_name,
         inputs=(),
         out=edge.type,
         source=f"{node_name}-rows",
-        store=StoreSpec(
-            name=kept, kind="key_value", key_serde=key_serde, value_serde=value_serde, logging=False
-        ),
+        store=store_spec(kept, written, logging=False),
         rows=FrameRows(given, column, type_),
         refresh_ms=refresh_ms,
     )
