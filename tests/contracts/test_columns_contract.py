@@ -130,7 +130,7 @@ def without_arrow(plan: PhysicalPlan) -> PhysicalPlan:
         return replace(one, columns=columns)
 
     ops = [
-        replace(op, projections=tuple(map(changed, op.projections)))
+        replace(op, projections=list(map(changed, op.projections)))
         if isinstance(op, ColumnsOp)
         else op
         for op in plan.ops

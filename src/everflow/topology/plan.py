@@ -12,7 +12,8 @@ results. `everflow.spark.columns.staged` finds the stages; a worker runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from types import FunctionType
@@ -142,12 +143,13 @@ def computed_by(found: Projection) -> str:
     return PYTHON if any(column.calls for column, _ in columns) else CATALYST
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ColumnsOp:
     """Columns over the records of slot ``input``: projections of them, or of what an earlier one
-    of these projections gives, which are computed together (one alone, if it calls functions)."""
+    of these projections gives, which are computed together (one alone, if it calls functions).
+    Nobody changes it but the planner."""
 
-    projections: tuple[Projection, ...]
+    projections: list[Projection]
     input: int
     outputs: tuple[int, ...] = ()
     """The slots that other operators read."""
@@ -577,20 +579,6 @@ def _step_op(
             return UnnestOp(**found, keyed=node.keyed, type=node.out)
 
 
-@dataclass
-class _Columns:
-    """Projections that become one `ColumnsOp`."""
-
-    input: int
-    projections: list[Projection] = field(default_factory=list)
-
-    def op(self, read: Collection[int]) -> ColumnsOp:
-        """``read``: the slots that operators read."""
-        made = (projection.output for projection in self.projections)
-        outputs = tuple(slot for slot in made if slot in read)
-        return ColumnsOp(projections=tuple(self.projections), input=self.input, outputs=outputs)
-
-
 class _Planner:
     """One pass over the nodes in topological order."""
 
@@ -608,11 +596,9 @@ class _Planner:
         self._sources: list[Source] = []
         self._global_tables: list[GlobalTable] = []
         self._loaded_tables: list[LoadedTable] = []
-        self._times: list[_Columns | TimeOp] = []
-        self._ops: list[_Columns | StepOp] = []
-        self._through: list[tuple[str, Through]] = []
-        """With the names of the nodes whose operators look rows up."""
-        self._columns: dict[tuple[int, str], _Columns] = {}
+        self._times: list[ColumnsOp | TimeOp] = []
+        self._ops: list[PlanOp] = []
+        self._columns: dict[tuple[int, str], ColumnsOp] = {}
         """Columns that others may join, by their input slot and execution path."""
         self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
         """The nodes that each side of an operator or a sink reads."""
@@ -644,7 +630,7 @@ class _Planner:
         by = computed_by(found)
         columns = self._columns.get((found.input, by))
         if columns is None:
-            columns = _Columns(found.input)
+            columns = ColumnsOp(projections=[], input=found.input)
             ops.append(columns)
         columns.projections.append(found)
         if by != PYTHON:  # a call would see what a filter beside it drops
@@ -782,10 +768,11 @@ class _Planner:
             links=links,
             idle=self._idle_names(node),
             old_sides=self._old_sides(node, node.operator.old_sides),
+            through=tuple(
+                self._place_through(node, names) for names in dict.fromkeys(node.operator.through)
+            ),
         )
         self._ops.append(op)
-        for names in dict.fromkeys(node.operator.through):
-            self._through.append((node.name, self._place_through(node, names)))
         yield out
 
     # -- tables that are asked (note 035) ----------------------------------------------------------
@@ -924,44 +911,30 @@ class _Planner:
     def finish(self) -> PhysicalPlan:
         for node in self._topology.nodes:
             self._outputs[node.name] = tuple(self._place(node))
-        through = [one for _, one in self._through]
-        read = {one.output for one in through}
-        for op in (*self._times, *self._ops, *(op for one in through for op in one.ops)):
-            read.update([op.input] if isinstance(op, _Columns) else op.inputs)
-        times = [one.op(read) if isinstance(one, _Columns) else one for one in self._times]
-        ops = [self._finished(one, read) for one in self._ops]
-        topics_of: dict[int, int] = {}
-        for source in self._sources:
-            topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
+        looking = (op for op in self._ops if isinstance(op, StatefulOp))
+        through = [one for op in looking for one in op.through]
+        every = (*self._times, *self._ops, *(op for one in through for op in one.ops))
+        read = {one.output for one in through}.union(*(op.inputs for op in every))
+        for op in every:
+            if isinstance(op, ColumnsOp):
+                op.outputs = tuple(one.output for one in op.projections if one.output in read)
+        topics_of = Counter(source.subtopology for source in self._sources)
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
-        columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))  # a getter sees none
+        # A getter sees none.
+        columns = (op for op in (*self._times, *self._ops) if isinstance(op, ColumnsOp))
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)
         return PhysicalPlan(
             application_id=self._app,
             sources=sources,
             slots=tuple(self._slots),
-            times=tuple(times),
-            ops=in_turn(ops),
+            times=tuple(self._times),
+            ops=in_turn(self._ops),
             headers=headers,
             global_tables=tuple(self._global_tables),
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
-        )
-
-    def _finished(self, op: _Columns | StepOp, read: Collection[int]) -> PlanOp:
-        if isinstance(op, _Columns):
-            return op.op(read)
-        mine = [one for name, one in self._through if name == op.name]
-        if not isinstance(op, StatefulOp) or not mine:
-            return op
-        return replace(
-            op,
-            through=tuple(
-                replace(one, ops=tuple(self._finished(stage, read) for stage in one.ops))
-                for one in mine
-            ),
         )
 
     def _needs_headers(self) -> bool:
