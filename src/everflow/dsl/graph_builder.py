@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import fields, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from everflow.dsl.expressions import check_name
 from everflow.dsl.stores import Materialized, kept_for, kept_globally, materialized
@@ -395,11 +395,6 @@ OTHER_KEYWORDS = {
 """What elsewhere is a keyword, or a class that carries one, and the nearest keyword here."""
 
 
-class _Builds(Protocol):
-    @property
-    def graph(self) -> GraphBuilder: ...
-
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -410,13 +405,13 @@ def builder_call(method: _Method) -> _Method:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def call(self: _Builds, *args: Any, **keywords: Any) -> Any:
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
         try:
             signature.bind(self, *args, **keywords)
         except TypeError:
             said = _misfit(type(self).__name__, method.__name__, signature, args, keywords)
             raise TopologyError(said) from None
-        graph = self.graph
+        graph: GraphBuilder = self.graph
         with graph.lock:  # a call that raises leaves everything as it was before
             state = {name: value for name, value in vars(graph).items() if name != "lock"}
             before = {name: copy(value) for name, value in state.items()}

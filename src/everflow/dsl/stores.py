@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from everflow.dsl.expressions import check_name, checked_serde
 from everflow.errors import TopologyError
@@ -178,7 +178,7 @@ class Stores(Telling, metaclass=FittingClass):
         how long (stream time) an entry stays behind its time; then it is not there, and is
         deleted in the changelog, too. What is itself that old when it is put changes nothing."""
         ttl_ms = None if ttl is None else checked_ms(ttl, f"Stores.key_value({name!r}): ttl", 1)
-        return _made("key_value", name, key, value, (logging, in_memory), ttl_ms)
+        return _made("key_value", locals(), ttl_ms)
 
     @staticmethod
     def window(
@@ -196,7 +196,7 @@ class Stores(Telling, metaclass=FittingClass):
         size_ms = checked_ms(size, f"Stores.window({name!r}): size", 1)
         what = f"Stores.window({name!r}): retention"
         retention_ms = checked_ms(retention, what, size_ms, ", and the windows have that size")
-        return _made("window", name, key, value, (logging, in_memory), retention_ms, size_ms)
+        return _made("window", locals(), retention_ms, size_ms)
 
     @staticmethod
     def session(
@@ -210,7 +210,7 @@ class Stores(Telling, metaclass=FittingClass):
     ) -> StoreSpec:
         """A value of each key's session, kept until stream time is ``retention`` behind its end."""
         retention_ms = checked_ms(retention, f"Stores.session({name!r}): retention", 1)
-        return _made("session", name, key, value, (logging, in_memory), retention_ms)
+        return _made("session", locals(), retention_ms)
 
     @staticmethod
     def versioned(
@@ -226,28 +226,22 @@ class Stores(Telling, metaclass=FittingClass):
         until ``history`` behind the highest time of a version; the latest is kept for ever. A
         version that is older than that when it comes is ignored."""
         history_ms = checked_ms(history, f"Stores.versioned({name!r}): history")
-        return _made("versioned", name, key, value, (logging, in_memory), history_ms)
+        return _made("versioned", locals(), history_ms)
 
 
 def _made(
-    kind: str,
-    name: str,
-    key: Serde,
-    value: Serde,
-    options: tuple[bool, bool],
-    retention_ms: int | None = None,
-    size_ms: int | None = None,
+    kind: str, given: dict[str, Any], kept_ms: int | None, size_ms: int | None = None
 ) -> StoreSpec:
-    logging, in_memory = options
-    check_name("store", name)
+    """``given``: the arguments of the call, by their names."""
+    check_name("store", given["name"])
     return StoreSpec(
-        name=name,
+        name=given["name"],
         kind=kind,
-        key_serde=checked_serde(key, "key", f"Stores.{kind}"),
-        value_serde=checked_serde(value, "value", f"Stores.{kind}"),
-        retention_ms=retention_ms,
+        key_serde=checked_serde(given["key"], "key", f"Stores.{kind}"),
+        value_serde=checked_serde(given["value"], "value", f"Stores.{kind}"),
+        retention_ms=kept_ms,
         window_size_ms=size_ms,
-        logging=bool(logging),
-        in_memory=bool(in_memory),
+        logging=bool(given["logging"]),
+        in_memory=bool(given["in_memory"]),
         where=user_line(),
     )
