@@ -264,7 +264,7 @@ def ways_to(
     graph: Graph, node: Node, group: Collection[str]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
     """The links from others of its ``group`` to a processor, and the other nodes that it reads."""
-    found = list(_results_of(graph, node.inputs[0], group, None))
+    found = list(_results_of(graph, node.inputs[0], group))
     links = tuple(one for one in found if isinstance(one, Link))
     return links, tuple(one for one in found if not isinstance(one, Link))
 
@@ -285,20 +285,18 @@ def require_direct(graph: Graph) -> None:
                 )
 
 
-def _results_of(
-    graph: Graph, name: str, group: Collection[str], child: int | None
-) -> Iterator[Link | str]:
+def _results_of(graph: Graph, name: str, group: Collection[str]) -> Iterator[Link | str]:
     node = graph.node(name)
     if name in group:
-        yield Link(name, child)
+        yield Link(name, None)
     elif isinstance(node, MergeNode):
         for given in node.inputs:
-            yield from _results_of(graph, given, group, None)
+            yield from _results_of(graph, given, group)
     elif isinstance(node, ProjectNode) and node.label == CHILD and node.inputs[0] in group:
         parent: Any = graph.node(node.inputs[0])  # a processor
         number = parent.operator.children.index(node.name.removeprefix(f"{parent.name}-"))
         yield Link(parent.name, number)
     elif isinstance(node, ProjectNode) and (node.predicate, node.key, node.value) == (None,) * 3:
-        yield from _results_of(graph, node.inputs[0], group, None)
+        yield from _results_of(graph, node.inputs[0], group)
     else:
         yield name
