@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +24,21 @@ from everflow.topology.graph import ColumnExpr, EdgeType, column_names, same_typ
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only
 
-
-import inspect
-from collections.abc import Sequence
-
 _PYTHON_TYPES: dict[object, str] = {
     str: "string",
     int: "bigint",
     float: "double",
     bool: "boolean",
     bytes: "binary",
+    dict: "name string, amount double",
+    list: "array<string>",
 }
-_PYTHON_TYPES |= {dict: "name string, amount double", list: "array<string>"}
 
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 _A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
 
-Expression = Column | Callable[..., Any]
+Function = Callable[..., Any]
+Expression = Column | Function
 
 
 @dataclass(frozen=True)
@@ -277,13 +276,10 @@ def fields_from_options(
     return name, returns, fields
 
 
-# --- brings functions of the user to one shape, ``fn(key, value)``, in objects that workers
+# --- functions of the user in one shape, ``fn(key, value)``, in objects that workers get ----------
 # A function with one required positional parameter gets the value only, one with two gets key and
 # value. Parameters with defaults do not count, ``*args`` counts as two. Built-in functions whose
 # signature Python cannot tell (``int``, ``str``) get the value.
-
-
-Function = Callable[..., Any]
 
 
 def required_parameters(fn: Function) -> int | None:
