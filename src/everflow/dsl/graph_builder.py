@@ -1,7 +1,7 @@
 """Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
-`builder_call` wraps each call of the DSL: errors get the user's line, a failure leaves nothing
-behind.
+`Stream` is a place in it, behind which operators are lowered. `builder_call` wraps each call of the
+DSL: errors get the user's line, a failure leaves nothing behind.
 
 Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share.
 The counter also advances where the original burns a number (three per repartition), so that unnamed
@@ -16,24 +16,28 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
-from everflow.dsl.expressions import check_name
+from everflow.dsl.expressions import Edge, check_name, fitting_serde
 from everflow.dsl.stores import Materialized, kept_for, kept_globally, materialized
 from everflow.errors import TopologyError, naming_the_line
 from everflow.foreign_names import entry_of
-from everflow.serdes import Serde
+from everflow.serdes import Serde, bytes_
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first, require_direct
 from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     EdgeType,
-    FunctionExpr,
+    FunctionNode,
     GlobalTableNode,
     LoadedTableNode,
     Node,
+    Operator,
+    Part,
+    Partitioner,
+    ProjectNode,
     RepartitionTopic,
     SinkNode,
     SourceNode,
@@ -267,7 +271,7 @@ class GraphBuilder:
         source: str,
         edge: EdgeType,
         serdes: tuple[Serde, Serde],
-        topic_of: tuple[int | None, ColumnExpr | FunctionExpr | str | None] = (None, None),
+        topic_of: tuple[int | None, Partitioner | None] = (None, None),
     ) -> str:
         """Write ``source`` to a new repartition topic and read it back; returns the name of the new
         source node. ``topic_of``: the number of its partitions, and what gives a record's, if not
@@ -375,6 +379,125 @@ def _travelling(node: Node) -> dict[str, object]:
     if isinstance(node, SourceNode):
         taken["timestamp"] = taken.pop("reading").timestamp
     return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
+
+
+# --- a place in the graph, and the stores of operators --------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The records of a stream, or the updates of a table, behind a node of the graph that is built.
+
+    ``key_changed``: an operator before may have changed the key, so that a grouping has to
+    repartition first.
+    """
+
+    graph: GraphBuilder
+    node: str
+    edge: Edge
+    key_changed: bool = False
+
+    def behind(self, node: str, edge: Edge, changes_key: bool = False) -> Stream:
+        """The stream behind ``node``, which reads this one."""
+        return Stream(self.graph, node, edge, self.key_changed or changes_key)
+
+    def projected(
+        self,
+        name: str,
+        label: str,
+        edge: Edge | None = None,
+        *,
+        predicate: ColumnExpr | None = None,
+        key: ColumnExpr | None = None,
+        value: ColumnExpr | None = None,
+        changes_key: bool = False,
+    ) -> Stream:
+        """The stream behind a new node that computes Columns; ``edge``: left out, this one's."""
+        edge = edge or self.edge
+        node = ProjectNode(
+            name=name,
+            inputs=(self.node,),
+            out=edge.type,
+            label=label,
+            predicate=predicate,
+            key=key,
+            value=value,
+            changes_key=changes_key,
+        )
+        return self.behind(self.graph.add(node), edge, changes_key)
+
+    def called(
+        self,
+        name: str,
+        label: str,
+        op: str,
+        fn: Callable[..., Any],
+        edge: Edge,
+        *,
+        changes_key: bool = False,
+    ) -> Stream:
+        """The stream behind a new node that calls a function of (key, value) for each record."""
+        node = FunctionNode(name, (self.node,), edge.type, label, op, fn, changes_key)
+        return self.behind(self.graph.add(node), edge, changes_key)
+
+    def kept(
+        self,
+        name: str,
+        label: str,
+        operator: Operator,
+        stores: tuple[StoreSpec, ...] = (),
+        edge: Edge | None = None,
+        *,
+        sides: tuple[str, ...] = (),
+        reads: tuple[StoreSpec, ...] = (),
+        parts: tuple[Part, ...] = (),
+    ) -> Stream:
+        """What is behind a new stateful node; ``sides``: all that it reads, left out this one."""
+        edge = edge or self.edge
+        sides = sides or (self.node,)
+        node = StatefulNode(name, sides, edge.type, label, operator, stores, reads, parts)
+        return self.behind(self.graph.add(node), edge)
+
+    def with_serdes(self, operator: str, key: object | None, value: object | None) -> Stream:
+        """The same, written with other serdes. TopologyError for those of other types."""
+        key_serde = fitting_serde(key, self.edge.type.key, "key", operator)
+        value_serde = fitting_serde(value, self.edge.type.value, "value", operator)
+        return self.behind(self.node, self.edge.with_serdes(key_serde, value_serde))
+
+    def repartitioned(
+        self,
+        name: str,
+        operator: str,
+        chosen: tuple[int | None, Partitioner | None] = (None, None),
+    ) -> Stream:
+        """This stream read back from the new repartition topic ``name`` (already checked)."""
+        serdes = self.edge.serdes(operator)
+        self.graph.burn(3)  # sink, null-key filter, source
+        node = self.graph.repartition(name, self.node, self.edge.type, serdes, chosen)
+        return Stream(self.graph, node, self.edge)
+
+
+def store_spec(
+    name: str, serdes: tuple[Serde, Serde], kind: str = "key_value", **how: Any
+) -> StoreSpec:
+    """The store of an operator on the user's line; ``how``: as of `StoreSpec`."""
+    key, value = serdes
+    where = user_line()
+    return StoreSpec(name=name, kind=kind, key_serde=key, value_serde=value, where=where, **how)
+
+
+def bytes_store(name: str, *, private: bool = False) -> StoreSpec:
+    """A store of an operator's own bytes."""
+    return store_spec(name, (bytes_(), bytes_()), private=private)
+
+
+def window_store(
+    name: str, serdes: tuple[Serde, Serde], retention_ms: int, size_ms: int | None = None
+) -> StoreSpec:
+    return store_spec(name, serdes, "window", retention_ms=retention_ms, window_size_ms=size_ms)
+
+
+# --- calls of the DSL -----------------------------------------------------------------------------
 
 
 OTHER_KEYWORDS = {

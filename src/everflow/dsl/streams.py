@@ -30,7 +30,7 @@ from everflow.dsl.expressions import (
     fields_from_options,
     in_expressions,
 )
-from everflow.dsl.graph_builder import builder_call
+from everflow.dsl.graph_builder import Stream, builder_call
 from everflow.dsl.lowering import stateless
 from everflow.dsl.lowering.aggregation import (
     Aggregation,
@@ -55,7 +55,6 @@ from everflow.dsl.lowering.joins import (
     looked_up,
 )
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
-from everflow.dsl.lowering.stream import Stream
 from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
 from everflow.dsl.stores import Materialized

@@ -13,8 +13,7 @@ from typing import Any
 
 from everflow import serdes
 from everflow.dsl.expressions import Edge, Expression, checked_serde
-from everflow.dsl.graph_builder import GraphBuilder, builder_call
-from everflow.dsl.lowering.stream import Stream, store_spec
+from everflow.dsl.graph_builder import GraphBuilder, Stream, builder_call, store_spec
 from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
 from everflow.dsl.stores import Materialized
 from everflow.dsl.streams import GlobalKTable, KStream, KTable

@@ -32,6 +32,7 @@ from everflow.topology.graph import (
     EXTRACTORS,
     ColumnExpr,
     FunctionExpr,
+    Partitioner,
     TimeFunction,
     TimestampExtractor,
 )
@@ -118,7 +119,6 @@ def key_partitioner_of(given: object, operator: str) -> str | FunctionExpr | Non
 
 SEVERAL = pa.list_(pa.int64())
 """The type of a Column that says several partitions."""
-Partitioner = ColumnExpr | FunctionExpr | str
 
 
 def target_of(topic: str | Expression, edge: Edge) -> str | ColumnExpr | FunctionExpr:

@@ -170,6 +170,11 @@ class FunctionExpr:
     returns: pa.DataType
 
 
+Partitioner = ColumnExpr | FunctionExpr | str
+"""Gives each record's partition, several or none; or names the hash of its key, one of
+`everflow.columns.key_partitions.BY_HASH`."""
+
+
 @dataclass(frozen=True)
 class Node:
     """Base: ``name`` unique in the topology (``KSTREAM-FILTER-0000000001``), ``where`` = file:line
@@ -583,9 +588,8 @@ class SinkNode(Node):
     key_serde: Serde
     value_serde: Serde
     kind: str = "sink"
-    partitioner: ColumnExpr | FunctionExpr | str | None = None
-    """Gives each record's partition, several or none; or names the hash of its key, one of
-    `everflow.columns.key_partitions.BY_HASH`. None: by its key, as in Kafka Streams."""
+    partitioner: Partitioner | None = None
+    """None: by its key, as in Kafka Streams."""
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ from everflow.dsl.expressions import (
     result_type,
     unless_deleted,
 )
-from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.graph_builder import GraphBuilder, Stream, store_spec
 from everflow.dsl.lowering.joins import in_windows_of
-from everflow.dsl.lowering.stream import Stream, store_spec
 from everflow.dsl.lowering.tables import (
     closes_after_ms,
     emit_each_update,

@@ -37,7 +37,7 @@ from everflow.dsl.expressions import (
     struct_of,
     unless_deleted,
 )
-from everflow.dsl.lowering.stream import Stream, bytes_store, window_store
+from everflow.dsl.graph_builder import Stream, bytes_store, window_store
 from everflow.dsl.lowering.tables import (
     is_versioned,
     kept_node,

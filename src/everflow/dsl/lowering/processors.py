@@ -29,8 +29,8 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
 )
+from everflow.dsl.graph_builder import Stream, window_store
 from everflow.dsl.lowering.stateless import with_answer
-from everflow.dsl.lowering.stream import Stream, window_store
 from everflow.dsl.stores import Materialized
 from everflow.errors import TopologyError
 from everflow.operators.deduplicate import DeduplicateSpec

@@ -21,7 +21,7 @@ from everflow.dsl.expressions import (
     refuse_pyspark,
     struct_of,
 )
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.graph_builder import Stream
 from everflow.dsl.topics import partitioner_of, target_of
 from everflow.errors import TopologyError
 from everflow.serdes import Serde

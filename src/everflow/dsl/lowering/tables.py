@@ -29,9 +29,8 @@ from everflow.dsl.expressions import (
     struct_of,
     unless_deleted,
 )
-from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.graph_builder import GraphBuilder, Stream, bytes_store, store_spec
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
-from everflow.dsl.lowering.stream import Stream, bytes_store, store_spec
 from everflow.dsl.stores import Materialized
 from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError
