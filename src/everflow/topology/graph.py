@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -556,19 +556,13 @@ class GlobalTableNode(WholeTableNode):
     topic: str
 
 
-class Rows(Protocol):
-    """The rows of a table, in the instance's process."""
-
-    def rows(self) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """Keys and values in the types of the table's edge, as they are now; raises anything."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadedTableNode(WholeTableNode):
     """A table of ``rows``, read as a whole at the start and again every ``refresh_ms`` (None:
-    never; note 033)."""
+    never; note 033): keys and values in the types of the edge, as they are when it is called in the
+    instance's process; it raises anything."""
 
-    rows: Rows
+    rows: Callable[[], Iterator[tuple[pa.Array, pa.Array]]]
     refresh_ms: int | None
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
@@ -505,29 +506,22 @@ Frame: TypeAlias = DataFrame | Callable[[], DataFrame]
 Key: TypeAlias = str | Column | Sequence[str]
 
 
-@dataclass(frozen=True)
-class FrameRows:
-    """What gives the rows of a `LoadedTableNode`."""
-
-    given: Frame
-    key: Column
-    type: EdgeType
-
-    def rows(self) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """Keys and values, in the types of the edge. Raises what Spark and the user's function
-        raise; ValueError where the DataFrame has other columns than when the program was built."""
-        frame = self.given if isinstance(self.given, DataFrame) else self.given()
-        selected = _selected(frame, self.key)
-        found = _edge_type(selected)
-        for part, name in (("key", "key"), ("value", "row")):
-            now, then = getattr(found, part), getattr(self.type, part)
-            if not same_type(now, then):
-                raise ValueError(
-                    f"the {name} is {type_text(now)}, and was {type_text(then)} when the program "
-                    f"was built"
-                )
-        for batch in selected.toArrow().to_batches():
-            yield batch.column(0).cast(self.type.key), batch.column(1).cast(self.type.value)
+def frame_rows(given: Frame, key: Column, type_: EdgeType) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Keys and values of a `LoadedTableNode`, in the types of its edge; called on the instance's own
+    thread. Raises what Spark and the user's function raise; ValueError where the DataFrame has
+    other columns than when the program was built."""
+    frame = given if isinstance(given, DataFrame) else given()
+    selected = _selected(frame, key)
+    found = _edge_type(selected)
+    for part, name in (("key", "key"), ("value", "row")):
+        now, then = getattr(found, part), getattr(type_, part)
+        if not same_type(now, then):
+            raise ValueError(
+                f"the {name} is {type_text(now)}, and was {type_text(then)} when the program "
+                f"was built"
+            )
+    for batch in selected.toArrow().to_batches():
+        yield batch.column(0).cast(type_.key), batch.column(1).cast(type_.value)
 
 
 def loaded_table(
@@ -573,7 +567,7 @@ def loaded_table(
         out=edge.type,
         source=f"{node_name}-rows",
         store=store_spec(kept, written, logging=False),
-        rows=FrameRows(given, column, type_),
+        rows=partial(frame_rows, given, column, type_),
         refresh_ms=refresh_ms,
     )
     return Stream(graph, graph.add(node), edge)
