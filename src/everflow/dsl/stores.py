@@ -80,6 +80,10 @@ class Materialized(Telling, metaclass=FittingClass):
         return hash(self.name)
 
 
+Store = str | Materialized
+"""What is asked for with ``store=``: its name, or that with options."""
+
+
 def kept_for(given: Materialized | None, least_ms: int) -> int:
     """The retention of windows or sessions that need ``least_ms``; TopologyError for less."""
     if given is None or given.retention is None:

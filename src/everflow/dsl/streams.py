@@ -57,7 +57,7 @@ from everflow.dsl.lowering.joins import (
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
 from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
-from everflow.dsl.stores import Materialized
+from everflow.dsl.stores import Store
 from everflow.dsl.suppressed import EmitStrategy, Suppressed
 from everflow.dsl.topics import partitioner_of
 from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError, naming_the_line
@@ -269,7 +269,7 @@ class KStream(_StreamOrTable):
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -300,7 +300,7 @@ class KStream(_StreamOrTable):
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -317,7 +317,7 @@ class KStream(_StreamOrTable):
         *,
         windows: JoinWindows | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -335,7 +335,7 @@ class KStream(_StreamOrTable):
         grace: Duration | Column = 0,
         how: str | Column = "inner",
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -367,7 +367,7 @@ class KStream(_StreamOrTable):
         grace: Duration | Column = 0,
         how: str | Column = "inner",
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -393,7 +393,7 @@ class KStream(_StreamOrTable):
         on_timeout: str | Column = "emit",
         most_per_key: int | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -502,7 +502,7 @@ class KStream(_StreamOrTable):
         by: Expression | None = None,
         returns: object = None,
         grace: Duration | None = None,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         name: str | None = None,
     ) -> KStream:
         """Drop records that repeat another one: of those with one key the first in processing
@@ -574,7 +574,7 @@ class KStream(_StreamOrTable):
     def to_table(
         self,
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         ttl: Duration | None = None,
@@ -718,11 +718,7 @@ class KTable(_StreamOrTable):
 
     @builder_call
     def filter(
-        self,
-        predicate: Expression,
-        *,
-        store: str | Materialized | None = None,
-        name: str | None = None,
+        self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
         deletion, if it did not fail before. ``store``: keeps them, for queries and joins. Headers
@@ -731,11 +727,7 @@ class KTable(_StreamOrTable):
 
     @builder_call
     def filter_not(
-        self,
-        predicate: Expression,
-        *,
-        store: str | Materialized | None = None,
-        name: str | None = None,
+        self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
         """The entries that ``filter`` would leave out. Headers stay."""
         return KTable(TableCall(self._stream, "filter_not", store, name).filtered(predicate))
@@ -746,7 +738,7 @@ class KTable(_StreamOrTable):
         mapper: Expression | None = None,
         *,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -766,7 +758,7 @@ class KTable(_StreamOrTable):
         *,
         returns: object = None,
         stores: Iterable[StoreSpec | str] = (),
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         name: str | None = None,
     ) -> KTable:
         """A new value for every update by the user's code: a `ValueTransformer` class, a function
@@ -786,7 +778,7 @@ class KTable(_StreamOrTable):
         *,
         on: Expression | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -810,7 +802,7 @@ class KTable(_StreamOrTable):
         *,
         on: Expression | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -825,7 +817,7 @@ class KTable(_StreamOrTable):
         joiner: Expression | None = None,
         *,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -848,11 +840,7 @@ class KTable(_StreamOrTable):
 
     @builder_call
     def suppress(
-        self,
-        suppressed: Suppressed,
-        *,
-        store: str | Materialized | None = None,
-        name: str | None = None,
+        self, suppressed: Suppressed, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
         """Holds updates back: until windows close, ``suppress(Suppressed.until_window_closes(),
         store="final")``, or for some time, ``Suppressed.until_time_limit("1 minute")``.
@@ -921,11 +909,7 @@ class _Groups(Telling):
 
     @builder_call
     def count(
-        self,
-        *,
-        store: str | Materialized | None = None,
-        ttl: Duration | None = None,
-        name: str | None = None,
+        self, *, store: Store | None = None, ttl: Duration | None = None, name: str | None = None
     ) -> KTable:
         """Number of records per key (and window or session), ``bigint``. Records with a null key
         are skipped; those with a null value where there are no windows, or sliding ones. ``ttl``:
@@ -938,7 +922,7 @@ class _Groups(Telling):
         self,
         reducer: Callable[[Any, Any], Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         ttl: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
@@ -953,7 +937,7 @@ class _Groups(Telling):
     def aggregate(
         self,
         *,
-        store: str | Materialized | Aggregator | None = None,
+        store: Store | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         aggregator: Callable[..., Any] | Aggregator | None = None,
         returns: object = None,
@@ -976,7 +960,7 @@ class _Groups(Telling):
         return self._aggregate(locals())
 
     def _aggregation(
-        self, operator: str, store: str | Materialized | None, name: str | None, ttl: object = None
+        self, operator: str, store: Store | None, name: str | None, ttl: object = None
     ) -> Aggregation:
         ttl_ms = None if ttl is None else checked_ttl(ttl, operator)
         if ttl_ms is not None and self._windows is not None:
@@ -1109,7 +1093,7 @@ class SessionWindowedKStream(_WindowedKStream):
     def aggregate(
         self,
         *,
-        store: str | Materialized | Aggregator | None = None,
+        store: Store | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         aggregator: Callable[..., Any] | Aggregator | None = None,
         merger: Callable[..., Any] | Aggregator | None = None,
@@ -1146,7 +1130,7 @@ class _OneAggregator(_Cogroups):
         self,
         initializer: Callable[[], Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         returns: object = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -1217,7 +1201,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         initializer: Callable[[], Any],
         merger: Callable[..., Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         returns: object = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -1236,7 +1220,7 @@ class KGroupedTable(Telling):
         self._group, self.graph = group, group.graph
 
     @builder_call
-    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable:
+    def count(self, *, store: Store | None = None, name: str | None = None) -> KTable:
         """Number of entries per group, ``bigint``; 0 for one that has lost all of them.
         A result has the headers of the change that made it."""
         aggregation = Aggregation(self._group, None, "count", store, name)
@@ -1248,7 +1232,7 @@ class KGroupedTable(Telling):
         adder: Callable[[Any, Any], Any],
         subtractor: Callable[[Any, Any], Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         name: str | None = None,
     ) -> KTable:
         """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
@@ -1261,7 +1245,7 @@ class KGroupedTable(Telling):
     def aggregate(
         self,
         *,
-        store: str | Materialized | Aggregator | None = None,
+        store: Store | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         adder: Callable[..., Any] | Aggregator | None = None,
         subtractor: Callable[..., Any] | Aggregator | None = None,

@@ -15,7 +15,7 @@ from everflow import serdes
 from everflow.dsl.expressions import Edge, Expression, checked_serde
 from everflow.dsl.graph_builder import GraphBuilder, Stream, builder_call, store_spec
 from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
-from everflow.dsl.stores import Materialized
+from everflow.dsl.stores import Store
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
 from everflow.dsl.topics import idle_ms_of, key_partitioner_of, reset_of, time_of
 from everflow.errors import TopologyError
@@ -95,7 +95,7 @@ class StreamsBuilder(Telling):
         self,
         topic: str,
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         ttl: Duration | None = None,
@@ -135,7 +135,7 @@ class StreamsBuilder(Telling):
         self,
         topic: str,
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -211,7 +211,7 @@ class StreamsBuilder(Telling):
     def _source(
         self, operator: str, topics: tuple[str, ...], name: str | None, given: dict[str, Any]
     ) -> tuple[str, Edge]:
-        """The source of a stream or a table. ``given``: the arguments of the call, by their names."""
+        """``given``: the arguments of the call, by their names."""
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic")
         reset = reset_of(given["offset_reset"])

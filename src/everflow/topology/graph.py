@@ -349,11 +349,11 @@ class Operator:
     old_sides: ClassVar[tuple[int, ...]] = ()
     """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
     old_from: ClassVar[tuple[int, ...]] = ()
-    """As `old_sides`, where its own results are asked what they were: it gives their ``old`` itself.
-    Empty: its store tells."""
+    """As `old_sides`, where its own results are asked what they were: it gives their ``old``
+    itself. Empty: its store tells."""
     old_input: ClassVar[bool] = False
-    """True if the node's last input is no side, but what the entries of its first one were, row by
-    row: no table behind that tells it."""
+    """True if the node's last input is no side, but what the entries of its first one were, row
+    by row: no table behind that tells it."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes

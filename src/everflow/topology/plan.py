@@ -612,8 +612,8 @@ class _Planner:
         return len(self._slots) - 1
 
     def _project(self, node: ProjectNode, given: int, ops: list[Any]) -> int:
-        """The slot of what a ProjectNode makes of the records in another one: the same where it only
-        names a place (to_stream, split)."""
+        """The slot of what a ProjectNode makes of the records in another one: the same where it
+        only names a place (to_stream, split)."""
         listed = (
             ("kept", node.predicate, pa.bool_()),
             ("key", node.key, node.out.key),

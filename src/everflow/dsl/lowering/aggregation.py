@@ -46,7 +46,7 @@ from everflow.dsl.lowering.tables import (
     tells_old,
     with_ttl,
 )
-from everflow.dsl.stores import Materialized
+from everflow.dsl.stores import Store
 from everflow.dsl.suppressed import EmitStrategy
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable
@@ -245,7 +245,7 @@ class Aggregation:
         group: Groups,
         windows: Windows | None,
         operator: str,
-        store: str | Materialized | None,
+        store: Store | None,
         name: str | None,
         *,
         emit: EmitStrategy | None = None,

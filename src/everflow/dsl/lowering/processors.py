@@ -31,7 +31,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.graph_builder import Stream, window_store
 from everflow.dsl.lowering.stateless import with_answer
-from everflow.dsl.stores import Materialized
+from everflow.dsl.stores import Store
 from everflow.errors import TopologyError
 from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.joins import JoinedTable
@@ -283,7 +283,7 @@ def deduplicated(
     grace: Duration | None,
     by: Expression | None,
     returns: object,
-    store: str | Materialized | None,
+    store: Store | None,
     name: str | None,
 ) -> Stream:
     """The records that repeat none. TopologyError for times that cannot be."""

@@ -32,7 +32,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.graph_builder import GraphBuilder, Stream, bytes_store, store_spec
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
-from everflow.dsl.stores import Materialized
+from everflow.dsl.stores import Materialized, Store
 from everflow.dsl.suppressed import Suppressed
 from everflow.errors import TopologyError
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
@@ -276,7 +276,7 @@ def tells_old(graph: GraphBuilder, name: str, *, forced: bool = False) -> bool:
 
 def table_of(
     stream: Stream,
-    store: str | Materialized | None,
+    store: Store | None,
     key: Serde | None,
     value: Serde | None,
     ttl: Duration | None,
@@ -301,7 +301,7 @@ class TableCall:
 
     table: Stream
     operator: str
-    store: str | Materialized | None
+    store: Store | None
     name: str | None
 
     def filtered(self, condition: Expression) -> Stream:
@@ -401,7 +401,7 @@ def kept_node(
 
 
 def suppressed(
-    table: Stream, given: object, store: str | Materialized | None, name: str | None
+    table: Stream, given: object, store: Store | None, name: str | None
 ) -> Stream:
     """The table whose updates are held back."""
     if not isinstance(given, Suppressed):
@@ -507,8 +507,8 @@ Key: TypeAlias = str | Column | Sequence[str]
 
 
 def frame_rows(given: Frame, key: Column, type_: EdgeType) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Keys and values of a `LoadedTableNode`, in the types of its edge; called on the instance's own
-    thread. Raises what Spark and the user's function raise; ValueError where the DataFrame has
+    """Keys and values of a `LoadedTableNode`, in the types of its edge; called on the instance's
+    own thread. Raises what Spark and the user's function raise; ValueError where the DataFrame has
     other columns than when the program was built."""
     frame = given if isinstance(given, DataFrame) else given()
     selected = _selected(frame, key)
