@@ -52,7 +52,6 @@ class Edge:
 
     @staticmethod
     def of(key_serde: Serde, value_serde: Serde) -> Edge:
-        """The edge of records read with these serdes."""
         return Edge(
             EdgeType(normal_type(key_serde.type), normal_type(value_serde.type)),
             key_serde,
@@ -197,7 +196,6 @@ def checked_column(given: object, part: str, operator: str) -> None:
 
 
 def predicate(column: Column, edge: Edge) -> ColumnExpr:
-    """``column`` as a condition."""
     return analyse(column, edge.type, expected=pa.bool_())
 
 
@@ -349,7 +347,6 @@ def refuse_pyspark(given: object, operator: str) -> None:
 
 
 def function_name(fn: Function) -> str:
-    """A readable name of ``fn``."""
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 

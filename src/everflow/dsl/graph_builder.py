@@ -109,7 +109,6 @@ class GraphBuilder:
         return node.name
 
     def has(self, name: str) -> bool:
-        """True if there is a node called so."""
         return name in self._nodes
 
     def node(self, name: str) -> Node:

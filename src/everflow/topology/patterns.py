@@ -23,7 +23,6 @@ _Program = TypeVar("_Program", bound=Graph)
 
 
 def pattern_sources(graph: Graph) -> list[SourceNode]:
-    """The sources that have a pattern."""
     return [
         node
         for node in graph.nodes

@@ -351,7 +351,6 @@ def joined_with_stream(
 def joined_in_windows(
     call: JoinCall, right: Stream, kind: JoinKind, windows: JoinWindows
 ) -> Stream:
-    """The join of two streams."""
     call.check_sides(right)
     graph = right.graph
     stores = _stores(call, right, kind, windows)
@@ -588,7 +587,6 @@ def joined_with_global(
     windows: object,
     grace: object = None,
 ) -> Stream:
-    """The stream's records with their entries."""
     if call.kind is JoinKind.OUTER:
         raise TopologyError(
             "outer_join is for two streams or two tables: changes of a global table give no "
@@ -623,7 +621,6 @@ who ask; with a name given, too."""
 
 
 def joined_by_key(call: JoinCall, right: Stream) -> Stream:
-    """The join of two tables whose entries have one key."""
     call.check_sides(right)
     left, graph, name = call.left, right.graph, call.name
     merged = graph.node_name(name, "KTABLE-MERGE-")

@@ -46,7 +46,6 @@ MOST_ROWS = 1_000
 def filtered(
     stream: Stream, operator: str, condition: Expression, name: str | None, *, negate: bool
 ) -> Stream:
-    """The records for which the condition is true."""
     if not is_column(condition, operator):
         return _function(stream, "FILTER", operator, condition, stream.edge, name)
     keep = predicate(condition, stream.edge)  # so that a message names the user's own
@@ -84,7 +83,6 @@ def values_mapped(
     returns: object,
     name: str | None,
 ) -> Stream:
-    """New values under the same keys."""
     if fields:
         if mapper is not None:
             raise TopologyError(
@@ -105,7 +103,6 @@ def values_mapped(
 def keyed(
     stream: Stream, operator: str, key: Expression, returns: object, name: str | None
 ) -> Stream:
-    """The same values under new keys."""
     label = "KEY-SELECT"
     if is_column(key, operator):
         return _project(stream, label, name, key=key, changes_key=True)
@@ -116,7 +113,6 @@ def keyed(
 def called_for_effect(
     stream: Stream, label: str, operator: str, action: object, name: str | None
 ) -> Stream:
-    """The records, each given to a function for its effect."""
     refuse_pyspark(action, operator)
     if isinstance(action, Column) or not callable(action):
         raise TopologyError(
@@ -127,7 +123,6 @@ def called_for_effect(
 
 
 def flat_mapped(stream: Stream, mapper: Expression, returns: object, name: str | None) -> Stream:
-    """Any number of records for each."""
     label = "FLATMAP"
     if not is_column(mapper, "flat_map"):
         edge = _pair_edge(stream, "flat_map", mapper, returns)
@@ -141,7 +136,6 @@ def flat_mapped(stream: Stream, mapper: Expression, returns: object, name: str |
 def values_flat_mapped(
     stream: Stream, mapper: Expression, returns: object, name: str | None
 ) -> Stream:
-    """Any number of values under the same key."""
     label = "FLATMAPVALUES"
     if not is_column(mapper, "flat_map_values"):
         edge = stream.edge.returning("flat_map_values", mapper, value=returns)
@@ -168,7 +162,6 @@ def merged(streams: tuple[Stream, ...], name: str | None) -> Stream:
 
 
 def changes_of(table: Stream, name: str | None) -> Stream:
-    """The updates of a table as a stream."""
     node_name = table.graph.node_name(name, "KTABLE-TOSTREAM-")
     return table.projected(node_name, "TOSTREAM")
 
@@ -180,7 +173,6 @@ def written(
     partitioner: Expression | str | None,
     name: str | None,
 ) -> None:
-    """The sink of a stream."""
     target = target_of(topic, stream.edge)
     chosen = partitioner_of(partitioner, stream.edge, "to", target)
     used = stream.with_serdes("to", *serdes).edge.serdes("to")
@@ -190,7 +182,6 @@ def written(
 
 
 def printed(stream: Stream, title: str | None, rows: int, name: str | None) -> None:
-    """What ends a stream in front of people."""
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
         raise TopologyError(
             f"print_table: rows is a number from 1 to {MOST_ROWS:,}, found {rows!r}; to take "
@@ -238,7 +229,6 @@ class Split:
         return taken
 
     def rest(self, child: str) -> Stream:
-        """The records that no branch took."""
         return self._where(child, self._condition())
 
     def _where(self, name: str, condition: Column | None, label: str = "BRANCHCHILD") -> Stream:

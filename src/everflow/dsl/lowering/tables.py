@@ -282,7 +282,6 @@ def table_of(
     ttl: Duration | None,
     name: str | None,
 ) -> Stream:
-    """The table that a stream becomes as a changelog."""
     graph = stream.graph
     claimed = graph.claim_store(store, "to_table")
     node_name = graph.node_name(name, "KSTREAM-TOTABLE-")
@@ -305,7 +304,6 @@ class TableCall:
     name: str | None
 
     def filtered(self, condition: Expression) -> Stream:
-        """The entries for which the condition is true."""
         edge, negate = self.table.edge, self.operator == "filter_not"
         if not is_column(condition, self.operator):
             fails = TableFilter(key_value_function(condition, self.operator), negate)
@@ -318,7 +316,6 @@ class TableCall:
     def mapped(
         self, mapper: Expression | None, fields: dict[str, Column], returns: object
     ) -> Stream:
-        """A new value for every entry."""
         if bool(fields) == (mapper is not None):
             raise TopologyError(
                 "map_values needs either one Column or Python function, or field=Column arguments"
@@ -403,7 +400,6 @@ def kept_node(
 def suppressed(
     table: Stream, given: object, store: Store | None, name: str | None
 ) -> Stream:
-    """The table whose updates are held back."""
     if not isinstance(given, Suppressed):
         raise TopologyError(
             f"suppress takes Suppressed.until_window_closes() or "
@@ -475,7 +471,6 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
 
 
 def _by_numbers(graph: GraphBuilder, name: str) -> bool:
-    """True if the table is made of count windows."""
     node = graph.node(name)
     if isinstance(node, StatefulNode) and isinstance(node.operator, CountWindowSpec):
         return True
