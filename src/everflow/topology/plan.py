@@ -12,7 +12,6 @@ results. `everflow.spark.columns.staged` finds the stages; a worker runs them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
@@ -146,11 +145,11 @@ def computed_by(found: Projection) -> str:
 @dataclass(kw_only=True)
 class ColumnsOp:
     """Columns over the records of slot ``input``: projections of them, or of what an earlier one
-    of these projections gives, which are computed together (one alone, if it calls functions).
-    Nobody changes it but the planner."""
+    of these projections gives, which are computed together (one alone, if it calls functions). Only
+    the planner changes it."""
 
-    projections: list[Projection]
     input: int
+    projections: list[Projection] = field(default_factory=list)
     outputs: tuple[int, ...] = ()
     """The slots that other operators read."""
 
@@ -630,7 +629,7 @@ class _Planner:
         by = computed_by(found)
         columns = self._columns.get((found.input, by))
         if columns is None:
-            columns = ColumnsOp(projections=[], input=found.input)
+            columns = ColumnsOp(input=found.input)
             ops.append(columns)
         columns.projections.append(found)
         if by != PYTHON:  # a call would see what a filter beside it drops
@@ -911,19 +910,21 @@ class _Planner:
     def finish(self) -> PhysicalPlan:
         for node in self._topology.nodes:
             self._outputs[node.name] = tuple(self._place(node))
-        looking = (op for op in self._ops if isinstance(op, StatefulOp))
-        through = [one for op in looking for one in op.through]
-        every = (*self._times, *self._ops, *(op for one in through for op in one.ops))
+        stateful = (op for op in self._ops if isinstance(op, StatefulOp))
+        through = [one for op in stateful for one in op.through]
+        every = [*self._times, *self._ops, *(op for one in through for op in one.ops)]
         read = {one.output for one in through}.union(*(op.inputs for op in every))
         for op in every:
             if isinstance(op, ColumnsOp):
                 op.outputs = tuple(one.output for one in op.projections if one.output in read)
-        topics_of = Counter(source.subtopology for source in self._sources)
+        topics_of: dict[int, int] = {}
+        for source in self._sources:
+            topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
-        # A getter sees none.
-        columns = (op for op in (*self._times, *self._ops) if isinstance(op, ColumnsOp))
+        ops = (*self._times, *self._ops)
+        columns = (op for op in ops if isinstance(op, ColumnsOp))  # a getter sees no headers
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)
         return PhysicalPlan(
             application_id=self._app,
