@@ -57,8 +57,7 @@ from everflow.dsl.lowering.joins import (
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
 from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
-from everflow.dsl.stores import Store
-from everflow.dsl.suppressed import EmitStrategy, Suppressed
+from everflow.dsl.stores import EmitStrategy, Store, Suppressed
 from everflow.dsl.topics import partitioner_of
 from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError, naming_the_line
 from everflow.foreign_names import Telling, entry_of

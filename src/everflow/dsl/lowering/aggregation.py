@@ -46,8 +46,7 @@ from everflow.dsl.lowering.tables import (
     tells_old,
     with_ttl,
 )
-from everflow.dsl.stores import Store
-from everflow.dsl.suppressed import EmitStrategy
+from everflow.dsl.stores import EmitStrategy, Store
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable
 from everflow.operators.aggregates.aggregate import (

@@ -32,8 +32,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.graph_builder import GraphBuilder, Stream, bytes_store, store_spec
 from everflow.dsl.lowering.processors import TRANSFORMERS, ProcessorCall, Transformer
-from everflow.dsl.stores import Materialized, Store
-from everflow.dsl.suppressed import Suppressed
+from everflow.dsl.stores import Materialized, Store, Suppressed
 from everflow.errors import TopologyError
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
