@@ -58,7 +58,6 @@ from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transforme
 from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
 from everflow.dsl.stores import EmitStrategy, Store, Suppressed
-from everflow.dsl.topics import partitioner_of
 from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError, naming_the_line
 from everflow.foreign_names import Telling, entry_of
 from everflow.operators import agg
@@ -541,7 +540,7 @@ class KStream(_StreamOrTable):
                 f"repartition: partitions is a number above 0, found {partitions!r}"
             )
         stream = self._stream.with_serdes("repartition", key, value)
-        chosen = partitions, partitioner_of(partitioner, self.edge, "repartition")
+        chosen = partitions, stateless.partitioner_of(partitioner, self.edge, "repartition")
         return KStream(stream.repartitioned(checked, "repartition", chosen))
 
     @builder_call

@@ -11,22 +11,44 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
 from everflow import serdes
-from everflow.dsl.expressions import Edge, Expression, checked_serde
+from everflow.dsl.expressions import (
+    Edge,
+    Expression,
+    checked_serde,
+    function_name,
+    is_column,
+    required_parameters,
+)
 from everflow.dsl.graph_builder import GraphBuilder, Stream, builder_call, store_spec
+from everflow.dsl.lowering.stateless import key_partitioner_of
 from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
 from everflow.dsl.stores import Store
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
-from everflow.dsl.topics import idle_ms_of, key_partitioner_of, reset_of, time_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import type_text
+from everflow.setting_checks import BY_DURATION, offset_reset
+from everflow.spark.expressions import analyse
 from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import GlobalTableNode, Reading, SourceNode, TimestampExtractor
+from everflow.topology.graph import (
+    EXTRACTORS,
+    ColumnExpr,
+    GlobalTableNode,
+    Reading,
+    SourceNode,
+    TimeFunction,
+    TimestampExtractor,
+)
 from everflow.topology.program import Topology
 from everflow.travel.parcel import Inert, in_worker
-from everflow.windows import Duration
+from everflow.windows import Duration, checked_ms
 
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
 
@@ -252,3 +274,70 @@ def _topics(given: object) -> tuple[str, ...]:
     if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
         return tuple(given)
     raise TopologyError(f"stream takes the name of a topic or a list of names, found {given!r}")
+
+
+# --- how topics are read: the keywords of sources -------------------------------------------------
+
+
+def time_of(given: object, edge: Edge, operator: str) -> TimestampExtractor | ColumnExpr | None:
+    """``given`` checked; None stays None. TopologyError with the cure for anything else."""
+    if given is None:
+        return None
+    if isinstance(given, str) and given in EXTRACTORS:
+        given = EXTRACTORS[given]
+    if isinstance(given, type) and issubclass(given, TimestampExtractor):
+        given = given()
+    if isinstance(given, TimestampExtractor):
+        return given
+    part = f"{operator}: timestamp"
+    if is_column(given, part):
+        return _column_time(given, edge, part)
+    assert callable(given)
+    count = required_parameters(given)
+    if count is None or 1 <= count <= 4:
+        return TimeFunction(given, 1 if count is None else count)
+    raise TopologyError(
+        f"{part} calls its function with (value), (key, value), (key, value, record) or (key, "
+        f"value, record, partition_time); {function_name(given)} takes {count} arguments"
+    )
+
+
+def idle_ms_of(given: Duration | None, operator: str) -> int | None:
+    """``idle_advance`` in ms; None stays None. TopologyError for less than a second."""
+    if given is None:
+        return None
+    cure = "; records are that long on their way: write for example idle_advance='30 seconds'"
+    return checked_ms(given, f"{operator}: idle_advance", 1_000, cure)
+
+
+def _column_time(column: Column, edge: Edge, part: str) -> ColumnExpr:
+    """In ms: a whole number is taken as that, a timestamp becomes it."""
+    found = analyse(column, edge.type)
+    if found.calls:
+        raise TopologyError(
+            f"{part} cannot be a Column that calls Python functions; pass a function of (key, "
+            f"value, record, partition_time) that gives the time in ms"
+        )
+    if pa.types.is_int64(found.type):
+        return found
+    if pa.types.is_integer(found.type):
+        return analyse(column.cast("bigint"), edge.type)
+    if pa.types.is_timestamp(found.type) and found.type.tz is not None:
+        return analyse(F.unix_millis(column), edge.type)
+    raise TopologyError(
+        f"{part}: {found.column} is {type_text(found.type)}; a time is a number of ms since 1970 "
+        f"(bigint) or a timestamp, e.g. F.to_timestamp(...), or (F.col('value.seconds') * "
+        f"1000).cast('bigint')"
+    )
+
+
+def reset_of(given: object) -> str | None:
+    """``given`` as ``auto.offset.reset`` has it; None stays None."""
+    if given is None:
+        return None
+    if isinstance(given, timedelta):
+        given = f"{BY_DURATION}PT{given.total_seconds():f}S"
+    problem = offset_reset(given)
+    if problem is not None:
+        raise TopologyError(f"offset_reset = {given!r} {problem}")
+    return str(given)
