@@ -31,7 +31,7 @@ from everflow.dsl.expressions import (
     in_expressions,
 )
 from everflow.dsl.graph_builder import Stream, builder_call
-from everflow.dsl.lowering import stateless
+from everflow.dsl.lowering import joins, stateless
 from everflow.dsl.lowering.aggregation import (
     Aggregation,
     CogroupedStreams,
@@ -42,17 +42,6 @@ from everflow.dsl.lowering.aggregation import (
     check_aggregates,
     given_fields,
     grouped_table,
-)
-from everflow.dsl.lowering.joins import (
-    JoinCall,
-    joined_as_of,
-    joined_by_foreign_key,
-    joined_by_key,
-    joined_in_interval,
-    joined_with_global,
-    joined_with_stream,
-    joined_with_table,
-    looked_up,
 )
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
 from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
@@ -351,8 +340,8 @@ class KStream(_StreamOrTable):
         changes the key a side goes through a repartition topic called after ``name``. A result has
         the left record's headers.
         """
-        call, options = JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_asof")
-        return KStream(joined_as_of(call, _stream_of(other, call), **options))
+        call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_asof")
+        return KStream(joins.joined_as_of(call, _stream_of(other, call), **options))
 
     @builder_call
     def join_interval(
@@ -376,8 +365,8 @@ class KStream(_StreamOrTable):
         ``join(other, windows=JoinWindows(before, after).grace(grace), store=...)``.
         A result has the headers of the record that made it.
         """
-        call, options = JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
-        return KStream(joined_in_interval(call, _stream_of(other, call), **options))
+        call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
+        return KStream(joins.joined_in_interval(call, _stream_of(other, call), **options))
 
     @builder_call
     def lookup_join(
@@ -406,27 +395,27 @@ class KStream(_StreamOrTable):
         Results have their records' times; those of one key that have waited come in their order.
         A result has its record's headers.
         """
-        call, options = JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
+        call, options = joins.JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
         if not isinstance(table, KTable | GlobalKTable):
             raise TopologyError(f"lookup_join takes a table or a global table, found {table!r}")
         is_global = isinstance(table, GlobalKTable)
-        return KStream(looked_up(call, table._stream, is_global, on, **options))
+        return KStream(joins.looked_up(call, table._stream, is_global, on, **options))
 
     def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KStream:
         """``given``: the arguments of a join, by their names."""
-        call, options = JoinCall.of(self._stream, kind, given)
+        call, options = joins.JoinCall.of(self._stream, kind, given)
         other, on = given["other"], given.get("on")
         if isinstance(other, GlobalKTable):
-            return KStream(joined_with_global(call, other._stream, on, **options))
+            return KStream(joins.joined_with_global(call, other._stream, on, **options))
         if on is not None:
             raise TopologyError(
                 f"{call.operator} matches by the records' keys, and on= is for global tables; "
                 f"choose the key first: select_key(...).{call.operator}(..., name='a-name')"
             )
         if isinstance(other, KTable):
-            return KStream(joined_with_table(call, other._stream, **options))
+            return KStream(joins.joined_with_table(call, other._stream, **options))
         if isinstance(other, KStream):
-            return KStream(joined_with_stream(call, other._stream, **options))
+            return KStream(joins.joined_with_stream(call, other._stream, **options))
         cure = (
             "; make a table of it: builder.global_table_from(dataframe, key=..., store=...)"
             if isinstance(other, DataFrame)
@@ -621,7 +610,7 @@ class KStream(_StreamOrTable):
         stateless.printed(self._stream, title, rows, name)
 
 
-def _stream_of(other: object, call: JoinCall) -> Stream:
+def _stream_of(other: object, call: joins.JoinCall) -> Stream:
     """The other side of a join by time. TopologyError for what is no stream."""
     if isinstance(other, KStream):
         return other._stream
@@ -825,7 +814,7 @@ class KTable(_StreamOrTable):
 
     def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KTable:
         """``given``: the arguments of a join, by their names."""
-        call, _ = JoinCall.of(self._stream, kind, given)
+        call, _ = joins.JoinCall.of(self._stream, kind, given)
         other, on = given["other"], given.get("on")
         if not isinstance(other, KTable):
             raise TopologyError(
@@ -833,8 +822,8 @@ class KTable(_StreamOrTable):
                 f"by stream.{call.operator}(table), by a global table with on=..."
             )
         if on is None:
-            return KTable(joined_by_key(call, other._stream))
-        return KTable(joined_by_foreign_key(call, other._stream, on))
+            return KTable(joins.joined_by_key(call, other._stream))
+        return KTable(joins.joined_by_foreign_key(call, other._stream, on))
 
     @builder_call
     def suppress(

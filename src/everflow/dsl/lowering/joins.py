@@ -534,8 +534,15 @@ def looked_up(
             timeout_ms=timeout_ms,
         )
 
-    found = _in_global(call, right, on, room) if is_global else _in_table(call, right, room)
-    return call.made(found)
+    if not is_global:
+        return call.made(_in_table(call, right, room))
+    call.check_builder(right)
+    left, waiting = call.left, room(call.left)
+    operator = GlobalLookupJoin(table=whole_table(right), kind=call.kind, room=waiting)
+    node_name = left.graph.node_name(call.name, "KSTREAM-LOOKUPJOIN-")
+    selected = with_foreign_key(left, right, on, "lookup_join", f"{node_name}-on")
+    edge = left.edge.with_types(value=joined_type(left.edge.type.value, right.edge.type.value))
+    return call.made(selected.kept(node_name, "JOIN", operator, (waiting.store,), edge))
 
 
 def _in_table(call: JoinCall, right: Stream, room_of: Callable[[Stream], WaitingRoom]) -> Stream:
@@ -563,21 +570,6 @@ def _in_table(call: JoinCall, right: Stream, room_of: Callable[[Stream], Waiting
         reads=reads,
         parts=(Part(node_name, (stream.node,), (room.store.name, *(one.name for one in reads))),),
     )
-
-
-def _in_global(
-    call: JoinCall,
-    right: Stream,
-    on: Expression | None,
-    room_of: Callable[[Stream], WaitingRoom],
-) -> Stream:
-    call.check_builder(right)
-    left, room = call.left, room_of(call.left)
-    operator = GlobalLookupJoin(table=whole_table(right), kind=call.kind, room=room)
-    node_name = left.graph.node_name(call.name, "KSTREAM-LOOKUPJOIN-")
-    selected = with_foreign_key(left, right, on, "lookup_join", f"{node_name}-on")
-    edge = left.edge.with_types(value=joined_type(left.edge.type.value, right.edge.type.value))
-    return selected.kept(node_name, "JOIN", operator, (room.store,), edge)
 
 
 def joined_with_global(
