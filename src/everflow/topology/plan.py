@@ -77,18 +77,18 @@ error's class, stack and stage, and of node, task and attempt."""
 class Source:
     """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
 
-    index: int
+    index: int = 0
     topic: str
     subtopology: int
     node: str
     key_serde: Serde
     value_serde: Serde
-    offset_reset: str | None
+    offset_reset: str | None = None
     kind: str
-    merged: bool
+    merged: bool = False
     """True where the sub-topology reads several topics, so that its partitions are merged by time
     (D3)."""
-    slot: int
+    slot: int = -1
     """The slot of its decoded records."""
     own_times: bool = True
     """True if its records keep the times that they have in Kafka: a negative one stops the
@@ -691,7 +691,6 @@ class _Planner:
                     value_serde=node.value_serde,
                     offset_reset=node.reading.offset_reset,
                     kind=node.kind,
-                    merged=False,
                     slot=slot,
                     own_times=node.extractor is None,
                     idle=self._idle.get(node.name, {}).get(topic),
@@ -721,16 +720,12 @@ class _Planner:
 
     def _global_table(self, node: GlobalTableNode) -> GlobalTable:
         source = Source(
-            index=0,
             topic=node.topic,
             subtopology=self._sub[node.name],
             node=node.source,
             key_serde=node.store.key_serde,
             value_serde=node.store.value_serde,
-            offset_reset=None,
             kind="global",
-            merged=False,
-            slot=-1,
         )
         return GlobalTable(source.subtopology, node.store, source)
 
