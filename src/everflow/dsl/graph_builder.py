@@ -61,7 +61,7 @@ class GraphBuilder:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self._travel = TravelCheck()
         self._counter = 0
         self._stores: dict[str, str | None] = {}
@@ -96,7 +96,7 @@ class GraphBuilder:
         """Append ``node`` and return its name; TopologyError if the name is taken, or if its
         functions or serdes cannot be sent to the workers."""
         node = _with_line(node)
-        taken = self._nodes.get(node.name)
+        taken = self.nodes.get(node.name)
         if taken is not None:
             raise _twice("node name", node.name, taken.where)
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
@@ -105,24 +105,14 @@ class GraphBuilder:
         elif isinstance(node, GlobalTableNode):
             given = self._options.get(node.store.name)
             node = replace(node, store=kept_globally(node.store, given))
-        self._nodes[node.name] = node
+        self.nodes[node.name] = node
         return node.name
 
-    def has(self, name: str) -> bool:
-        return name in self._nodes
-
-    def node(self, name: str) -> Node:
-        return self._nodes[name]
-
     def reaches_first(self, first: str, second: str) -> bool:
-        return reaches_first(self._nodes.values(), first, second)
+        return reaches_first(self.nodes.values(), first, second)
 
     def hands_on_first(self, first: str, second: str) -> bool:
-        return hands_on_first(self._nodes.values(), first, second)
-
-    def replace(self, node: Node) -> None:
-        """Put ``node`` in the place of the one that has its name."""
-        self._nodes[node.name] = node
+        return hands_on_first(self.nodes.values(), first, second)
 
     def keep_when_asked(self, keeper: StatefulNode) -> None:
         """The table of the node called as ``keeper`` has a store as soon as somebody asks what it
@@ -136,12 +126,12 @@ class GraphBuilder:
             return
         for spec in keeper.stores:
             self.claim_store(spec.name, keeper.label, keeper.where)
-        given: Any = self._nodes[name]
+        given: Any = self.nodes[name]
         made: Node = replace(given, name=keeper.inputs[0], label=PREPARE)
-        nodes = list(self._nodes.values())
+        nodes = list(self.nodes.values())
         at = nodes.index(given)
         nodes[at : at + 1] = made, keeper
-        self._nodes = {node.name: node for node in nodes}
+        self.nodes = {node.name: node for node in nodes}
 
     def claim_topics(self, topics: Iterable[str]) -> None:
         """Register source topics of one source. Those of streams: `subscribe`."""
@@ -163,7 +153,7 @@ class GraphBuilder:
         for topic in source.topics if pattern is None else ():
             check_name("topic", topic)
         subscribed = frozenset(source.topics) if pattern is None else pattern
-        first = self._nodes.get(self._subscriptions.get(subscribed, ""))
+        first = self.nodes.get(self._subscriptions.get(subscribed, ""))
         if first is None:
             if pattern is None:
                 self.claim_topics(source.topics)
@@ -214,7 +204,7 @@ class GraphBuilder:
 
     def keeper_of(self, store: str) -> StatefulNode | GlobalTableNode | None:
         """The node whose store it is; None: there is none."""
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             if isinstance(node, GlobalTableNode) and node.store.name == store:
                 return node
             if isinstance(node, StatefulNode) and store in {spec.name for spec in node.stores}:
@@ -292,9 +282,9 @@ class GraphBuilder:
         self._counter += numbers
 
     def _require_options_used(self) -> None:
-        nodes = [node for node in self._nodes.values() if isinstance(node, StatefulNode)]
+        nodes = [node for node in self.nodes.values() if isinstance(node, StatefulNode)]
         kept = {spec.name for node in nodes for spec in node.stores}
-        kept |= {n.store.name for n in self._nodes.values() if isinstance(n, GlobalTableNode)}
+        kept |= {n.store.name for n in self.nodes.values() if isinstance(n, GlobalTableNode)}
         for name in self._options:
             if name not in kept:
                 raise TopologyError(
@@ -305,14 +295,14 @@ class GraphBuilder:
 
     def build(self) -> Topology:
         """The frozen topology. The caller holds ``lock``."""
-        if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
+        if not any(isinstance(node, SourceNode) for node in self.nodes.values()):
             raise TopologyError(
                 "the topology reads no topic; begin with builder.stream('topic') or "
                 "builder.table('topic')"
             )
         self._require_options_used()
         built = Topology(
-            tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
+            tuple(self.nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
         )
         require_room(built)
         require_direct(built)

@@ -735,7 +735,7 @@ class _ForeignKeyJoin:
         table = read_table(self.left, self.operator, sides, answers, f"{name}-left")
         selected = None
         if not self.kind.keeps_left:
-            selected = mapped(table, self.graph.node(f"{name}-new"))
+            selected = mapped(table, self.graph.nodes[f"{name}-new"])
             self._ask_again(name, answers, value_serde)
         inputs = (*sides, answers)
         return self.left.kept(
@@ -756,12 +756,12 @@ class _ForeignKeyJoin:
         table = read_table(self.left, self.operator, sides, answers, f"{name}-left")
         operator = AskAgain(
             table=table,
-            selected=mapped(table, self.graph.node(sides[0])),
+            selected=mapped(table, self.graph.nodes[sides[0]]),
             key_serde=self.left.edge.written_key(self.operator),
             value_serde=value_serde,
         )
         called, inputs = f"{name}-asking-again", (*sides, answers)
-        sink = self.graph.node(f"{name}-asks-repartition-sink")
+        sink = self.graph.nodes[f"{name}-asks-repartition-sink"]
         edge = Edge(sink.out, None, None)
         parts, reads = (Part(called, inputs),), specs_of(table)
         made = self.left.kept(

@@ -109,7 +109,7 @@ def table_stores(
 
 def is_versioned(graph: GraphBuilder, name: str) -> bool:
     """True if the updates that a table's node gives are those of a versioned table."""
-    node = graph.node(name)
+    node = graph.nodes[name]
     transformed = isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator)
     if isinstance(node, StatefulNode) and node.stores and not transformed:
         return node.stores[0].versioned
@@ -122,9 +122,9 @@ def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str
     """The node of a table's updates that are the latest when they come (KIP-914): of a table that
     is not versioned all are; of one that is filtered or mapped from a versioned one, what becomes
     of that one's. ``name``: of what reads them."""
-    node, called = graph.node(node_name), f"{node_name}-latest-for-{name}"
-    if not is_versioned(graph, node_name) or graph.has(called):
-        return called if graph.has(called) else node_name
+    node, called = graph.nodes[node_name], f"{node_name}-latest-for-{name}"
+    if not is_versioned(graph, node_name) or called in graph.nodes:
+        return called if called in graph.nodes else node_name
     if is_stateless(node):
         parent = latest_updates(graph, node.inputs[0], name, operator)
         made: Any = node
@@ -142,7 +142,7 @@ def stored_table(graph: GraphBuilder, name: str, operator: str) -> JoinedTable:
     """The table of a node as an operator behind it looks up its entries; a store that was left out
     is made. TopologyError for one without a store."""
     graph.keep(name)
-    node = graph.node(name)
+    node = graph.nodes[name]
     if isinstance(node, StatefulNode) and isinstance(node.operator, SuppressSpec):
         raise TopologyError(
             f"{operator} looks entries up in the table's store, and suppress keeps only what it "
@@ -162,7 +162,7 @@ def stored_table(graph: GraphBuilder, name: str, operator: str) -> JoinedTable:
 def store_of(graph: GraphBuilder, name: str) -> StoreSpec | None:
     """The store that has the entries of a table's node, or, of final results, of what they are
     results of; None: there is none."""
-    node = graph.node(name)
+    node = graph.nodes[name]
     if (
         not isinstance(node, StatefulNode)
         or not node.stores
@@ -204,7 +204,7 @@ def read_table(
 
     def read(name: str) -> TableRead:
         graph.keep(name)
-        node = graph.node(name)
+        node = graph.nodes[name]
         found = node.operator if isinstance(node, StatefulNode) else None
         if is_stateless(node):
             _require_entries(node, operator)
@@ -255,7 +255,7 @@ def tells_old(graph: GraphBuilder, name: str, *, forced: bool = False) -> bool:
     is made."""
     if forced:
         graph.keep(name)
-    node = graph.node(name)
+    node = graph.nodes[name]
     if is_stateless(node):
         return tells_old(graph, node.inputs[0], forced=forced)
     if not isinstance(node, StatefulNode):
@@ -346,11 +346,11 @@ class TableCall:
         made = call.node(table, f"{name}-values", edge, TRANSFORMERS, label=PREPARE)
         result = stored(table.behind(made.name, edge), name, self.store, self.operator)
         if made.stores + made.reads:
-            both = graph.node(result.node)
+            both = graph.nodes[result.node]
             assert isinstance(both, StatefulNode)
             names = [spec.name for spec in (*both.stores, *made.stores, *made.reads)]
             part = Part(name, (table.node,), tuple(names))
-            graph.replace(replace(both, parts=(part,)))
+            graph.nodes[name] = replace(both, parts=(part,))
         return result
 
     def _made(self, kind: str, value: ColumnExpr | Callable[..., Any], edge: Edge) -> Stream:
@@ -456,7 +456,7 @@ def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
 def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
     """How far behind a window's end stream time has to be for no record to change it any more: the
     longest of all windows that the table is made of; None where there are none."""
-    node = graph.node(name)
+    node = graph.nodes[name]
     operator: Any = node.operator if isinstance(node, StatefulNode) else None
     if isinstance(operator, SessionAggregateSpec):
         return operator.windows.retention_ms
@@ -470,7 +470,7 @@ def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
 
 
 def _by_numbers(graph: GraphBuilder, name: str) -> bool:
-    node = graph.node(name)
+    node = graph.nodes[name]
     if isinstance(node, StatefulNode) and isinstance(node.operator, CountWindowSpec):
         return True
     return any(_by_numbers(graph, given) for given in node.inputs)
@@ -478,9 +478,9 @@ def _by_numbers(graph: GraphBuilder, name: str) -> bool:
 
 def emit_each_update(graph: GraphBuilder, name: str) -> None:
     """Have the table's operators give all updates, for those who count them."""
-    node = graph.node(name)
+    node = graph.nodes[name]
     if isinstance(node, StatefulNode):
-        graph.replace(node.giving_every_update())
+        graph.nodes[node.name] = node.giving_every_update()
     elif isinstance(node, ProjectNode | FunctionNode):
         for given in node.inputs:
             emit_each_update(graph, given)
@@ -491,7 +491,7 @@ def emit_each_update(graph: GraphBuilder, name: str) -> None:
 
 def whole_table(table: Stream) -> JoinedTable:
     """The global table as a join reads it."""
-    node = table.graph.node(table.node)
+    node = table.graph.nodes[table.node]
     assert isinstance(node, WholeTableNode)
     return JoinedTable(node.store, node.store.value_serde, table.edge.type.value)
 
