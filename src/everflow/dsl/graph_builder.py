@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from everflow.dsl.expressions import Edge, check_name, fitting_serde
-from everflow.dsl.stores import Materialized, kept_for, kept_globally, materialized
+from everflow.dsl.stores import Materialized, kept_globally, materialized
 from everflow.errors import TopologyError, naming_the_line
 from everflow.foreign_names import entry_of
 from everflow.serdes import Serde, bytes_
@@ -49,7 +49,6 @@ from everflow.topology.partitioners import key_partitioners
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
 from everflow.user_program import place, user_line
-from everflow.windows import Duration
 
 _AnyNode = TypeVar("_AnyNode", bound=Node)
 
@@ -64,8 +63,10 @@ class GraphBuilder:
         self.nodes: dict[str, Node] = {}
         self._travel = TravelCheck()
         self._counter = 0
-        self._stores: dict[str, str | None] = {}
-        self._options: dict[str, Materialized] = {}
+        self.stores: dict[str, str | None] = {}
+        """With the lines that ask for them."""
+        self.options: dict[str, Materialized] = {}
+        """By the names of their stores."""
         self.declared: dict[str, StoreSpec] = {}
         """The stores of processors, by their names."""
         self._topics: dict[str, str | None] = {}
@@ -76,7 +77,7 @@ class GraphBuilder:
         """Groups, and the source node of the repartition topic that each one has."""
 
     def __str__(self) -> str:
-        topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self._stores)
+        topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self.stores)
         return f"reads {topics}" + (f"; keeps {stores}" if stores else "")
 
     def new_name(self, prefix: str) -> str:
@@ -101,9 +102,9 @@ class GraphBuilder:
             raise _twice("node name", node.name, taken.where)
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
         if isinstance(node, StatefulNode):
-            node = materialized(node, self._options)
+            node = materialized(node, self.options)
         elif isinstance(node, GlobalTableNode):
-            given = self._options.get(node.store.name)
+            given = self.options.get(node.store.name)
             node = replace(node, store=kept_globally(node.store, given))
         self.nodes[node.name] = node
         return node.name
@@ -183,17 +184,12 @@ class GraphBuilder:
             )
         check_name("store", name)
         assert isinstance(name, str)
-        if name in self._stores:
-            raise _twice("store name", name, self._stores[name])
-        self._stores[name] = where or user_line()
+        if name in self.stores:
+            raise _twice("store name", name, self.stores[name])
+        self.stores[name] = where or user_line()
         if given is not None:
-            self._options[name] = given
+            self.options[name] = given
         return name
-
-    @property
-    def stores(self) -> list[str]:
-        """The names of all stores so far."""
-        return list(self._stores)
 
     def declare_store(self, spec: StoreSpec, operator: str) -> StoreSpec:
         """Register a store that processors share. The same one may be declared again."""
@@ -211,17 +207,12 @@ class GraphBuilder:
                 return node
         return None
 
-    def history_of(self, store: str) -> Duration | None:
-        """How long the table in ``store`` keeps what its values were; None: it does not."""
-        given = self._options.get(store)
-        return None if given is None else given.history
-
     def claim_beside(self, name: str, store: str, operator: str) -> str:
         """Register a store that goes with ``store``: it lies and is logged as that one is."""
         self.claim_store(name, operator)
-        given = self._options.get(store)
+        given = self.options.get(store)
         if given is not None:
-            self._options[name] = Materialized(
+            self.options[name] = Materialized(
                 name, logging=given.logging, in_memory=given.in_memory
             )
         return name
@@ -230,15 +221,11 @@ class GraphBuilder:
         """Register the stores of an operator that has several, all with the options of ``store``,
         after whose name and a suffix each is called."""
         base = self.claim_store(store, operator)
-        given = self._options.pop(base, None)
+        given = self.options.pop(base, None)
         names = tuple(f"{base}{suffix}" for suffix in suffixes)
         for name in names:
             self.claim_store(name if given is None else replace(given, name=name), operator)
         return names
-
-    def retention_ms(self, store: str, least_ms: int) -> int:
-        """How long the store ``store`` keeps its windows, which need ``least_ms``."""
-        return kept_for(self._options.get(store), least_ms)
 
     def check_repartition_name(self, name: str | None, operator: str) -> str:
         """A repartition topic needs a name from the user, for the same reason as a store."""
@@ -285,12 +272,12 @@ class GraphBuilder:
         nodes = [node for node in self.nodes.values() if isinstance(node, StatefulNode)]
         kept = {spec.name for node in nodes for spec in node.stores}
         kept |= {n.store.name for n in self.nodes.values() if isinstance(n, GlobalTableNode)}
-        for name in self._options:
+        for name in self.options:
             if name not in kept:
                 raise TopologyError(
                     f"Materialized({name!r}) is for one store, and here are several, or the "
                     f"table's own topic; write store={name!r}",
-                    where=self._stores[name],
+                    where=self.stores[name],
                 )
 
     def build(self) -> Topology:

@@ -46,7 +46,7 @@ from everflow.dsl.lowering.tables import (
     tells_old,
     with_ttl,
 )
-from everflow.dsl.stores import EmitStrategy, Store
+from everflow.dsl.stores import EmitStrategy, Store, kept_for
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable
 from everflow.operators.aggregates.aggregate import (
@@ -261,7 +261,8 @@ class Aggregation:
         if isinstance(windows, CountWindows):
             self.cut = windows.of_numbers
         elif windows is not None:
-            self.retention_ms = self.graph.retention_ms(self.store, windows.retention_ms)
+            options = self.graph.options.get(self.store)
+            self.retention_ms = kept_for(options, windows.retention_ms)
         self.kind = "key_value" if windows is None or self.counts else "window"
         self.size_ms = None if self.cut is None else self.cut.size_ms
         if isinstance(windows, SlidingWindows):

@@ -88,7 +88,8 @@ def table_stores(
     graph: GraphBuilder, name: str, edge: Edge, operator: str, ttl: Duration | None = None
 ) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
     """The stores of a table, and what keeps it; ``ttl``: how long it keeps entries."""
-    history = graph.history_of(name)
+    given = graph.options.get(name)
+    history = None if given is None else given.history
     ttl_ms = None if ttl is None else checked_ttl(ttl, operator)
     if ttl_ms is not None and history is not None:
         raise TopologyError(
