@@ -1,5 +1,5 @@
-"""What operators are given: `Materialized` wherever ``store=`` is taken, `Stores` for processors; when
-results come, for ``KTable.suppress`` and ``emit_strategy`` (KIP-328, KIP-825).
+"""What operators are given: `Materialized` wherever ``store=`` is taken, `Stores` for processors;
+when results come, for ``KTable.suppress`` and ``emit_strategy`` (KIP-328, KIP-825).
 
 TopologyError, with the user's line and the cure, for what cannot be.
 """

@@ -1106,9 +1106,7 @@ class _Cogroups(Telling):
     def _aggregated(self, given: dict[str, Any]) -> KTable:
         """``given``: the arguments of `aggregate`, by their names."""
         union, store, name = CogroupedStreams(self._members), given["store"], given["name"]
-        return KTable(
-            Aggregation(union, self._windows, "aggregate", store, name).functions(given)
-        )
+        return KTable(Aggregation(union, self._windows, "aggregate", store, name).functions(given))
 
 
 class _OneAggregator(_Cogroups):
@@ -1251,9 +1249,7 @@ class KGroupedTable(Telling):
         A result has the headers of the change that made it.
         """
         functions = ("initializer", "adder", "subtractor")
-        fields, options = given_fields(
-            locals(), ("store", "name", *functions, "returns", "value")
-        )
+        fields, options = given_fields(locals(), ("store", "name", *functions, "returns", "value"))
         if any(options[one] is not None for one in functions) == bool(fields):
             raise TopologyError(
                 "aggregate of a grouped table takes either built-ins, e.g. n=agg.count(), or "

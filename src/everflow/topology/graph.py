@@ -60,6 +60,7 @@ class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
 
     remembers: ClassVar[bool] = True
 
+
 class WallclockTimestampExtractor(TimestampExtractor):
     """The time of the machine when the record's micro-batch was planned: all its records have the
     same, and so they have when it is run again after a failure."""

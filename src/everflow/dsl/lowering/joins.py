@@ -69,7 +69,6 @@ from everflow.operators.joins.foreign_keys import (
     answer_type,
     selected_type,
 )
-from everflow.operators.joins.joined_table import TableRead
 from everflow.operators.joins.lookup_join import GlobalLookupJoin, LookupJoin, WaitingRoom
 from everflow.operators.joins.stream_table import (
     GraceWait,

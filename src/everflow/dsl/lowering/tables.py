@@ -397,9 +397,7 @@ def kept_node(
 # --- ``KTable.suppress``, and results of windows that close: held back in a store (KIP-328) -------
 
 
-def suppressed(
-    table: Stream, given: object, store: Store | None, name: str | None
-) -> Stream:
+def suppressed(table: Stream, given: object, store: Store | None, name: str | None) -> Stream:
     if not isinstance(given, Suppressed):
         raise TopologyError(
             f"suppress takes Suppressed.until_window_closes() or "
