@@ -347,8 +347,6 @@ class Operator:
     the first side are updates of tables that it looks up."""
     passes_on: ClassVar[bool] = False
     """True if its results are updates of the table that it reads."""
-    old_sides: ClassVar[tuple[int, ...]] = ()
-    """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
     old_from: ClassVar[tuple[int, ...]] = ()
     """As `old_sides`, where its own results are asked what they were: it gives their ``old``
     itself. Empty: its store tells."""
@@ -398,6 +396,11 @@ class Operator:
     def through(self) -> tuple[tuple[str, ...], ...]:
         """Names of stateless nodes, in order, that lie between a store that it reads and the table
         that it looks up: a value getter of Kafka Streams (note 035)."""
+        return ()
+
+    @property
+    def old_sides(self) -> tuple[int, ...]:
+        """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
         return ()
 
     @property
