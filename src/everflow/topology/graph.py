@@ -58,7 +58,10 @@ class UsePartitionTimeOnInvalidTimestamp(TimestampExtractor):
     """The time of the record in Kafka; one with a negative time gets the highest time that its
     partition has had so far. A first record without a time stops the application."""
 
-    remembers: ClassVar[bool] = True
+    @property
+    def remembers(self) -> bool:
+        """True: a record without a time gets that of its partition."""
+        return True
 
 
 class WallclockTimestampExtractor(TimestampExtractor):
