@@ -92,7 +92,7 @@ _OPTIONS = (
 _ON_TIMEOUT = {"emit": JoinKind.LEFT, "drop": JoinKind.INNER}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class JoinCall:
     """A call of a join on ``left``: its name, the joiner, the store and the node's name, as the
     user gave them."""
@@ -101,8 +101,8 @@ class JoinCall:
     kind: JoinKind
     operator: str
     joiner: Expression | None
-    returns: object
     fields: dict[str, Column]
+    returns: object
     store: object
     name: str | None
     mapped: bool = False
@@ -122,17 +122,8 @@ class JoinCall:
         options = {name: None if name in fields else one for name, one in options.items()}
         if fields and joiner is not None:
             raise TopologyError(f"{operator} takes one joiner or field=Column arguments, not both")
-        call = JoinCall(
-            left=left,
-            kind=kind,
-            operator=operator,
-            joiner=joiner,
-            returns=options.pop("returns"),
-            fields=fields,
-            store=options.pop("store"),
-            name=options.pop("name"),
-        )
-        return call, options
+        common = {name: options.pop(name) for name in ("returns", "store", "name")}
+        return JoinCall(left, kind, operator, joiner, fields, **common), options
 
     def check_builder(self, right: Stream) -> None:
         if right.graph is not self.left.graph:
