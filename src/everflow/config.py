@@ -330,10 +330,6 @@ class StreamsConfig:
         """True if ``processing.guarantee`` is ``exactly_once_v2``."""
         return self.processing_guarantee == EXACTLY_ONCE_V2
 
-    def shared_client(self) -> dict[str, Any]:
-        """Settings that every Kafka client gets: brokers and security (librdkafka's keys)."""
-        return self._client()
-
     def producer(self) -> dict[str, Any]:
         """librdkafka settings of the sink's producer, JSON-able. D6: a short transaction time-out,
         so that an orphaned transaction blocks readers for seconds only."""
@@ -375,14 +371,12 @@ class StreamsConfig:
 
     def handlers(self) -> Handlers:
         """Of records that fail. ConfigError for one that cannot be loaded."""
-        return Handlers.of(
-            self.errors_dead_letter_queue_topic_name,
-            {
-                DESERIALIZATION: self.deserialization_exception_handler,
-                PROCESSING: self.processing_exception_handler,
-                PRODUCTION: self.production_exception_handler,
-            },
-        )
+        settings = {
+            DESERIALIZATION: self.deserialization_exception_handler,
+            PROCESSING: self.processing_exception_handler,
+            PRODUCTION: self.production_exception_handler,
+        }
+        return Handlers.of(self.errors_dead_letter_queue_topic_name, settings)
 
     def topic(self) -> dict[str, str]:
         """Overrides for internal topics (``topic.`` prefix)."""
@@ -484,8 +478,8 @@ def _client_key(given: str) -> tuple[str | None, str]:
     """``consumer``, ``fetch.min.bytes`` of ``consumer_fetch_min_bytes``; else (None, "")."""
     dotted = given if "." in given else dotted_name(given)
     for prefix in CLIENT_PREFIXES:
-        if dotted.startswith(prefix) and len(dotted) > len(prefix):
-            key = dotted[len(prefix) :]
+        if dotted.startswith(prefix) and dotted != prefix:
+            key = dotted.removeprefix(prefix)
             if prefix != "topic." and key in FIXED_BY_EVERFLOW:
                 raise ConfigError(_fixed(dotted, key))
             if prefix in ("consumer.", "main.consumer.") and key in _MEMBERS_OWN:
@@ -495,8 +489,8 @@ def _client_key(given: str) -> tuple[str | None, str]:
             return prefix[:-1], key
     if dotted.startswith(SHARED_PREFIXES):
         return "shared", dotted
-    if dotted.startswith(TAG_PREFIX) and len(dotted) > len(TAG_PREFIX):
-        return "client.tag", dotted[len(TAG_PREFIX) :]
+    if dotted.startswith(TAG_PREFIX) and dotted != TAG_PREFIX:
+        return "client.tag", dotted.removeprefix(TAG_PREFIX)
     return None, ""
 
 

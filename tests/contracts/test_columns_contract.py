@@ -21,10 +21,8 @@ from everflow.instance.thread.columns import prepared_columns
 from everflow.protocol.messages import BatchFailure
 from everflow.records import EdgeBatch
 from everflow.sockets import MOST_MESSAGE_BYTES
-from everflow.topology.graph import ColumnExpr
 from everflow.topology.plan import (
     ARROW,
-    Choice,
     ColumnsOp,
     PhysicalPlan,
     Projection,
@@ -124,19 +122,12 @@ def served(plan: PhysicalPlan, *, service: bool = True) -> Iterator[Run]:
 def without_arrow(plan: PhysicalPlan) -> PhysicalPlan:
     """The same plan, none of whose Columns has an Arrow expression."""
 
-    def bare(given: ColumnExpr | None) -> ColumnExpr | None:
-        return given and replace(given, arrow=None)
-
-    def changed(one: Projection | Choice) -> Projection | Choice:
-        if isinstance(one, Choice):
-            return replace(one, column=replace(one.column, arrow=None))
-        node = one.node
-        return replace(
-            one,
-            node=replace(
-                node, predicate=bare(node.predicate), key=bare(node.key), value=bare(node.value)
-            ),
-        )
+    def changed(one: Projection) -> Projection:
+        columns = {
+            what: (replace(column, arrow=None), kind)
+            for what, (column, kind) in one.columns.items()
+        }
+        return replace(one, columns=columns)
 
     ops = [
         replace(op, projections=list(map(changed, op.projections)))

@@ -73,7 +73,7 @@ MUTATIONS = {
     ),
     "No circles, of folders or of modules": (
         "operators.agg everflow.operators.aggregates.aggregate",
-        "dsl.lowering.stream everflow.dsl.lowering.tables",
+        "dsl.lowering.stateless everflow.dsl.lowering.tables",
         "errors everflow.config",
     ),
     "Rooms of an instance": (

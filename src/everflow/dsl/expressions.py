@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +24,21 @@ from everflow.topology.graph import ColumnExpr, EdgeType, column_names, same_typ
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only
 
-
-import inspect
-from collections.abc import Sequence
-
 _PYTHON_TYPES: dict[object, str] = {
     str: "string",
     int: "bigint",
     float: "double",
     bool: "boolean",
     bytes: "binary",
+    dict: "name string, amount double",
+    list: "array<string>",
 }
-_PYTHON_TYPES |= {dict: "name string, amount double", list: "array<string>"}
 
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 _A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
 
-Expression = Column | Callable[..., Any]
+Function = Callable[..., Any]
+Expression = Column | Function
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class Edge:
 
     @staticmethod
     def of(key_serde: Serde, value_serde: Serde) -> Edge:
-        """The edge of records read with these serdes."""
         return Edge(
             EdgeType(normal_type(key_serde.type), normal_type(value_serde.type)),
             key_serde,
@@ -198,7 +196,6 @@ def checked_column(given: object, part: str, operator: str) -> None:
 
 
 def predicate(column: Column, edge: Edge) -> ColumnExpr:
-    """``column`` as a condition."""
     return analyse(column, edge.type, expected=pa.bool_())
 
 
@@ -277,13 +274,10 @@ def fields_from_options(
     return name, returns, fields
 
 
-# --- brings functions of the user to one shape, ``fn(key, value)``, in objects that workers
+# --- functions of the user in one shape, ``fn(key, value)``, in objects that workers get ----------
 # A function with one required positional parameter gets the value only, one with two gets key and
 # value. Parameters with defaults do not count, ``*args`` counts as two. Built-in functions whose
 # signature Python cannot tell (``int``, ``str``) get the value.
-
-
-Function = Callable[..., Any]
 
 
 def required_parameters(fn: Function) -> int | None:
@@ -353,7 +347,6 @@ def refuse_pyspark(given: object, operator: str) -> None:
 
 
 def function_name(fn: Function) -> str:
-    """A readable name of ``fn``."""
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 

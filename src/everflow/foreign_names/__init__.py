@@ -83,7 +83,7 @@ _OWN: Mapping[str, tuple[str, ...]] = {
     "Topology": ("before", "node", "repartition_topics"),
     "StreamsConfig": (
         *("admin", "assignment", "batches", "consumer", "given", "main_consumer"),
-        *("producer", "shared_client", "topic"),
+        *("producer", "topic"),
     ),
     "InputTopic": ("rewind", "written"),
     "agg": ("result_type",),

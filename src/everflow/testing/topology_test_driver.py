@@ -25,7 +25,7 @@ import pyarrow as pa
 from everflow.clock import in_utc
 from everflow.columns.key_partitions import MURMUR2, java_partitions
 from everflow.dsl.expressions import checked_serde
-from everflow.dsl.topics import key_partitioner_of
+from everflow.dsl.lowering.stateless import key_partitioner_of
 from everflow.errors import TopologyError, naming_the_line
 from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from html import escape
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from everflow.topology.graph import (
     LoadedTableNode,
     Node,
     PrintNode,
+    ProjectNode,
     SinkNode,
     SourceNode,
     StatefulNode,
@@ -45,7 +46,6 @@ from everflow.topology.plan import (
     ARROW,
     PYTHON,
     AskOp,
-    Choice,
     ColumnsOp,
     NodeOp,
     PhysicalPlan,
@@ -54,7 +54,6 @@ from everflow.topology.plan import (
     SinkOp,
     StatefulOp,
     TimeOp,
-    columns_of,
     computed_by,
     why_not_arrow,
 )
@@ -151,30 +150,35 @@ def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
     shown: dict[str, Shown] = {}
     stands_for: dict[str, list[str]] = {}  # names behind which a folded node's inputs stand
 
+    def standing(names: Iterable[str]) -> list[str]:
+        return [name for given in names for name in stands_for.get(given, [given])]
+
+    def show(name: str, node: Node, before: Iterable[str], stores: Iterable[str] = ()) -> Shown:
+        shown[name] = Shown(
+            name=name,
+            kind="Processor",
+            node=node,
+            stores=sorted(stores),
+            predecessors=list(dict.fromkeys(before)),
+        )
+        return shown[name]
+
     for node in sub.nodes:
-        inputs = [name for given in node.inputs for name in stands_for.get(given, [given])]
+        inputs = standing(node.inputs)
         if getattr(node, "label", None) in (PREPARE, JOINER):
             stands_for[node.name] = inputs
             continue
         if isinstance(node, StatefulNode) and node.parts:
-            stands_for[node.name] = _show_parts(node, stands_for, shown)
+            for part in node.parts:  # the nodes that Kafka Streams has for it
+                show(part.name, node, standing(part.inputs), part.stores)
+            read = {name for part in node.parts for name in part.inputs}
+            stands_for[node.name] = [part.name for part in node.parts if part.name not in read]
             continue
         if isinstance(node, SinkNode) and node.kind == "repartition":
-            filter_name = f"{node.name.removesuffix('-sink')}-filter"
-            shown[filter_name] = Shown(
-                name=filter_name, kind="Processor", node=node, predecessors=inputs
-            )
-            inputs = [filter_name]
+            inputs = [show(f"{node.name.removesuffix('-sink')}-filter", node, inputs).name]
         stores = (*node.stores, *node.reads) if isinstance(node, StatefulNode) else ()
-        kind, detail = _kind(node)
-        shown[node.name] = Shown(
-            name=node.name,
-            kind=kind,
-            detail=detail,
-            node=node,
-            stores=sorted(store.name for store in stores),
-            predecessors=list(dict.fromkeys(inputs)),
-        )
+        entry = show(node.name, node, inputs, (store.name for store in stores))
+        entry.kind, entry.detail = _kind(node)
     for entry in shown.values():
         for name in entry.predecessors:
             shown[name].successors.append(entry.name)
@@ -203,23 +207,6 @@ def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
         size=1,
     )
     return {source.name: source, table.name: table}
-
-
-def _show_parts(
-    node: StatefulNode, stands_for: dict[str, list[str]], shown: dict[str, Shown]
-) -> list[str]:
-    """Adds the nodes that Kafka Streams has for a join; gives those that the next ones read."""
-    for part in node.parts:
-        inputs = [name for given in part.inputs for name in stands_for.get(given, [given])]
-        shown[part.name] = Shown(
-            name=part.name,
-            kind="Processor",
-            node=node,
-            stores=sorted(part.stores),
-            predecessors=list(dict.fromkeys(inputs)),
-        )
-    read = {name for part in node.parts for name in part.inputs}
-    return [part.name for part in node.parts if part.name not in read]
 
 
 def _in_order(shown: dict[str, Shown], names: dict[str, Shown] | list[str]) -> list[Shown]:
@@ -329,14 +316,14 @@ def summary(listed: list[Road]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
 
-def _of_projection(found: Projection | Choice) -> Road:
-    columns = columns_of(found)
+def _of_projection(found: Projection) -> Road:
+    columns = found.columns.values()
     texts = (str(column.column) for column, _ in columns)
     why = ", ".join(text.removeprefix("Column<'").removesuffix("'>") for text in texts)
-    if isinstance(found, Projection) and found.node.label == PREPARE:
+    if not isinstance(found.node, ProjectNode):
+        why = f"the {next(iter(found.columns))} is {why}"
+    elif found.node.label == PREPARE:
         why = "prepares values"
-    if isinstance(found, Choice):
-        why = f"the {found.what} is {why}"
     reasons = list(dict.fromkeys(filter(None, (why_not_arrow(*one) for one in columns))))
     by = computed_by(found)
     if by == PYTHON:

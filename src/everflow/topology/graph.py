@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -172,6 +172,11 @@ class FunctionExpr:
 
     fn: Callable[..., Any]
     returns: pa.DataType
+
+
+Partitioner = ColumnExpr | FunctionExpr | str
+"""Gives each record's partition, several or none; or names the hash of its key, one of
+`everflow.columns.key_partitions.BY_HASH`."""
 
 
 @dataclass(frozen=True)
@@ -343,10 +348,14 @@ class Operator:
     joins: ClassVar[bool] = False
     """True if the records of all its sides make results, in one order (a join). Else those behind
     the first side are updates of tables that it looks up."""
-    row_by_row: ClassVar[bool] = False
-    """True if its sides are one flow of records: in each row a record and its lookup result."""
     passes_on: ClassVar[bool] = False
     """True if its results are updates of the table that it reads."""
+    old_from: ClassVar[tuple[int, ...]] = ()
+    """As `old_sides`, where its own results are asked what they were: it gives their ``old``
+    itself. Empty: its store tells."""
+    old_input: ClassVar[bool] = False
+    """True if the node's last input is no side, but what the entries of its first one were, row
+    by row: no table behind that tells it."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes
@@ -396,18 +405,6 @@ class Operator:
     def old_sides(self) -> tuple[int, ...]:
         """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
         return ()
-
-    @property
-    def old_from(self) -> tuple[int, ...]:
-        """As `old_sides`, where its own results are asked what they were: it gives their ``old``
-        itself. Empty: its store tells."""
-        return ()
-
-    @property
-    def old_input(self) -> bool:
-        """True if the node's last input is no side, but what the entries of its first one were, row
-        by row: no table behind that tells it."""
-        return False
 
     @property
     def asked(self) -> Operator | None:
@@ -541,6 +538,13 @@ class StatefulNode(Node):
     parts: tuple[Part, ...] = ()
     """The nodes that ``describe()`` shows for it; empty: itself."""
 
+    def giving_every_update(self) -> StatefulNode:
+        """The node whose operator gives every intermediate result, if it is one that can."""
+        operator: Any = self.operator
+        if not hasattr(operator, "emit_every_update"):
+            return self
+        return replace(self, operator=replace(operator, emit_every_update=True))
+
 
 @dataclass(frozen=True, kw_only=True)
 class WholeTableNode(Node):
@@ -559,19 +563,13 @@ class GlobalTableNode(WholeTableNode):
     topic: str
 
 
-class Rows(Protocol):
-    """The rows of a table, in the instance's process."""
-
-    def rows(self) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """Keys and values in the types of the table's edge, as they are now; raises anything."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadedTableNode(WholeTableNode):
     """A table of ``rows``, read as a whole at the start and again every ``refresh_ms`` (None:
-    never; note 033)."""
+    never; note 033): keys and values in the types of the edge, as they are when it is called in the
+    instance's process; it raises anything."""
 
-    rows: Rows
+    rows: Callable[[], Iterator[tuple[pa.Array, pa.Array]]]
     refresh_ms: int | None
 
     @property
@@ -591,9 +589,8 @@ class SinkNode(Node):
     key_serde: Serde
     value_serde: Serde
     kind: str = "sink"
-    partitioner: ColumnExpr | FunctionExpr | str | None = None
-    """Gives each record's partition, several or none; or names the hash of its key, one of
-    `everflow.columns.key_partitions.BY_HASH`. None: by its key, as in Kafka Streams."""
+    partitioner: Partitioner | None = None
+    """None: by its key, as in Kafka Streams."""
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from everflow.errors import TopologyError
-from everflow.topology.graph import Graph, Node, SourceNode
+from everflow.topology.graph import Graph, SourceNode
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut, internal_topics
 
 _INTERNAL = ("-changelog", "-repartition")
+_Program = TypeVar("_Program", bound=Graph)
 
 
 def pattern_sources(graph: Graph) -> list[SourceNode]:
-    """The sources that have a pattern."""
     return [
         node
         for node in graph.nodes
@@ -41,7 +41,8 @@ def matched(graph: Graph, existing: Iterable[str], application_id: str) -> dict[
     }
     found: dict[str, SourceNode] = {}
     for topic in sorted(existing):
-        if topic.startswith("__") or _internal(topic, application_id):
+        own = topic.startswith(f"{application_id}-") and topic.endswith(_INTERNAL)
+        if topic.startswith("__") or own:
             continue
         for node in pattern_sources(graph):
             assert node.reading.pattern is not None
@@ -79,18 +80,7 @@ def with_topics(topology: Topology, existing: Iterable[str], application_id: str
                 where=source.where,
                 code="EF-SOURCE-TOPIC",
             )
-    return replace(topology, nodes=tuple(_with(node, topics) for node in topology.nodes))
-
-
-def _with(node: Node, topics: Mapping[str, tuple[str, ...]]) -> Node:
-    return replace(node, topics=topics[node.name]) if node.name in topics else node  # type: ignore[call-arg]
-
-
-def _internal(topic: str, application_id: str) -> bool:
-    return topic.startswith(f"{application_id}-") and topic.endswith(_INTERNAL)
-
-
-_Program = TypeVar("_Program", bound=Graph)
+    return _reading(topology, topics)
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,8 @@ def growth(
             if source is None or not partitions:
                 continue
             where[topic] = str(source.where)
-            wider = _with_topic(topology, source, topic)
+            # Behind the topics that there are: what was numbered keeps its number.
+            wider = _reading(topology, {source.name: (*source.topics, topic)})
             other = _internal_partitions(
                 wider, {**counts, **taken, topic: partitions}, application_id
             )
@@ -193,12 +184,12 @@ def _internal_partitions(
     }
 
 
-def _with_topic(topology: _Program, source: SourceNode, topic: str) -> _Program:
-    """Behind the topics that there are: what was numbered keeps its number."""
-    nodes = tuple(
-        replace(node, topics=(*node.topics, topic))
-        if isinstance(node, SourceNode) and node.name == source.name
+def _reading(topology: _Program, topics: Mapping[str, tuple[str, ...]]) -> _Program:
+    """The program whose sources, by their names, read these ``topics``."""
+    nodes = (
+        replace(node, topics=topics[node.name])
+        if isinstance(node, SourceNode) and node.name in topics
         else node
         for node in topology.nodes
     )
-    return replace(topology, nodes=nodes)
+    return replace(topology, nodes=tuple(nodes))

@@ -77,18 +77,18 @@ error's class, stack and stage, and of node, task and attempt."""
 class Source:
     """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
 
-    index: int
+    index: int = 0
     topic: str
     subtopology: int
     node: str
     key_serde: Serde
     value_serde: Serde
-    offset_reset: str | None
+    offset_reset: str | None = None
     kind: str
-    merged: bool
+    merged: bool = False
     """True where the sub-topology reads several topics, so that its partitions are merged by time
     (D3)."""
-    slot: int
+    slot: int = -1
     """The slot of its decoded records."""
     own_times: bool = True
     """True if its records keep the times that they have in Kafka: a negative one stops the
@@ -110,24 +110,15 @@ class Slot:
     type: EdgeType
 
 
-@dataclass(frozen=True)
-class Projection:
-    """A ProjectNode on one input slot."""
-
-    node: ProjectNode
-    input: int
-    output: int
-
-
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A Column that says something of each record beside its value: a sink's ``topic``, a source's
-    ``time``. The output's value is a struct of it, named ``what``, and the value."""
+class Projection:
+    """Columns over the records of one slot, by what they make, with its types. Of a ProjectNode:
+    which records are ``kept``, their ``key``, their ``value``. Of a sink or a source: what is said
+    of each record beside its value, a ``topic``, a ``partition`` or a ``time``; the output's value
+    is a struct of it, called so, and the value."""
 
-    node: SinkNode | SourceNode
-    what: str
-    column: ColumnExpr
-    type: pa.DataType
+    node: ProjectNode | SinkNode | SourceNode
+    columns: Mapping[str, tuple[ColumnExpr, pa.DataType]]
     input: int
     output: int
 
@@ -137,19 +128,6 @@ ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
 function."""
 
 
-def columns_of(found: Projection | Choice) -> tuple[tuple[ColumnExpr, pa.DataType], ...]:
-    """Its Columns, with the types of what is made of them."""
-    if isinstance(found, Choice):
-        return ((found.column, found.type),)
-    node = found.node
-    listed = (
-        (node.predicate, pa.bool_()),
-        (node.key, node.out.key),
-        (node.value, node.out.value),
-    )
-    return tuple((given, kind) for given, kind in listed if given is not None)
-
-
 def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
     """Why Arrow does not compute a Column of which a ``kind`` is made; empty where it does."""
     if column.arrow is not None and not column.type.equals(kind):
@@ -157,8 +135,8 @@ def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
     return column.why if column.arrow is None else ""
 
 
-def computed_by(found: Projection | Choice) -> str:
-    columns = columns_of(found)
+def computed_by(found: Projection) -> str:
+    columns = found.columns.values()
     if not any(why_not_arrow(*one) for one in columns):
         return ARROW
     return PYTHON if any(column.calls for column, _ in columns) else CATALYST
@@ -171,7 +149,7 @@ class ColumnsOp:
     the planner changes it."""
 
     input: int
-    projections: list[Projection | Choice] = field(default_factory=list)
+    projections: list[Projection] = field(default_factory=list)
     outputs: tuple[int, ...] = ()
     """The slots that other operators read."""
 
@@ -186,7 +164,7 @@ class ColumnsOp:
     @property
     def uses(self) -> frozenset[str]:
         """The columns that its Columns read, by the names that users see."""
-        columns = (column for one in self.projections for column, _ in columns_of(one))
+        columns = (column for one in self.projections for column, _ in one.columns.values())
         return frozenset(name for column in columns for name in column.uses)
 
 
@@ -551,17 +529,15 @@ def emitting_every_update(topology: Graph) -> Graph:
     """The topology with ``emit.every.update``: stateful operators give every intermediate result,
     as Kafka Streams does without its record cache, instead of the last one per key (and window) of
     a micro-batch."""
-
-    nodes = list(topology.nodes)
-    for at, node in enumerate(nodes):
-        if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
-            nodes[at] = replace(node, operator=replace(node.operator, emit_every_update=True))
+    nodes = (
+        node.giving_every_update() if isinstance(node, StatefulNode) else node
+        for node in topology.nodes
+    )
     return replace(topology, nodes=tuple(nodes))
 
 
 def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | None) -> _Graph:
     """The topology with ``default.timestamp.extractor`` for the user's topics that have none."""
-
     nodes = list(topology.nodes)
     for at, node in enumerate(nodes):
         if isinstance(node, SourceNode) and node.kind != "repartition":
@@ -602,7 +578,21 @@ class _Planner:
         self._slots.append(Slot(len(self._slots), name, edge))
         return len(self._slots) - 1
 
-    def _project(self, found: Projection | Choice, ops: list[Any]) -> int:
+    def _project(self, node: ProjectNode, given: int, ops: list[Any]) -> int:
+        """The slot of what a ProjectNode makes of the records in another one: the same where it
+        only names a place (to_stream, split)."""
+        listed = (
+            ("kept", node.predicate, pa.bool_()),
+            ("key", node.key, node.out.key),
+            ("value", node.value, node.out.value),
+        )
+        columns = {what: (column, kind) for what, column, kind in listed if column is not None}
+        if not columns:
+            return given
+        out = self._slot(node.name, node.out)
+        return self._computed(Projection(node=node, columns=columns, input=given, output=out), ops)
+
+    def _computed(self, found: Projection, ops: list[Any]) -> int:
         """Put a projection to those that are computed with it, or behind ``ops``; its output."""
         by = computed_by(found)
         columns = self._columns.get((found.input, by))
@@ -627,12 +617,9 @@ class _Planner:
             case MergeNode():
                 for name in in_order_of_arrival(self._topology.nodes, node):
                     yield from self._outputs[name]
-            case ProjectNode(predicate=None, key=None, value=None):
-                yield from self._inputs(node)  # it only names a place (to_stream, split)
             case ProjectNode():
                 for slot in self._inputs(node):
-                    out = self._slot(node.name, node.out)
-                    yield self._project(Projection(node, slot, out), self._ops)
+                    yield self._project(node, slot, self._ops)
             case SinkNode():
                 self._place_sink(node)
             case PrintNode():
@@ -664,7 +651,6 @@ class _Planner:
                     value_serde=node.value_serde,
                     offset_reset=node.reading.offset_reset,
                     kind=node.kind,
-                    merged=False,
                     slot=slot,
                     own_times=node.extractor is None,
                     idle=self._idle.get(node.name, {}).get(topic),
@@ -694,16 +680,12 @@ class _Planner:
 
     def _global_table(self, node: GlobalTableNode) -> GlobalTable:
         source = Source(
-            index=0,
             topic=node.topic,
             subtopology=self._sub[node.name],
             node=node.source,
             key_serde=node.store.key_serde,
             value_serde=node.store.value_serde,
-            offset_reset=None,
             kind="global",
-            merged=False,
-            slot=-1,
         )
         return GlobalTable(source.subtopology, node.store, source)
 
@@ -761,12 +743,10 @@ class _Planner:
 
     def _again(self, node: Node, given: int, ops: list[Any], subtopology: int) -> int:
         """A stateless node of a table once more, on other rows; its output."""
+        if isinstance(node, ProjectNode):
+            return self._project(node, given, ops)
         out = self._slot(node.name, node.out)
         match node:
-            case ProjectNode(predicate=None, key=None, value=None):
-                return given
-            case ProjectNode():
-                self._project(Projection(node, given, out), ops)
             case FunctionNode():
                 ops.append(NodeOp.of(node, (given,), out))
             case StatefulNode():
@@ -877,8 +857,8 @@ class _Planner:
         edge = self._slots[slot].type
         value = pa.struct([(what, kind), ("value", edge.value)])
         out = self._slot(node.name, EdgeType(edge.key, value))
-        found = Choice(node=node, what=what, column=column, type=kind, input=slot, output=out)
-        return self._project(found, ops)
+        columns = {what: (column, kind)}
+        return self._computed(Projection(node=node, columns=columns, input=slot, output=out), ops)
 
     # -- result ------------------------------------------------------------------------------------
 

@@ -17,8 +17,7 @@ import pytest
 
 from everflow import serdes
 from everflow.dsl.expressions import Edge
-from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.stream import Stream
+from everflow.dsl.graph_builder import GraphBuilder, Stream
 from everflow.dsl.streams import KStream
 from everflow.errors import TopologyError
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode

@@ -35,13 +35,18 @@ from everflow.dsl.expressions import (
     result_type,
     unless_deleted,
 )
-from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.join_call import in_windows_of
-from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.table_reads import latest_updates, stored_table, tells_old, with_ttl
-from everflow.dsl.lowering.tables import closes_after_ms, emit_each_update, held_back
-from everflow.dsl.stores import Materialized
-from everflow.dsl.suppressed import EmitStrategy
+from everflow.dsl.graph_builder import GraphBuilder, Stream, store_spec
+from everflow.dsl.lowering.joins import in_windows_of
+from everflow.dsl.lowering.tables import (
+    closes_after_ms,
+    emit_each_update,
+    held_back,
+    latest_updates,
+    stored_table,
+    tells_old,
+    with_ttl,
+)
+from everflow.dsl.stores import EmitStrategy, Store, kept_for
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable
 from everflow.operators.aggregates.aggregate import (
@@ -242,7 +247,7 @@ class Aggregation:
         group: Groups,
         windows: Windows | None,
         operator: str,
-        store: str | Materialized | None,
+        store: Store | None,
         name: str | None,
         *,
         emit: EmitStrategy | None = None,
@@ -259,7 +264,14 @@ class Aggregation:
         if isinstance(windows, CountWindows):
             self.cut = windows.of_numbers
         elif windows is not None:
-            self.retention_ms = self.graph.retention_ms(self.store, windows.retention_ms)
+            options = self.graph.options.get(self.store)
+            self.retention_ms = kept_for(options, windows.retention_ms)
+        self.kind = "key_value" if windows is None or self.counts else "window"
+        self.size_ms = None if self.cut is None else self.cut.size_ms
+        if isinstance(windows, SlidingWindows):
+            self.size_ms = windows.difference_ms
+        elif isinstance(windows, SessionWindows):
+            self.kind = "session"
         self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
 
     @property
@@ -451,41 +463,20 @@ class Aggregation:
         )
 
     def _key_serde(self, inner: Serde) -> Serde:
-        if isinstance(self.windows, SessionWindows):
+        if self.kind == "session":
             return serdes.session_windowed(inner)
-        if isinstance(self.windows, SlidingWindows):
-            return serdes.time_windowed(inner, self.windows.difference_ms)
-        return inner if self.cut is None else serdes.time_windowed(inner, self.cut.size_ms)
+        return inner if self.size_ms is None else serdes.time_windowed(inner, self.size_ms)
 
     def _stores(self, spec: TableOperator, folds: tuple[str, ...]) -> tuple[StoreSpec, ...]:
         """Of the aggregates, and of count windows the next number of each key."""
-        kind, size_ms, windows = "key_value", None, self.windows
-        if isinstance(windows, TimeWindows):
-            kind, size_ms = "window", windows.size_ms
-        elif isinstance(windows, SlidingWindows):
-            kind, size_ms = "window", windows.difference_ms
-        elif isinstance(windows, SessionWindows):
-            kind = "session"
-        own = StoreSpec(
-            name=self.store,
-            kind=kind,
-            key_serde=self._key_serde(spec.key_serde) if self.counts else spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=None if kind == "key_value" else self.retention_ms,
-            window_size_ms=size_ms,
-            folds=folds,
-            private=self.counts,
-        )
+        key = self._key_serde(spec.key_serde) if self.counts else spec.key_serde
+        kept: dict[str, Any] = {"folds": folds, "private": self.counts}
+        if self.kind != "key_value":
+            kept |= {"retention_ms": self.retention_ms, "window_size_ms": self.size_ms}
+        own = store_spec(self.store, (key, spec.value_serde), self.kind, **kept)
         if not isinstance(spec, CountWindowSpec):
             return (own,)
-        numbers = StoreSpec(
-            name=spec.numbers,
-            kind="key_value",
-            key_serde=spec.key_serde,
-            value_serde=serdes.long(),
-            private=True,
-        )
-        return own, numbers
+        return own, store_spec(spec.numbers, (spec.key_serde, serdes.long()), private=True)
 
 
 def _column(name: str, aggregator: Aggregator, given: object) -> Column:
@@ -564,13 +555,14 @@ def _written(edge: Edge, serdes: tuple[object, object]) -> Edge:
 
 
 def given_fields(
-    options: dict[str, Any], aggregators: dict[str, Aggregator]
+    given: dict[str, Any], names: tuple[str, ...]
 ) -> tuple[dict[str, Aggregator], dict[str, Any]]:
-    """The built-in aggregates of a call, and its options: one that is an aggregate is a field."""
-    fields = {
-        name: given for name, given in options.items() if isinstance(given, Aggregator)
-    } | aggregators
-    return fields, {name: None if name in fields else given for name, given in options.items()}
+    """The built-in aggregates of a call whose arguments were ``given``, and its options, those of
+    the ``names``: one that is an aggregate is a field."""
+    options = {name: given[name] for name in names if name in given}
+    fields = {name: one for name, one in options.items() if isinstance(one, Aggregator)}
+    fields |= given["aggregators"]
+    return fields, {name: None if name in fields else one for name, one in options.items()}
 
 
 def check_aggregates(fields: dict[str, Aggregator], options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -29,9 +29,9 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
 )
+from everflow.dsl.graph_builder import Stream, window_store
 from everflow.dsl.lowering.stateless import with_answer
-from everflow.dsl.lowering.stream import Stream, window_store
-from everflow.dsl.stores import Materialized
+from everflow.dsl.stores import Store
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable
 from everflow.operators.processors.process import ProcessSpec, tagged
@@ -171,11 +171,7 @@ class ConnectedStores:
                 self.specs.append(graph.declare_store(own, operator))
             return
         if not isinstance(one, str):
-            raise TopologyError(
-                f"{operator}: stores takes what Stores makes, stores=[Stores.key_value('seen', "
-                "key=serdes.string(), value=serdes.long())], and names of stores that are there, "
-                f"found {one!r}"
-            )
+            raise TopologyError(f"{operator}: {_TAKES}, found {one!r}")
         node = graph.keeper_of(one)
         if isinstance(node, GlobalTableNode):
             self.global_tables.append(node.store)
@@ -195,7 +191,7 @@ class ConnectedStores:
                 "own; processors read the stores of tables"
             )
         # It gives every update from now on, as a table that is joined.
-        graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
+        graph.nodes[node.name] = node.giving_every_update()
         first = graph.reaches_first(node.name, self._stream)
         self.tables.append(JoinedTable(node.stores[0], inner.results, node.out.value, first=first))
         self.nodes.append(node.name)
@@ -287,7 +283,7 @@ def deduplicated(
     grace: Duration | None,
     by: Expression | None,
     returns: object,
-    store: str | Materialized | None,
+    store: Store | None,
     name: str | None,
 ) -> Stream:
     """The records that repeat none. TopologyError for times that cannot be."""

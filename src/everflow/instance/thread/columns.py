@@ -24,7 +24,6 @@ from everflow.spark.session import get_session, plain_context
 from everflow.topology.describe import physical_text
 from everflow.topology.graph import ColumnExpr, EdgeType, Graph, columns_in_sight
 from everflow.topology.plan import (
-    Choice,
     ColumnsOp,
     Compute,
     NodeOp,
@@ -82,15 +81,10 @@ class _Preparing:
         found = op.projections if op.outputs else ()
         return PreparedColumns(tuple(map(self._node, found)), op.outputs)
 
-    def _node(self, found: Projection | Choice) -> NodeColumns:
+    def _node(self, found: Projection) -> NodeColumns:
         node, edge = found.node, self._plan.slots[found.input].type
-        value = None
-        if isinstance(found, Choice):
-            kept, made = _given(), _given(**{found.what: (found.column, found.type)})
-        else:
-            value, out = found.node.value, found.node.out
-            kept = _given(kept=(found.node.predicate, pa.bool_()))
-            made = _given(key=(found.node.key, out.key), value=(value, out.value))
+        made = dict(found.columns)
+        kept = {name: made.pop(name) for name in ("kept",) if name in made}
         try:
             return NodeColumns(
                 name=node.name,
@@ -99,7 +93,7 @@ class _Preparing:
                 output=found.output,
                 predicate=self._selection(edge, kept),
                 made=self._selection(edge, made),
-                skips_null=value is not None and value.skips_null,
+                skips_null="value" in made and made["value"][0].skips_null,
                 sources=self._plan.sources,
             )
         except NotComputableError as error:
@@ -136,10 +130,6 @@ class _Preparing:
             path, stages = staged(selected())
             self.path = path or self.path
         return Selection(made=made, arrow=arrow, reads=reads, stages=stages)
-
-
-def _given(**columns: tuple[ColumnExpr | None, pa.DataType]) -> _Columns:
-    return {name: (one, kind) for name, (one, kind) in columns.items() if one is not None}
 
 
 def _column(given: ColumnExpr, kind: pa.DataType) -> Column:

@@ -66,7 +66,7 @@ class World:
             where="program.py:3",
             source="people-rows",
             store=SPEC,
-            rows=self,
+            rows=lambda: self.rows(),
             refresh_ms=10_000,
         )
         table = LoadedTable(TASK.subtopology, node)
