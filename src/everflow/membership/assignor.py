@@ -1,10 +1,12 @@
 """Joins the pure assignor to the group protocol: user data in, a checked answer per member out.
 Unreadable members, other programs and cloned folders are refused; the others go on. The program of
-the group is the one of the members that own tasks in the newest generation."""
+the group is the one of the members that own tasks in the newest generation. A decision is told to
+people in `decision_text`."""
 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 from collections import Counter, defaultdict
@@ -20,6 +22,7 @@ from everflow.assignment.cluster_state import (
     ClusterState,
     Member,
     TaskInfo,
+    owners_of,
     tasks_of,
     validate_assignment,
 )
@@ -43,8 +46,7 @@ from everflow.assignment.user_data import (
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.kafka.group_channel import Given
-from everflow.logs import ABOUT_ASSIGNMENT, moves
-from everflow.membership.decision_text import Known, decision_text, known_of
+from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
 from everflow.records import TaskId, TopicPartition
 
 
@@ -108,14 +110,14 @@ def _program(members: Mapping[str, UserData]) -> str:
     owners = [data for data in members.values() if data.owned]
     newest = max((data.generation for data in owners), default=-1)
     votes = [data for data in owners if data.generation == newest] or list(members.values())
-    counted = Counter(data.topology for data in votes)
+    number = Counter(data.topology for data in votes)
     # A tie goes to the member that is first in the order of process ids, which restarts do not
     # change.
     first = {
         data.topology: data.process_id
         for data in sorted(votes, key=lambda data: data.process_id, reverse=True)
     }
-    return min(counted, key=lambda topology: (-counted[topology], first[topology]), default="")
+    return min(number, key=lambda topology: (-number[topology], first[topology]), default="")
 
 
 def _other_program(member_id: str, data: UserData) -> str:
@@ -153,6 +155,11 @@ Decide = Callable[[ClusterState], Assignment]
 
 METADATA_RETRY_MS = 1_000
 """A leader whose metadata lack a topic asks again after this."""
+_MOVES_SHOWN = 5
+_UUID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+Known = Mapping[str, tuple[str, frozenset[TaskId]]]
+"""Members of the leader's last decision: what they are called, what they run or hand over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,8 +414,8 @@ class MemberAssignor:
         return answers
 
     def _missing(self, counts: Mapping[str, int]) -> list[str]:
-        counted = {topic for topics in self._counted.values() for topic in topics}
-        return sorted(topic for topic in counted if not counts.get(topic, 0))
+        wanted = {topic for topics in self._counted.values() for topic in topics}
+        return sorted(topic for topic in wanted if not counts.get(topic, 0))
 
     def _decided(
         self, screening: Screening, counts: Mapping[str, int], base: AssignmentData
@@ -540,3 +547,77 @@ def _member(member_id: str, data: UserData) -> Member:
         draining=data.draining,
         instance_id=data.instance_id,
     )
+
+
+def known_of(cluster: ClusterState, decided: Assignment) -> Known:
+    return {
+        member.member_id: (
+            name_of(member),
+            decided.active.get(member.member_id, frozenset()) | (member.owned & decided.withheld),
+        )
+        for member in cluster.members
+    }
+
+
+def name_of(member: Member) -> str:
+    """The member id, of each random part the beginning only, and ``application.server`` if set."""
+    short = _UUID.sub(r"\1", member.member_id)
+    return f"{short} ({member.endpoint})" if member.endpoint else short
+
+
+def decision_text(before: Known, cluster: ClusterState, decided: Assignment) -> str:
+    """One line. ``before`` is empty where this member did not make the last decision."""
+    names = {member.member_id: name_of(member) for member in cluster.members}
+    parts = [f"{counted(len(cluster.tasks), 'task')} on {counted(len(names), 'instance')}"]
+    if before:
+        gone = [
+            f"{name} (had {some(sorted(had))})"
+            for member_id, (name, had) in sorted(before.items())
+            if member_id not in names
+        ]
+        new = [names[member_id] for member_id in sorted(names) if member_id not in before]
+        parts += [f"gone: {some(gone)}"] * bool(gone) + [f"new: {some(new)}"] * bool(new)
+    moved = _moved(before, cluster, decided, names)
+    parts += [f"moves now: {some(moved, _MOVES_SHOWN)}"] * bool(moved)
+    if decided.withheld:
+        parts.append(
+            f"being handed over: {some(sorted(decided.withheld))} (their owners finish, the next "
+            f"rebalance gives them on)"
+        )
+    if cluster.held_back:
+        parts.append(f"held back for a lost instance: {some(sorted(cluster.held_back))}")
+    warming = [
+        f"{task} on {names[m]}"
+        for m, tasks in sorted(decided.warmup.items())
+        for task in sorted(tasks)
+    ]
+    parts += [f"warm-ups: {some(warming)}"] * bool(warming)
+    later = decided.movements - len(decided.withheld)
+    if later > 0:
+        parts.append(f"still to move: {later:,}")
+    elif not (decided.withheld or warming or cluster.held_back):
+        parts.append("nothing left to move")
+    return "; ".join(parts)
+
+
+def _moved(
+    before: Known, cluster: ClusterState, decided: Assignment, names: Mapping[str, str]
+) -> list[str]:
+    """``0_2, 0_3 from two to one`` of tasks whose new owner did not have them."""
+    owners = owners_of(cluster.members)
+    last = {task: member_id for member_id, (_, had) in before.items() for task in had}
+    routes: dict[tuple[str, str], list[TaskId]] = defaultdict(list)
+    for member_id, tasks in decided.active.items():
+        for task in tasks:
+            held_by = owners.get(task, frozenset())
+            if member_id in held_by:
+                continue
+            giver = min(held_by, default=last.get(task, ""))
+            origin = names.get(giver) or (
+                before[giver][0] if giver in before else "nobody (new, or the owner is gone)"
+            )
+            routes[origin, names.get(member_id, member_id)].append(task)
+    return [
+        f"{some(sorted(tasks))} from {origin} to {to}"
+        for (origin, to), tasks in sorted(routes.items())
+    ]

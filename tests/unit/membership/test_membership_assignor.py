@@ -29,8 +29,15 @@ from everflow.assignment.user_data import (
 )
 from everflow.clock import ManualClock
 from everflow.kafka.group_channel import Given
-from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, MemberAssignor
-from everflow.membership.decision_text import decision_text, known_of
+from everflow.membership.assignor import (
+    METADATA_RETRY_MS,
+    Claims,
+    Decide,
+    Identity,
+    MemberAssignor,
+    decision_text,
+    known_of,
+)
 from everflow.records import TaskId, TopicPartition
 
 LINES = ("sub-topology 0 has key_value store s", "sub-topology 0 reads topic a")
