@@ -14,9 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import kafka.errors as client_errors
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
@@ -25,7 +23,7 @@ from everflow.errors import RetriableError
 from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.errors import LinkLostError, RefusedError
-from everflow.records import TopicPartition
+from everflow.records import TopicPartition, by_topic
 
 CONNECT_S = 30.0
 FETCH_BYTES = 8 << 20
@@ -75,25 +73,6 @@ class DivergedError(Exception):
         self.end_offset = end_offset
 
 
-class Carrier(Protocol):
-    """The part of `BrokerLink` that readers use."""
-
-    def leader(self, tp: TopicPartition) -> int | None: ...
-    def leader_epoch(self, tp: TopicPartition) -> int: ...
-    def started(self, coroutine: Any) -> Any: ...
-    def run(self, coroutine: Any) -> Any: ...
-    def turn(self, wait_s: float) -> None: ...
-    def push(self) -> None: ...
-    def now(self) -> float: ...
-    def close(self) -> None: ...
-    def knows(self, node: int) -> bool: ...
-    def version(self, request: type) -> int: ...
-    async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any: ...
-    async def connect(self, node: int) -> None: ...
-    async def pause(self, seconds: float) -> None: ...
-    async def refresh(self, topic: str | None = None) -> None: ...
-
-
 @dataclass
 class _Session:
     """With one broker. ``known``: what it was asked for, of each log; ``epoch`` 0: there is no
@@ -124,7 +103,7 @@ class FetchConnection:
 
     def __init__(
         self,
-        link: Carrier,
+        link: BrokerLink,
         *,
         read_committed: bool = True,
         wait_ms: int = 20,
@@ -312,8 +291,11 @@ class FetchConnection:
             else IsolationLevel.READ_UNCOMMITTED,
             session_id=session.id,
             session_epoch=session.epoch,
-            topics=_by_topic(changed, ids if by_id else None),
-            forgotten_topics_data=_forgotten(gone, ids if by_id else None),
+            topics=_asked(changed, ids),
+            forgotten_topics_data=[
+                FetchRequest.ForgottenTopic(topic=topic, topic_id=ids.get(topic), partitions=found)
+                for topic, found in by_topic(sorted(gone))
+            ],
             rack_id=self._rack,
             min_version=_BY_ID if by_id else _VERSIONS[0],
             max_version=_BY_ID if by_id else _VERSIONS[1],
@@ -364,39 +346,27 @@ def _uuid(topic_id: str) -> uuid.UUID:
     return uuid.UUID(bytes=base64.urlsafe_b64decode(f"{topic_id}=="))
 
 
-def _named(topic: str, ids: Mapping[str, uuid.UUID] | None) -> dict[str, Any]:
-    return {"topic": topic} if ids is None else {"topic_id": ids[topic]}
-
-
-def _by_topic(
-    wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]],
-    ids: Mapping[str, uuid.UUID] | None,
+def _asked(
+    wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]], ids: Mapping[str, uuid.UUID]
 ) -> list[Any]:
-    topics = []
-    for topic, partitions in groupby(sorted(wanted), key=attrgetter("topic")):
-        asked = []
-        for tp in partitions:
-            place, leader_epoch, most_bytes = wanted[tp]
-            asked.append(
-                FetchRequest.FetchTopic.FetchPartition(
-                    partition=tp.partition,
-                    current_leader_epoch=leader_epoch,
-                    fetch_offset=place.offset,
-                    last_fetched_epoch=place.epoch,
-                    partition_max_bytes=most_bytes,
-                )
-            )
-        topics.append(FetchRequest.FetchTopic(**_named(topic, ids), partitions=asked))
-    return topics
+    """As a request names the logs; of name and id of a topic its version says which is sent."""
+    topic_type = FetchRequest.FetchTopic
 
+    def partition(tp: TopicPartition) -> Any:
+        place, leader_epoch, most_bytes = wanted[tp]
+        return topic_type.FetchPartition(
+            partition=tp.partition,
+            current_leader_epoch=leader_epoch,
+            fetch_offset=place.offset,
+            last_fetched_epoch=place.epoch,
+            partition_max_bytes=most_bytes,
+        )
 
-def _forgotten(
-    partitions: Sequence[TopicPartition], ids: Mapping[str, uuid.UUID] | None
-) -> list[Any]:
     return [
-        FetchRequest.ForgottenTopic(**_named(topic, ids), partitions=[tp.partition for tp in gone])
-        for topic, gone in groupby(sorted(partitions), key=attrgetter("topic"))
+        topic_type(topic=topic, topic_id=ids.get(topic), partitions=partitions)
+        for topic, partitions in by_topic(sorted(wanted), partition)
     ]
+
 
 
 HELD_BACK_MS = 500
