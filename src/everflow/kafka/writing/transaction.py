@@ -175,8 +175,6 @@ class Transactions:
             return grave[0] if grave else 0
 
         await self._ask(
-            "transaction",
-            self._id,
             lambda: AddPartitionsToTxnRequest(
                 v3_and_below_transactional_id=self._id,
                 v3_and_below_producer_id=self.producer.producer_id,
@@ -184,8 +182,8 @@ class Transactions:
                 v3_and_below_topics=by_topic(new),
                 max_version=3,
             ),
-            code,
             deadline,
+            code,
         )
         # Where one is refused, none is added.
         if not refused:
@@ -203,7 +201,15 @@ class Transactions:
         assert self._id is not None
         self._touched = True
         if not self._bumps:
-            await self._add_group(member.group, deadline)
+            await self._ask(
+                lambda: AddOffsetsToTxnRequest(
+                    transactional_id=self._id,
+                    producer_id=self.producer.producer_id,
+                    producer_epoch=self.producer.epoch,
+                    group_id=member.group,
+                ),
+                deadline,
+            )
         # The NUL is for confluent-kafka, which reads metadata as a C string, and whose own producer
         # writes one.
         rows = {
@@ -211,8 +217,6 @@ class Transactions:
             for topic, partition, offset, text in offsets
         }
         await self._ask(
-            "group",
-            member.group,
             lambda: TxnOffsetCommitRequest(
                 transactional_id=self._id,
                 group_id=member.group,
@@ -225,10 +229,11 @@ class Transactions:
                 min_version=3,
                 max_version=5 if self._bumps else 4,
             ),
+            deadline,
             lambda answer: max(
                 (one.error_code for topic in answer.topics for one in topic.partitions), default=0
             ),
-            deadline,
+            group=member.group,
         )
 
     async def end(self, deadline: float, *, committed: bool) -> None:
@@ -242,8 +247,6 @@ class Transactions:
         unanswered: list[LinkLostError] = []
         try:
             answer = await self._ask(
-                "transaction",
-                self._id,
                 lambda: EndTxnRequest(
                     transactional_id=self._id,
                     producer_id=self.producer.producer_id,
@@ -251,9 +254,8 @@ class Transactions:
                     committed=committed,
                     max_version=5 if self._bumps else 4,
                 ),
-                lambda answer: answer.error_code,
                 deadline,
-                unanswered,
+                unanswered=unanswered,
             )
         except (RefusedError, LinkLostError, OutOfTimeError) as failure:
             if committed and (unanswered or isinstance(failure, OutOfTimeError)):
@@ -278,18 +280,14 @@ class Transactions:
                 await pauses.take(self._link, lost)
 
     async def _init(self, deadline: float, known: Producer) -> None:
-        request = {
-            "transactional_id": self._id,
-            "transaction_timeout_ms": self._timeout_ms,
-            "producer_id": known.producer_id,
-            "producer_epoch": known.epoch,
-            "max_version": 5,
-        }
         answer = await self._ask(
-            "transaction",
-            self._id,
-            lambda: InitProducerIdRequest(**request),
-            lambda answer: answer.error_code,
+            lambda: InitProducerIdRequest(
+                transactional_id=self._id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=known.producer_id,
+                producer_epoch=known.epoch,
+                max_version=5,
+            ),
             deadline,
         )
         self._renewed(answer)
@@ -299,33 +297,20 @@ class Transactions:
             producer_id=answer.producer_id, epoch=answer.producer_epoch
         )
 
-    async def _add_group(self, group: str, deadline: float) -> None:
-        assert self._id is not None
-        await self._ask(
-            "transaction",
-            self._id,
-            lambda: AddOffsetsToTxnRequest(
-                transactional_id=self._id,
-                producer_id=self.producer.producer_id,
-                producer_epoch=self.producer.epoch,
-                group_id=group,
-            ),
-            lambda answer: answer.error_code,
-            deadline,
-        )
-
     async def _ask(
         self,
-        kind: CoordinatorKind,
-        key: str | None,
         request: Callable[[], Any],
-        code: Callable[[Any], int],
         deadline: float,
+        code: Callable[[Any], int] = lambda answer: int(answer.error_code),
+        *,
+        group: str | None = None,
         unanswered: list[LinkLostError] | None = None,
     ) -> Any:
-        """The answer without an error, asked for until the deadline while the error is a passing
-        one; ``key`` None: any broker may answer. Requests that were sent and have no answer are
-        added to ``unanswered``."""
+        """The answer without an error, of the coordinator of ``group``, else of the id (without
+        one: of any broker), asked for until the deadline while the error is a passing one. Requests
+        that were sent and have no answer are added to ``unanswered``."""
+        kind: CoordinatorKind = "transaction" if group is None else "group"
+        key = self._id if group is None else group
         pauses = _Pauses(deadline)
         while True:
             failure: RefusedError | LinkLostError
@@ -341,16 +326,13 @@ class Transactions:
                 if not refused:
                     return answer
                 failure = RefusedError(refused)
-            except LinkLostError as lost:
-                if lost.sent and unanswered is not None:
-                    unanswered.append(lost)
-                self._tainted |= lost.sent
-                failure = lost
-            except RefusedError as refusal:
-                failure = refusal
-            if isinstance(failure, RefusedError) and (
-                failure.code == UNKNOWN_TOPIC or not passes(failure.code)
-            ):
+            except (LinkLostError, RefusedError) as caught:
+                failure = caught
+            if isinstance(failure, LinkLostError):
+                if failure.sent and unanswered is not None:
+                    unanswered.append(failure)
+                self._tainted |= failure.sent
+            elif failure.code == UNKNOWN_TOPIC or not passes(failure.code):
                 raise failure
             if key is not None and (
                 isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
@@ -383,21 +365,14 @@ class _Pauses:
         self._next_s = min(_LONGEST_PAUSE_S, 2 * self._next_s)
 
 
-def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) -> None:
-    """End whatever still writes under ``transactional_id``: raise its epoch, abort its open
-    transaction.
-
-    Afterwards a zombie's writes and commits are refused, and readers of its partitions are no
-    longer held back. Idempotent; safe from any thread. Raises as `fence_all`.
-    """
-    fence_all(config, [transactional_id], timeout_s)
-
-
 def fence_all(
     config: Mapping[str, Any], transactional_ids: Collection[str], timeout_s: float
 ) -> None:
-    """`fence` all of these ids at the same time: while a broker still aborts one's transaction, the
-    others go on. Blocks until all were tried.
+    """End whatever still writes under these transactional ids: raise their epochs, abort their open
+    transactions. All at the same time: while a broker still aborts one of them, the others go on.
+
+    Afterwards a zombie's writes and commits are refused, and readers of its partitions are no
+    longer held back. Blocks until all were tried. Idempotent; safe from any thread.
 
     Raises:
         RetriableError: the broker did not answer within ``timeout_s`` seconds.
