@@ -15,27 +15,8 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import kafka.errors as codes
-from kafka.protocol.admin import (
-    CreateTopicsRequest,
-    DeleteRecordsRequest,
-    DeleteTopicsRequest,
-    DescribeConfigsRequest,
-    DescribeGroupsRequest,
-    DescribeTransactionsRequest,
-    ListGroupsRequest,
-    ListTransactionsRequest,
-)
-from kafka.protocol.consumer import (
-    IsolationLevel,
-    LeaveGroupRequest,
-    ListOffsetsRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-)
-from kafka.protocol.consumer.metadata import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
-)
+from kafka.protocol import admin as admin_api
+from kafka.protocol import consumer as consumer_api
 from kafka.protocol.metadata import MetadataRequest
 
 from everflow.errors import (
@@ -61,10 +42,6 @@ from everflow.records import CommittedOffset, TopicPartition, by_topic
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
 
-_ISOLATION = {
-    "read_committed": IsolationLevel.READ_COMMITTED,
-    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
-}
 _EARLIEST, _LATEST, _NEWEST = -2, -1, -3
 """In place of a time; KIP-734 has the third."""
 _NEWEST_VERSION, _EPOCHS_VERSION = 7, 4
@@ -76,9 +53,9 @@ _DESCRIBE_VERSION = 5
 """The next one calls a group that has no members an error."""
 _OFFSETS_VERSION = 7
 """The next one asks for several groups at a time."""
-_COMMIT_VERSIONS = (6, 8)
+_COMMIT_VERSIONS = {"min_version": 6, "max_version": 8}
 """The tenth has ids in the place of names."""
-_LEAVE_VERSIONS = (3, 5)
+_LEAVE_VERSIONS = {"min_version": 3, "max_version": 5}
 """From the first one that takes static members out (KIP-345)."""
 _LEAVE_REASON = "the application is reset"
 _ONGOING = "Ongoing"
@@ -366,7 +343,7 @@ class ClusterAdmin:
             ]
             if not todo:
                 return
-            request = CreateTopicsRequest(
+            request = admin_api.CreateTopicsRequest(
                 topics=todo, timeout_ms=int(left * 1000), validate_only=False
             )
             refused: list[RefusedError] = []
@@ -388,8 +365,8 @@ class ClusterAdmin:
         wanted = sorted(set(names))
 
         async def once(link: BrokerLink, left: float) -> None:
-            state = DeleteTopicsRequest.DeleteTopicState
-            request = DeleteTopicsRequest(
+            state = admin_api.DeleteTopicsRequest.DeleteTopicState
+            request = admin_api.DeleteTopicsRequest(
                 topics=[state(name=name) for name in wanted],
                 topic_names=wanted,
                 timeout_ms=int(left * 1000),
@@ -410,7 +387,7 @@ class ClusterAdmin:
         async def once(link: BrokerLink, left: float) -> None:
             def request(logs: Sequence[TopicPartition]) -> Any:
                 topics = by_topic(logs, lambda tp: (tp.partition, before[tp]))
-                return DeleteRecordsRequest(topics=topics, timeout_ms=int(left * 1000))
+                return admin_api.DeleteRecordsRequest(topics=topics, timeout_ms=int(left * 1000))
 
             _, refused = await _of_leaders(link, before, request, lambda one: None, left)
             if refused:
@@ -489,9 +466,9 @@ class ClusterAdmin:
         wanted = list(dict.fromkeys(partitions))
 
         def request(logs: Sequence[TopicPartition]) -> Any:
-            return ListOffsetsRequest(
+            return consumer_api.ListOffsetsRequest(
                 replica_id=-1,
-                isolation_level=_ISOLATION[isolation].value,
+                isolation_level=consumer_api.IsolationLevel[isolation.upper()].value,
                 topics=by_topic(logs, lambda tp: (tp.partition, _NO_EPOCH, at)),
                 min_version=_NEWEST_VERSION if at == _NEWEST else _EPOCHS_VERSION,
             )
@@ -528,7 +505,7 @@ class ClusterAdmin:
         """
         if partitions is not None and not partitions:
             return {}
-        request = OffsetFetchRequest(
+        request = consumer_api.OffsetFetchRequest(
             group_id=group,
             topics=None if partitions is None else by_topic(partitions),
             require_stable=stable,
@@ -562,7 +539,7 @@ class ClusterAdmin:
     ) -> tuple[MemberDescription, ...]:
         """A group's members, none for a group that nobody is in. ``settled``: none while it is
         rebalanced."""
-        request = DescribeGroupsRequest(
+        request = admin_api.DescribeGroupsRequest(
             groups=[group], include_authorized_operations=False, max_version=_DESCRIBE_VERSION
         )
 
@@ -585,7 +562,7 @@ class ClusterAdmin:
         """The consumer groups of the cluster that may be seen."""
 
         async def once(link: BrokerLink, left: float) -> frozenset[str]:
-            answers = await _of_every_broker(link, ListGroupsRequest(min_version=0), left)
+            answers = await _of_every_broker(link, admin_api.ListGroupsRequest(min_version=0), left)
             return frozenset(str(one.group_id) for answer in answers for one in answer.groups)
 
         return self._retry(once, timeout_s, "listing the groups")
@@ -596,16 +573,15 @@ class ClusterAdmin:
         """Take members out of the group, static ones too (KIP-443); one that has left meanwhile is
         no error. One that lives joins again."""
         leaving = [
-            LeaveGroupRequest.MemberIdentity(
+            consumer_api.LeaveGroupRequest.MemberIdentity(
                 member_id="" if one.instance_id else one.member_id,
                 group_instance_id=one.instance_id,
                 reason=_LEAVE_REASON,
             )
             for one in members
         ]
-        first, last = _LEAVE_VERSIONS
-        request = LeaveGroupRequest(
-            group_id=group, member_id="", members=leaving, min_version=first, max_version=last
+        request = consumer_api.LeaveGroupRequest(
+            group_id=group, member_id="", members=leaving, **_LEAVE_VERSIONS
         )
 
         async def once(link: BrokerLink, left: float) -> None:
@@ -626,8 +602,7 @@ class ClusterAdmin:
         """Commit for a group without members, all in one request (KIP-171); ``metadata`` stands
         beside each. TaskMigratedError or GenerationChanged where somebody is in the group."""
         text = metadata + "\0"  # for clients that read a C string
-        first, last = _COMMIT_VERSIONS
-        request = OffsetCommitRequest(
+        request = consumer_api.OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=-1,
             member_id="",
@@ -636,8 +611,7 @@ class ClusterAdmin:
             topics=by_topic(
                 sorted(offsets), lambda tp: (tp.partition, offsets[tp], _NO_EPOCH, text)
             ),
-            min_version=first,
-            max_version=last,
+            **_COMMIT_VERSIONS,
         )
 
         async def once(link: BrokerLink, left: float) -> None:
@@ -651,7 +625,9 @@ class ClusterAdmin:
 
     def open_transactions(self) -> set[str]:
         """Transactional ids with an ongoing transaction, over all brokers (KIP-664)."""
-        request = ListTransactionsRequest(state_filters=[_ONGOING], producer_id_filters=[])
+        request = admin_api.ListTransactionsRequest(
+            state_filters=[_ONGOING], producer_id_filters=[]
+        )
 
         async def once(link: BrokerLink, left: float) -> set[str]:
             answers = await _of_every_broker(link, request, left)
@@ -767,8 +743,8 @@ def _of_logs(answer: Any) -> Iterator[tuple[TopicPartition, Any]]:
 
 
 def _member(one: Any, stable: bool) -> MemberDescription:
-    sent = ConsumerProtocolSubscription.decode(one.member_metadata) if stable else None
-    got = ConsumerProtocolAssignment.decode(one.member_assignment) if stable else None
+    sent = consumer_api.ConsumerProtocolSubscription.decode(one.member_metadata) if stable else None
+    got = consumer_api.ConsumerProtocolAssignment.decode(one.member_assignment) if stable else None
     return MemberDescription(
         member_id=str(one.member_id),
         client_id=str(one.client_id),
@@ -801,7 +777,7 @@ def _existing(answer: Any) -> list[Any]:
 async def _configs(
     link: BrokerLink, node: int, kind: int, names: Sequence[str], left: float
 ) -> dict[str, dict[str, str]]:
-    request = DescribeConfigsRequest(
+    request = admin_api.DescribeConfigsRequest(
         resources=[(kind, name, None) for name in names],
         include_synonyms=False,
         include_documentation=False,
@@ -843,7 +819,7 @@ async def transaction_states(
     found: dict[str, TransactionState] = {}
     lost: LinkLostError | None = None
     for node, mine in of_node.items():
-        request = DescribeTransactionsRequest(transactional_ids=mine)
+        request = admin_api.DescribeTransactionsRequest(transactional_ids=mine)
         try:
             states = (await link.send(node, request, left)).transaction_states
         except LinkLostError as failure:
