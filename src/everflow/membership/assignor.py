@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ from everflow.assignment.cluster_state import (
     AssignmentRules,
     ClusterState,
     Member,
+    MemberFacts,
     TaskInfo,
     owners_of,
     tasks_of,
@@ -534,19 +535,8 @@ def _group_error(
 
 
 def _member(member_id: str, data: UserData) -> Member:
-    return Member(
-        member_id=member_id,
-        process_id=data.process_id,
-        owned=data.owned,
-        generation=data.generation,
-        threads=data.threads,
-        offset_sums=data.offset_sums,
-        rack=data.rack,
-        tags=data.tags,
-        endpoint=data.endpoint,
-        draining=data.draining,
-        instance_id=data.instance_id,
-    )
+    facts = {one.name: getattr(data, one.name) for one in fields(MemberFacts)}
+    return Member(member_id=member_id, **facts)
 
 
 def known_of(cluster: ClusterState, decided: Assignment) -> Known:
