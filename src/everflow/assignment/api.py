@@ -127,17 +127,13 @@ class TaskAssignor(Protocol):
         """Told what became of the answer: an `AssignmentError` or none."""
 
 
-Run = Callable[[str, Callable[[], object]], None]
+Run = Callable[[str, Callable[[], object]], object]
 """How the user's code is run: (who, the call). It raises what the call raises, and may refuse to
 wait for it."""
 
 
-def _run_here(name: str, call: Callable[[], object]) -> None:
-    call()
-
-
 def decide_with(
-    assignor: TaskAssignor, run: Run = _run_here
+    assignor: TaskAssignor, run: Run = lambda _, call: call()
 ) -> Callable[[ClusterState], Assignment]:
     """``assignor`` in the place of ``assignor.assign``; where it fails, or its answer breaks a rule
     (``validate``), everyone keeps what it has (``prior_placement``), and an error is logged each

@@ -74,18 +74,9 @@ def wishes(
     return answer
 
 
-@dataclass(frozen=True)
-class Share:
-    """An even deal, by member id: ``least`` for everyone, and one more for ``extra`` of those in
-    ``open``.
-
-    Who of equals gets one more is left to who holds it, or its state, already: a fixed choice would
-    move tasks for nothing.
-    """
-
-    least: Mapping[str, int]
-    open: frozenset[str]
-    extra: int
+_Share = tuple[list[int], list[bool], int]
+"""What of `Seats` an even deal decides: ``least``, ``open``, ``extra``. Who of equals gets one more
+is left to who holds it, or its state, already: a fixed choice would move tasks for nothing."""
 
 
 def in_turn(
@@ -174,9 +165,8 @@ def exchanged_actives(cluster: ClusterState, placed: Mapping[TaskId, str]) -> di
         groups[cluster.tasks[task].stateful, index].append(task)
     exchanged: dict[TaskId, str] = {}
     for _, part in sorted(groups.items()):
-        share = Share(
-            {one: len(tasks.intersection(part)) for one, tasks in owned.items()}, frozenset(), 0
-        )
+        numbers = [len(owned[member.member_id].intersection(part)) for member in members]
+        share = numbers, [False] * len(members), 0
         exchanged.update(_deal(as_placed, part, members, share, lags))
     return exchanged
 
@@ -205,13 +195,13 @@ def _deal_all(
 
 def _share(
     total: int, members: Sequence[Member], base: Mapping[str, int], *, each_alone: bool
-) -> Share:
+) -> _Share:
     """Always one more for the least loaded per thread; the last ones stay open among equals."""
-    numbers = {member.member_id: 0 for member in members}
+    numbers = [0] * len(members)
 
     def entry(place: int) -> tuple[tuple[float, float], int]:
         member = members[place]
-        here = numbers[member.member_id]
+        here = numbers[place]
         load = (here + base.get(member.member_id, 0)) / member.threads
         return ((here / member.threads if each_alone else load, load), place)
 
@@ -224,30 +214,26 @@ def _share(
         if load != level:
             level, last = load, []
         last.append(place)
-        numbers[members[place].member_id] += 1
+        numbers[place] += 1
         heapq.heapreplace(heap, entry(place))
     for place in last:
-        numbers[members[place].member_id] -= 1
+        numbers[place] -= 1
     equals = {*last, *(place for load, place in heap if load == level)}
-    return Share(numbers, frozenset(members[place].member_id for place in equals), len(last))
+    return numbers, [place in equals for place in range(len(members))], len(last)
 
 
 def _deal(
     cluster: ClusterState,
     tasks: Sequence[TaskId],
     members: Sequence[Member],
-    share: Share,
+    share: _Share,
     lags: Lags,
 ) -> dict[TaskId, str]:
     """The cheapest placement; tasks that nobody in their rack has anything of are dealt in turn
     there."""
     racks = RackCosts.of(cluster, members) or RackCosts.none(members)
     rack_of = [racks.rack_of[member.member_id] for member in members]
-    least = [share.least[member.member_id] for member in members]
-    seats = Seats(
-        rack_of, least, [member.member_id in share.open for member in members], share.extra
-    )
-    placed = cheapest(wishes(cluster, tasks, members, racks, lags), seats)
+    placed = cheapest(wishes(cluster, tasks, members, racks, lags), Seats(rack_of, *share))
     dealt = {tasks[at]: members[place].member_id for at, place in placed.member.items()}
     for rack in range(len(racks.racks)):
         left = {
