@@ -13,7 +13,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -94,42 +94,31 @@ class _Waiting:
     frame: bytes | None = None
 
 
+@dataclass(eq=False)
 class Deliveries:
     """Batches on their way. On the loop of ``link``, owned by one thread."""
 
-    def __init__(
-        self,
-        link: BrokerLink,
-        transactions: Transactions,
-        settings: WriterSettings,
-        transactional_id: str | None,
-    ) -> None:
-        self._link = link
-        self._transactions = transactions
-        self._settings = settings
-        self._transactional_id = transactional_id
-        self._queues: dict[TopicPartition, deque[_Waiting]] = {}
-        self._sequences: dict[TopicPartition, int] = {}
-        self._epoch: tuple[int, int] = (-1, -1)
-        self._stale: set[str] = set()
-        self._unknown_since: dict[TopicPartition, float] = {}
-        self._sending = False
-        self._stopped = False
-        self.bytes = 0
-        """The bytes that are not yet delivered."""
-        self.failure: Undelivered | None = None
-        self.positions: dict[TopicPartition, int] = {}
-        """Next offset (last delivered + 1) of each partition since ``begin``."""
-
-    @property
-    def settled(self) -> bool:
-        """Nothing is under way, nothing will be."""
-        return not self._sending
+    link: BrokerLink
+    transactions: Transactions
+    settings: WriterSettings = field(repr=False)
+    _queues: dict[TopicPartition, deque[_Waiting]] = field(default_factory=dict, init=False)
+    _sequences: dict[TopicPartition, int] = field(default_factory=dict, init=False)
+    _epoch: tuple[int, int] = field(default=(-1, -1), init=False)
+    _stale: set[str] = field(default_factory=set, init=False)
+    _unknown_since: dict[TopicPartition, float] = field(default_factory=dict, init=False)
+    _stopped: bool = field(default=False, init=False)
+    sending: bool = field(default=False, init=False)
+    """Something is under way, or will be."""
+    waiting_bytes: int = field(default=0, init=False)
+    """The bytes that are not yet delivered."""
+    failure: Undelivered | None = field(default=None, init=False)
+    positions: dict[TopicPartition, int] = field(default_factory=dict, init=False)
+    """Next offset (last delivered + 1) of each partition since ``begin``."""
 
     @property
     def done(self) -> bool:
         """Everything is delivered."""
-        return not self._queues and not self._sending
+        return not self._queues and not self.sending
 
     @property
     def left(self) -> int:
@@ -138,12 +127,12 @@ class Deliveries:
 
     def begin(self) -> None:
         """A new batch of the caller: forget the one before; nothing may be under way."""
-        assert not self._sending
+        assert not self.sending
         self._queues.clear()
         self._unknown_since.clear()
         self.positions.clear()
-        self.bytes, self.failure, self._stopped = 0, None, False
-        producer = self._transactions.producer
+        self.waiting_bytes, self.failure, self._stopped = 0, None, False
+        producer = self.transactions.producer
         if self._epoch != (producer.producer_id, producer.epoch):
             self._epoch = (producer.producer_id, producer.epoch)
             self._sequences.clear()
@@ -153,16 +142,16 @@ class Deliveries:
         sequence = self._sequences.get(tp, 0)
         self._sequences[tp] = (sequence + len(records)) % _SEQUENCES
         self._queues.setdefault(tp, deque()).append(_Waiting(records, sequence))
-        self.bytes += records.body.size
+        self.waiting_bytes += records.body.size
 
     def start(self) -> None:
         """Send what waits, whenever the loop turns."""
-        if self._queues and not self._sending and not self._stopped and self.failure is None:
-            self._sending = True
-            self._link.start(self._send)
+        if self._queues and not self.sending and not self._stopped and self.failure is None:
+            self.sending = True
+            self.link.start(self._send)
 
     def stop(self) -> None:
-        """Send nothing more; what is under way ends (`settled`)."""
+        """Send nothing more; what is under way ends (`sending`)."""
         self._stopped = True
 
     # --- inside -----------------------------------------------------------------------------------
@@ -171,17 +160,17 @@ class Deliveries:
         pause_s = _FIRST_PAUSE_S
         try:
             while self._queues and not self._stopped and self.failure is None:
-                before = self.bytes
+                before = self.waiting_bytes
                 await self._round()
-                if self.bytes < before:
+                if self.waiting_bytes < before:
                     pause_s = _FIRST_PAUSE_S
                 elif self.failure is None:
-                    await self._link.pause(pause_s)
+                    await self.link.pause(pause_s)
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
         except (RefusedError, OutOfTimeError) as failure:
             self._fail(next(iter(self._queues)), broker_code(failure), str(failure))
         finally:
-            self._sending = False
+            self.sending = False
 
     async def _round(self) -> None:
         """The first batches of all partitions, one request to each leader."""
@@ -189,8 +178,8 @@ class Deliveries:
         if not by_leader:
             return
         chosen = [tp for leaders in by_leader.values() for tp in leaders]
-        deadline = self._link.now() + self._settings.topic_wait_ms / 1000
-        refused = await self._transactions.add(chosen, deadline)
+        deadline = self.link.now() + self.settings.topic_wait_ms / 1000
+        refused = await self.transactions.add(chosen, deadline)
         for tp, code in refused.items():
             self._refused(tp, code, "")
         if refused:
@@ -202,25 +191,25 @@ class Deliveries:
             try:
                 self._told(partitions, await answer)
             except LinkLostError:
-                self._transactions.taint()
+                self.transactions.taint()
                 self._stale.update(tp.topic for tp in partitions)
 
     async def _by_leader(self) -> dict[int, list[TopicPartition]]:
         topics = {tp.topic for tp in self._queues}
-        unknown = {tp.topic for tp in self._queues if self._link.leader(tp) is None}
+        unknown = {tp.topic for tp in self._queues if self.link.leader(tp) is None}
         self._stale = (unknown | self._stale) & topics
         try:
             for topic in sorted(self._stale):
-                await self._link.refresh(topic)
+                await self.link.refresh(topic)
             self._stale.clear()
         except LinkLostError:
             return {}  # no broker can be reached: who waits has a deadline
         found: dict[int, list[TopicPartition]] = {}
         sizes: dict[int, int] = {}
         for tp, queue in self._queues.items():
-            node = self._link.leader(tp)
+            node = self.link.leader(tp)
             if node is None:
-                code = TOPIC_FORBIDDEN if self._link.forbidden(tp.topic) else UNKNOWN_TOPIC
+                code = TOPIC_FORBIDDEN if self.link.forbidden(tp.topic) else UNKNOWN_TOPIC
                 self._refused(tp, code, "")
                 continue
             size = queue[0].records.body.size
@@ -231,24 +220,24 @@ class Deliveries:
 
     def _answer(self, node: int, partitions: list[TopicPartition]) -> Awaitable[Any]:
         data = by_topic(partitions, lambda tp: (tp.partition, self._frame(self._queues[tp][0])))
-        old = self._transactional_id is not None and not self._transactions.second_part
+        old = self.transactions.id is not None and not self.transactions.second_part
         request = ProduceRequest(
-            transactional_id=self._transactional_id,
+            transactional_id=self.transactions.id,
             acks=_ALL_REPLICAS,
-            timeout_ms=self._settings.answer_timeout_ms,
+            timeout_ms=self.settings.answer_timeout_ms,
             topic_data=data,
             max_version=_NEWEST_BEFORE_SECOND_PART if old else _NEWEST,
         )
-        return self._link.started(lambda: self._link.send(node, request))
+        return self.link.started(lambda: self.link.send(node, request))
 
     def _frame(self, waiting: _Waiting) -> bytes:
         if waiting.frame is None:
             waiting.frame = framed(
                 waiting.records,
-                self._transactions.producer,
+                self.transactions.producer,
                 waiting.sequence,
-                self._settings.codec,
-                self._settings.level,
+                self.settings.codec,
+                self.settings.level,
             )
         return waiting.frame
 
@@ -278,7 +267,7 @@ class Deliveries:
         self._unknown_since.pop(tp, None)
         queue = self._queues[tp]
         waiting = queue.popleft()
-        self.bytes -= waiting.records.body.size
+        self.waiting_bytes -= waiting.records.body.size
         if not queue:
             del self._queues[tp]
         self.positions[tp] = base_offset + len(waiting.records)
@@ -288,15 +277,15 @@ class Deliveries:
         if code in (TOO_LARGE, LIST_TOO_LARGE) and len(waiting.records) > 1:
             self._split(tp)
         elif code == UNKNOWN_TOPIC:
-            since = self._unknown_since.setdefault(tp, self._link.now())
+            since = self._unknown_since.setdefault(tp, self.link.now())
             self._stale.add(tp.topic)
-            if (self._link.now() - since) * 1000 >= self._settings.topic_wait_ms:
+            if (self.link.now() - since) * 1000 >= self.settings.topic_wait_ms:
                 self._fail(tp, code, text)
         elif code == CORRUPT or passes(code):
             if code in _OTHER_LEADER:
                 self._stale.add(tp.topic)
             elif code == CONCURRENT:
-                self._transactions.held()
+                self.transactions.held()
         else:
             self._fail(tp, code, text)
 
@@ -325,7 +314,7 @@ class Deliveries:
         self._queues[tp].extendleft(
             [_Waiting(halves[1], sequence), _Waiting(halves[0], waiting.sequence)]
         )
-        self.bytes += sum(half.body.size for half in halves) - waiting.records.body.size
+        self.waiting_bytes += sum(half.body.size for half in halves) - waiting.records.body.size
 
     def _fail(self, tp: TopicPartition, code: int | None, text: str) -> None:
         if self.failure is None:
@@ -405,9 +394,7 @@ class RecordWriter:
         self._transactions = Transactions(
             self._link, transactional_id, self._settings.transaction_timeout_ms
         )
-        self._deliveries = Deliveries(
-            self._link, self._transactions, self._settings, transactional_id
-        )
+        self._deliveries = Deliveries(self._link, self._transactions, self._settings)
         self._random = random.Random()
         try:
             self._run("starting", _INIT_TIMEOUT_S, self._transactions.start)
@@ -566,7 +553,7 @@ class RecordWriter:
         deadline = self._link.now() + timeout_s
         self._pieces.clear()
         self._deliveries.stop()
-        while not self._deliveries.settled:
+        while self._deliveries.sending:
             # A record that arrives after the end of its transaction would belong to none.
             if self._link.now() >= deadline:
                 late = f"{self._name}: aborting: records are still under way after {timeout_s:g} s"
@@ -590,7 +577,7 @@ class RecordWriter:
         Waits a second at most for what is under way."""
         self._deliveries.stop()
         deadline = self._link.now() + _CLOSE_S
-        while not self._deliveries.settled and self._link.now() < deadline:
+        while self._deliveries.sending and self._link.now() < deadline:
             self._link.turn(_CLOSE_S / 10)
         self._end()
 
@@ -633,7 +620,7 @@ class RecordWriter:
             owners += [number] * len(found)
         for number, records in zip(owners, encode(columns, ends), strict=True):
             self._deliveries.put(TopicPartition(topic, number), records)
-        if self._deliveries.bytes >= _SENT_EARLY_BYTES:
+        if self._deliveries.waiting_bytes >= _SENT_EARLY_BYTES:
             self._deliveries.start()
             self._link.push()
         self._wait_for_room(topic)
@@ -641,7 +628,7 @@ class RecordWriter:
     def _wait_for_room(self, topic: str) -> None:
         deadline = self._link.now() + _ROOM_TIMEOUT_S
         self._check()
-        while self._deliveries.bytes > self._settings.queue_bytes:
+        while self._deliveries.waiting_bytes > self._settings.queue_bytes:
             self._deliveries.start()
             self._link.turn(_TURN_S)
             self._check()

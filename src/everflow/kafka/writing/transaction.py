@@ -97,7 +97,7 @@ class Transactions:
     def __init__(self, link: BrokerLink, transactional_id: str | None, timeout_ms: int) -> None:
         """``timeout_ms``: after which the broker aborts."""
         self._link = link
-        self._id = transactional_id
+        self.id = transactional_id
         self._timeout_ms = timeout_ms
         self._bumps = False
         self._tainted = False
@@ -126,7 +126,7 @@ class Transactions:
     async def start(self, deadline: float) -> None:
         """End what another producer left open under the id, and take its place: its epoch is raised
         (it is fenced). Raises RefusedError, LinkLostError, OutOfTimeError."""
-        if self._id is not None:
+        if self.id is not None:
             self._bumps = await self._version(deadline) >= SECOND_PART
         await self._init(deadline, Producer(-1, -1, True))
 
@@ -138,7 +138,7 @@ class Transactions:
         if self._tainted:
             await self._init(deadline, self.producer)
             self._tainted = False
-            self.renewals += self._id is not None
+            self.renewals += self.id is not None
         self._begun = self._link.now()
         self._touched = False
         self._added.clear()
@@ -160,7 +160,7 @@ class Transactions:
         were refused for now. With the second part nothing is asked. Raises as ``start``."""
         self._touched = True
         new = sorted(tp for tp in partitions if tp not in self._added)
-        if self._id is None or self._bumps or not new:
+        if self.id is None or self._bumps or not new:
             return {}
         refused: dict[TopicPartition, int] = {}
 
@@ -176,7 +176,7 @@ class Transactions:
 
         await self._ask(
             lambda: AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id=self._id,
+                v3_and_below_transactional_id=self.id,
                 v3_and_below_producer_id=self.producer.producer_id,
                 v3_and_below_producer_epoch=self.producer.epoch,
                 v3_and_below_topics=by_topic(new),
@@ -198,12 +198,12 @@ class Transactions:
     ) -> None:
         """Add (topic, partition, next offset, metadata text) of the member's group. Raises as
         ``start``."""
-        assert self._id is not None
+        assert self.id is not None
         self._touched = True
         if not self._bumps:
             await self._ask(
                 lambda: AddOffsetsToTxnRequest(
-                    transactional_id=self._id,
+                    transactional_id=self.id,
                     producer_id=self.producer.producer_id,
                     producer_epoch=self.producer.epoch,
                     group_id=member.group,
@@ -218,7 +218,7 @@ class Transactions:
         }
         await self._ask(
             lambda: TxnOffsetCommitRequest(
-                transactional_id=self._id,
+                transactional_id=self.id,
                 group_id=member.group,
                 producer_id=self.producer.producer_id,
                 producer_epoch=self.producer.epoch,
@@ -242,13 +242,13 @@ class Transactions:
         Raises:
             OutcomeUnknownError: a commit may have taken place. Else as ``start``: it has not.
         """
-        if self._id is None or not self._touched:
+        if self.id is None or not self._touched:
             return
         unanswered: list[LinkLostError] = []
         try:
             answer = await self._ask(
                 lambda: EndTxnRequest(
-                    transactional_id=self._id,
+                    transactional_id=self.id,
                     producer_id=self.producer.producer_id,
                     producer_epoch=self.producer.epoch,
                     committed=committed,
@@ -282,7 +282,7 @@ class Transactions:
     async def _init(self, deadline: float, known: Producer) -> None:
         answer = await self._ask(
             lambda: InitProducerIdRequest(
-                transactional_id=self._id,
+                transactional_id=self.id,
                 transaction_timeout_ms=self._timeout_ms,
                 producer_id=known.producer_id,
                 producer_epoch=known.epoch,
@@ -310,7 +310,7 @@ class Transactions:
         one: of any broker), asked for until the deadline while the error is a passing one. Requests
         that were sent and have no answer are added to ``unanswered``."""
         kind: CoordinatorKind = "transaction" if group is None else "group"
-        key = self._id if group is None else group
+        key = self.id if group is None else group
         pauses = _Pauses(deadline)
         while True:
             failure: RefusedError | LinkLostError
