@@ -31,10 +31,10 @@ from everflow.errors import (
 )
 from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings
 from everflow.membership.assignor import Identity, MemberAssignor
-from everflow.membership.follow_ups import GATHER_MS
 from everflow.membership.member import (
     CLASH_MARGIN_MS,
     FINISHING_MS,
+    GATHER_MS,
     METADATA_TIMEOUT_MS,
     SPREADS_MS,
     Assigned,
