@@ -300,13 +300,15 @@ class ClusterRecoveryPorts:
         self, partitions: Sequence[TopicPartition], *, known: bool = False
     ) -> Mapping[TopicPartition, int]:
         if known:
-            return self.given.admin.known_starts(partitions, KNOWN_STARTS_S)
+            return self.given.admin.list_offsets(
+                partitions, "earliest", "read_uncommitted", KNOWN_STARTS_S, whole=False
+            )
         return self.given.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
     def offsets_since(
         self, partitions: Sequence[TopicPartition], time_ms: int
     ) -> Mapping[TopicPartition, int]:
-        return self.given.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
+        return self.given.admin.list_offsets(partitions, time_ms, "read_uncommitted")
 
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
@@ -508,7 +510,7 @@ class ClusterPorts:
 
     def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         try:
-            ends = self._admin.known_ends(applied, "read_uncommitted")
+            ends = self._admin.list_offsets(applied, "latest", "read_uncommitted", whole=False)
         except EverflowError as error:
             log.info("The committed offsets noted in the stores are not used: %s", error)
             return {}
@@ -586,7 +588,9 @@ class ClusterPorts:
             self._ids_of,
         )
         return EndOffsets(
-            lambda asked: admin.known_ends(asked, self._dependencies.isolation),
+            lambda asked: admin.list_offsets(
+                asked, "latest", self._dependencies.isolation, whole=False
+            ),
             self._clock,
             config.poll_interval_ms,
             shrunk,

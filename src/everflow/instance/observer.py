@@ -296,7 +296,9 @@ class Observer:
             self.count_members = lambda: len(admin.client_ids(group))
         if admin is not None and exactly_once:
             facts = self._brokers = BrokerFacts(
-                known_ends=admin.known_ends,
+                known_ends=lambda logs, isolation: admin.list_offsets(
+                    logs, "latest", isolation, whole=False
+                ),
                 transactions=admin.transactions,
                 inputs=lambda: _inputs(self.instance()),
                 ids=lambda: _writers(self.instance()),

@@ -42,8 +42,9 @@ from everflow.records import CommittedOffset, TopicPartition, by_topic
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
 
-_EARLIEST, _LATEST, _NEWEST = -2, -1, -3
-"""In place of a time; KIP-734 has the third."""
+_AT = {"earliest": -2, "latest": -1}
+_NEWEST = -3
+"""In place of a time; KIP-734 has the last one."""
 _NEWEST_VERSION, _EPOCHS_VERSION = 7, 4
 """Of the requests for offsets, from which they may ask for it."""
 _NO_EPOCH = -1
@@ -401,13 +402,20 @@ class ClusterAdmin:
     def list_offsets(
         self,
         partitions: Iterable[TopicPartition],
-        which: Literal["earliest", "latest"],
+        which: Literal["earliest", "latest"] | int,
         isolation: Isolation,
         timeout_s: float = _REQUEST_S,
+        *,
+        whole: bool = True,
     ) -> dict[TopicPartition, int]:
-        """Start or end of each log; ``latest`` under read_committed is the last stable offset."""
-        at = _EARLIEST if which == "earliest" else _LATEST
-        return self._list(partitions, at, isolation, timeout_s)
+        """Start or end of each log (``latest`` under read_committed is the last stable offset), or
+        its first offset at or after a time in ms: -1 where there is none (the caller takes the end).
+
+        ``whole``: an answer for all of them, or none; False: of those whose leaders answer within a
+        second, RetriableError where none does.
+        """
+        at = _AT[which] if isinstance(which, str) else which
+        return self._list(partitions, at, isolation, timeout_s, whole=whole)
 
     def end_offsets(
         self,
@@ -417,20 +425,7 @@ class ClusterAdmin:
     ) -> dict[TopicPartition, int]:
         """Ends of the logs in one request per leader, about a millisecond: made to be polled from
         one thread."""
-        return self._list(partitions, _LATEST, isolation, timeout_s)
-
-    def known_ends(
-        self, partitions: Iterable[TopicPartition], isolation: Isolation
-    ) -> dict[TopicPartition, int]:
-        """Ends of the logs whose leaders answer within a second; as `end_offsets` where none
-        does."""
-        return self._list(partitions, _LATEST, isolation, _REQUEST_S, whole=False)
-
-    def known_starts(
-        self, partitions: Iterable[TopicPartition], timeout_s: float
-    ) -> dict[TopicPartition, int]:
-        """Starts of the logs whose leaders answer; RetriableError where none does."""
-        return self._list(partitions, _EARLIEST, "read_uncommitted", timeout_s, whole=False)
+        return self.list_offsets(partitions, "latest", isolation, timeout_s)
 
     def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The latest record time of each log that has one, in ms (KIP-734). FatalError where the
@@ -439,17 +434,6 @@ class ClusterAdmin:
             partitions, _NEWEST, "read_uncommitted", _REQUEST_S, value=lambda one: one.timestamp
         )
         return {tp: at for tp, at in found.items() if at >= 0}
-
-    def offsets_for_time(
-        self,
-        partitions: Iterable[TopicPartition],
-        time_ms: int,
-        isolation: Isolation,
-        timeout_s: float = _REQUEST_S,
-    ) -> dict[TopicPartition, int]:
-        """First offset at or after ``time_ms`` per partition; -1 where there is none (the caller
-        takes the end)."""
-        return self._list(partitions, time_ms, isolation, timeout_s)
 
     def _list(
         self,
@@ -461,8 +445,7 @@ class ClusterAdmin:
         whole: bool = True,
         value: Callable[[Any], int] = lambda one: int(one.offset),
     ) -> dict[TopicPartition, int]:
-        """``whole``: an answer for all of them, or none. A leader that does not answer hides no
-        other's answer."""
+        """As `list_offsets`. A leader that does not answer hides no other's answer."""
         wanted = list(dict.fromkeys(partitions))
 
         def request(logs: Sequence[TopicPartition]) -> Any:

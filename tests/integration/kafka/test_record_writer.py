@@ -77,8 +77,8 @@ def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset
         return admin.transactions([name, never])
 
     def held() -> int:
-        written = admin.known_ends([tp], "read_uncommitted")
-        return written[tp] - admin.known_ends([tp], "read_committed")[tp]
+        written = admin.list_offsets([tp], "latest", "read_uncommitted", whole=False)
+        return written[tp] - admin.list_offsets([tp], "latest", "read_committed", whole=False)[tp]
 
     try:
         assert told() == {name: TransactionState("Empty"), never: TransactionState("")}
