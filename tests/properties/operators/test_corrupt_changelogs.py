@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import DamagedEntryError
 from everflow.instance.restore.restoration import RestoreJob, restore
 from everflow.instance.restore.restore_plan import RestorePlan

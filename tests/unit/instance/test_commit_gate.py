@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from everflow import sockets
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import FatalError, SetupError
 from everflow.instance.commit_gate import (
     CommitGate,

@@ -15,7 +15,7 @@ import pytest
 
 from everflow import KafkaStreams, StreamsBuilder
 from everflow.assignment.cluster_state import AssignmentRules
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, StateLockedError, TaskTimeoutError
 from everflow.instance.client_state import ClientState

@@ -19,7 +19,7 @@ from everflow.assignment.user_data import (
     digest,
     encode_assignment,
 )
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import (
     AssignmentFailedError,
     FatalError,

@@ -27,7 +27,7 @@ from everflow.assignment.user_data import (
     digest,
     encode,
 )
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.kafka.group_channel import Given
 from everflow.membership.assignor import (
     METADATA_RETRY_MS,

@@ -11,7 +11,7 @@ import pytest
 
 from everflow import metrics as names
 from everflow import serdes
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.columns.key_partitions import BY_HASH, CRC32, MURMUR2, key_partitions
 from everflow.errors import RetriableError
 from everflow.instance.thread.batch_counts import BatchCounts, misplaced_keys

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers, Response
 from everflow.instance.thread.batch_counts import BatchCounts

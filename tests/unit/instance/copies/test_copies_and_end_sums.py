@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.copies.known_copies import AtRest, Copies
 from everflow.instance.copies.state_updater import FollowedTask

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock, Running
+from everflow.clock import Running
+from unit.manual_clock import ManualClock
 from everflow.errors import TableLoadError
 from everflow.instance.copies.global_tables import CHECKED_EVERY_MS, LoadedTables
 from everflow.records import TaskId

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.instance.copies.known_copies import (
     SETTLE_MS,
     Copies,

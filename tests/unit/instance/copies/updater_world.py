@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from everflow.clock import Clock, ManualClock
+from everflow.clock import Clock
+from unit.manual_clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.copies.state_updater import BUDGETS, StateUpdater, UpdaterServices
 from everflow.instance.restore.listeners import RestoreProgress, RestoreTracker, SuspendReason

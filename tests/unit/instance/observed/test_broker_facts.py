@@ -13,7 +13,7 @@ import trustme
 
 from everflow import StreamsBuilder
 from everflow.assignment.user_data import digest
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, RetriableError
 from everflow.instance.observer import (

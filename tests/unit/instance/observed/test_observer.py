@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everflow import metrics as names
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import EverflowError
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import TaskStatus

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from everflow import serdes
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.instance.client_state import ClientState
 from everflow.instance.query.queries import (
     Hosts,

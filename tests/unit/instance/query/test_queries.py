@@ -22,7 +22,7 @@ from everflow.assignment.user_data import (
     encode,
     encode_assignment,
 )
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.client_state import ClientState
 from everflow.instance.query.queries import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import LogStartMovedError, StoreMismatchError
 from everflow.instance.restore.listeners import RestoreProgress
 from everflow.instance.restore.restoration import (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import FatalError, OffsetsExpiredError, OffsetsWentBackError, RetriableError
 from everflow.instance.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.instance.restore.restore_plan import ChangelogState

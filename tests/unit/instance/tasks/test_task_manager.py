@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
 from everflow.instance.commit_gate import GateBook
 from everflow.instance.restore.listeners import SuspendReason

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.config import BatchLimits
 from everflow.instance.commit_gate import GateBook
 from everflow.instance.tasks.recovery import CommittedLowerBounds, Recovery

@@ -14,7 +14,8 @@ from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, TopologyError, serdes
 from everflow import metrics as names
-from everflow.clock import ManualClock, SystemClock
+from everflow.clock import SystemClock
+from unit.manual_clock import ManualClock
 from everflow.instance.thread.batch_counts import (
     HEAD_EVERY,
     BatchCounts,

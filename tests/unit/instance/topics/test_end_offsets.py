@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from everflow.clock import ManualClock, SystemClock
+from everflow.clock import SystemClock
+from unit.manual_clock import ManualClock
 from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.instance.topics.end_offsets import (
     BUSY_PERIOD_MS,

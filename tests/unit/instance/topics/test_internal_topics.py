@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 import pytest
 
 from everflow import StreamsBuilder
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import InternalTopicError, OffsetsExpiredError, RetriableError, TopologyError
 from everflow.instance.topics.end_offsets import RACKS_PERIOD_MS, PartitionRacks
 from everflow.instance.topics.internal_topics import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.errors import (
     EverflowError,
     FatalError,

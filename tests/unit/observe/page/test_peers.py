@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trustme
 
-from everflow.clock import ManualClock
+from unit.manual_clock import ManualClock
 from everflow.observe.observation import Observation, ObservedHost
 from everflow.observe.page.peers import (
     EVERY_MS,
