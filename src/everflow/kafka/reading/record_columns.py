@@ -50,18 +50,13 @@ class LogColumns:
         count = int(np.searchsorted(self.offsets, offset))
         if count == len(self):
             return self
-        return self.of(slice(0, count))
-
-    def of(self, chosen: slice) -> LogColumns:
-        """Some records that follow one another."""
-        start, stop, _ = chosen.indices(len(self))
         return LogColumns(
-            keys=self.keys[start:stop],
-            values=self.values[start:stop],
-            offsets=self.offsets[start:stop],
-            timestamps=self.timestamps[start:stop],
-            headers=None if self.headers is None else self.headers[start:stop],
-            unread={row - start: why for row, why in self.unread.items() if start <= row < stop},
+            keys=self.keys[:count],
+            values=self.values[:count],
+            offsets=self.offsets[:count],
+            timestamps=self.timestamps[:count],
+            headers=None if self.headers is None else self.headers[:count],
+            unread={row: why for row, why in self.unread.items() if row < count},
         )
 
     @staticmethod
