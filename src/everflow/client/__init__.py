@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from everflow.client import key_forms
+from everflow.client import direct, key_forms
 from everflow.errors import ConfigError, EverflowError
 from everflow.windows import Windowed
 
@@ -153,11 +153,8 @@ class Connections:
 
     def _connection(self, server: str) -> http.client.HTTPConnection:
         if server not in self._open:
-            self._open[server] = (
-                http.client.HTTPConnection(server, timeout=self._timeout_s)
-                if self._tls is None
-                else http.client.HTTPSConnection(server, timeout=self._timeout_s, context=self._tls)
-            )
+            scheme = "http" if self._tls is None else "https"
+            self._open[server] = direct.connection_to(scheme, server, self._timeout_s, self._tls)
         return self._open[server]
 
     def _drop(self, server: str) -> None:
