@@ -384,30 +384,23 @@ def _begin(data: bytes | None) -> bytes | None:
     return None if data is None else data[:SHOWN_BYTES]
 
 
-def no_source(topic: str, letter: DeadLetter) -> ConfigError:
-    """A letter cannot be replayed into the topic that it came from."""
-    return ConfigError(
-        f"dead letter {topic}-{letter.place} has no header {KAFKA_STREAMS}topic, so nobody knows "
-        f"which topic it came from. `everflow dlq replay {topic} --letter {letter.place} --to "
-        f"TOPIC` writes it into the one you name."
-    )
-
-
-def not_whole(topic: str, letter: DeadLetter) -> ConfigError:
-    """A letter that cannot be replayed, as it has not all of its record."""
-    return ConfigError(
-        f"dead letter {topic}-{letter.place} has not all of its record, which the topic did not "
-        f"take (left out: {letter.parts_left_out}). It is {letter.origin}: read it there, and "
-        f"write it again. For the next ones, raise max.message.bytes of {topic} and the "
-        f"application's producer.message.max.bytes by 25 kB: so much a letter tells of an error."
-    )
-
-
 def refusal(topic: str, letter: DeadLetter, target: str | None) -> ConfigError | None:
     """Why a letter cannot be replayed into ``target`` (None: where it came from); None: it can."""
     if letter.parts_left_out:
-        return not_whole(topic, letter)
-    return no_source(topic, letter) if target is None and letter.source is None else None
+        return ConfigError(
+            f"dead letter {topic}-{letter.place} has not all of its record, which the topic did "
+            f"not take (left out: {letter.parts_left_out}). It is {letter.origin}: read it there, "
+            f"and write it again. For the next ones, raise max.message.bytes of {topic} and the "
+            f"application's producer.message.max.bytes by 25 kB: so much a letter tells of an "
+            f"error."
+        )
+    if target is None and letter.source is None:
+        return ConfigError(
+            f"dead letter {topic}-{letter.place} has no header {KAFKA_STREAMS}topic, so nobody "
+            f"knows which topic it came from. `everflow dlq replay {topic} --letter "
+            f"{letter.place} --to TOPIC` writes it into the one you name."
+        )
+    return None
 
 
 @dataclass(frozen=True)

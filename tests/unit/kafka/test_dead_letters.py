@@ -15,7 +15,6 @@ from everflow.kafka.dead_letters import (
     RawLetter,
     letter_of,
     letters,
-    no_source,
     portions,
     refusal,
     sample_of,
@@ -148,7 +147,7 @@ def test_a_sample_has_the_beginning_of_what_is_large() -> None:
 def test_a_letter_of_others_may_not_say_where_it_came_from() -> None:
     plain = dead_letters.letter_of(RawLetter(LetterPlace(2, 17), 0, b"k", b"v", [("own", b"x")]))
     assert (plain.source, plain.source_partition) == (None, None)
-    text = str(no_source("dead", plain))
+    text = str(refusal("dead", plain, None))
     assert "dead-2@17" in text
     assert "`everflow dlq replay dead --letter 2@17 --to TOPIC`" in text
     for partition, wanted in ((b"3", 3), (b"", None), (b"-1", None), (b"three", None)):
