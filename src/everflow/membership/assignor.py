@@ -176,11 +176,6 @@ class Identity:
     topology: tuple[str, ...] = ()
 
 
-class LocalCopies(Protocol):
-    def offset_sums(self) -> Mapping[TaskId, int]:
-        """Of every copy whose task does not run active here. On the client's IO thread: no I/O."""
-
-
 class EndSums(Protocol):
     """Ends of the changelogs, for the leader."""
 
@@ -189,11 +184,6 @@ class EndSums(Protocol):
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """Per task; None without a fresh figure (X2)."""
-
-
-class PartitionRacks(Protocol):
-    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
-        """Racks per partition; what is not known is left out. Quick, no I/O."""
 
 
 class Claims(NamedTuple):
@@ -206,9 +196,11 @@ class Claims(NamedTuple):
 class MemberAssignor:
     """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO
     thread; no waiting. ``subtopologies``, ``changelogs``: index -> full names of topics; a
-    sub-topology without a changelog is stateless. ``max_delay_ms``: how long a lost member's tasks
-    wait for it. ``first_nonce``: two lives of an instance must not begin with the same.
-    ``latest_version``: of user data; lower ones are used while members need them."""
+    sub-topology without a changelog is stateless. ``offset_sums``: of every copy whose task does
+    not run active here; ``racks``: of partitions, as far as they are known; neither does I/O.
+    ``max_delay_ms``: how long a lost member's tasks wait for it. ``first_nonce``: two lives of an
+    instance must not begin with the same. ``latest_version``: of user data; lower ones are used
+    while members need them."""
 
     name = "everflow"
 
@@ -217,9 +209,9 @@ class MemberAssignor:
         identity: Identity,
         subtopologies: Mapping[int, Sequence[str]],
         changelogs: Mapping[int, Sequence[str]],
-        copies: LocalCopies,
+        offset_sums: Callable[[], Mapping[TaskId, int]],
         end_sums: EndSums,
-        racks: PartitionRacks,
+        racks: Callable[[], Mapping[TopicPartition, frozenset[str]]],
         rules: AssignmentRules,
         decide: Decide = everflow_assignor.assign,
         *,
@@ -242,7 +234,7 @@ class MemberAssignor:
         }
         self._counted = self._subtopologies  # as of the last assignment
         self._changelogs = {index: tuple(topics) for index, topics in changelogs.items()}
-        self._copies, self._end_sums, self._racks = copies, end_sums, racks
+        self._offset_sums, self._end_sums, self._racks = offset_sums, end_sums, racks
         self._rules = rules
         self._decide = decide
         self._max_delay_ms = max_delay_ms
@@ -290,7 +282,7 @@ class MemberAssignor:
 
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
         """The stateful ``tasks`` of which this disk has nothing."""
-        on_disk = self._copies.offset_sums()
+        on_disk = self._offset_sums()
         return frozenset(
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
         )
@@ -308,7 +300,7 @@ class MemberAssignor:
             owned=claims.owned,
             generation=claims.generation,
             threads=me.threads,
-            offset_sums=self._copies.offset_sums(),
+            offset_sums=self._offset_sums(),
             rack=me.rack,
             tags=me.tags,
             endpoint=me.endpoint,
@@ -496,7 +488,7 @@ class MemberAssignor:
             members=members,
             tasks=tasks,
             end_sums=self._end_sums.latest(),
-            racks=self._racks.racks(),
+            racks=self._racks(),
             rules=self._rules,
             held_back=held_back,
         )

@@ -125,7 +125,7 @@ class Driven:
 
     def __init__(self) -> None:
         self.ports, self.clock = Ports(), ManualClock(1_000)
-        three = (self.ports, self.ports, self.ports)
+        three = (self.ports.offset_sums, self.ports, self.ports.racks)
         me = Identity(process_id="p", topology=LINES)
         assignor = MemberAssignor(
             me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9

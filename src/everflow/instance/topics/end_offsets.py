@@ -521,7 +521,7 @@ RACKS_PERIOD_MS = 60_000.0
 
 
 class PartitionRacks:
-    """`membership.assignor.PartitionRacks`. `refresh` blocks; `racks` does not."""
+    """For `membership.assignor`. `refresh` blocks; `racks` does not."""
 
     def __init__(
         self,
