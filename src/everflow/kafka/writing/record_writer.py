@@ -473,20 +473,12 @@ class RecordWriter:
         """
         deadline = self._link.now() + timeout_s
         self._hand_over_all()
-        while True:
-            self._deliveries.start()
-            self._check()
-            if self._deliveries.done:
-                return
-            left_s = deadline - self._link.now()
-            if left_s <= 0:
-                self._deliveries.stop()
-                late = (
-                    f"{self._deliveries.left} records not delivered within {timeout_s:g} s, of "
-                    f"those written to {self._written}"
-                )
-                raise self._failed(RetriableError(f"{self._name}: {late}"))
-            self._link.turn(min(_TURN_S, left_s))
+        if not self._delivered(lambda: self._deliveries.done, deadline):
+            late = (
+                f"{self._deliveries.left} records not delivered within {timeout_s:g} s, of those "
+                f"written to {self._written}"
+            )
+            raise self._failed(RetriableError(f"{self._name}: {late}"))
 
     def positions(self) -> dict[TopicPartition, int]:
         """Next offset (last delivered + 1) of every partition since ``begin``; complete after
@@ -626,19 +618,23 @@ class RecordWriter:
         self._wait_for_room(topic)
 
     def _wait_for_room(self, topic: str) -> None:
-        deadline = self._link.now() + _ROOM_TIMEOUT_S
-        self._check()
-        while self._deliveries.waiting_bytes > self._settings.queue_bytes:
-            self._deliveries.start()
-            self._link.turn(_TURN_S)
+        deadline, most = self._link.now() + _ROOM_TIMEOUT_S, self._settings.queue_bytes
+        if not self._delivered(lambda: self._deliveries.waiting_bytes <= most, deadline):
+            full = f"the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to {topic}"
+            raise self._failed(RetriableError(f"{self._name}: {full}"))
+
+    def _delivered(self, enough: Callable[[], bool], deadline: float) -> bool:
+        """Deliver until that is enough; False: it took too long, and nothing more is sent."""
+        while True:
             self._check()
-            if self._link.now() > deadline:
+            if enough():
+                return True
+            left_s = deadline - self._link.now()
+            if left_s <= 0:
                 self._deliveries.stop()
-                full = (
-                    f"{self._name}: the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to "
-                    f"{topic}"
-                )
-                raise self._failed(RetriableError(full))
+                return False
+            self._deliveries.start()
+            self._link.turn(min(_TURN_S, left_s))
 
     def _check_largest(self, topic: str, largest: int) -> None:
         limit = self._settings.record_bytes
