@@ -23,9 +23,9 @@ from everflow.assignment.cluster_state import (
     validate_assignment,
 )
 from everflow.assignment.lags import Lags
-from everflow.assignment.refine import Placement, prior_placement
+from everflow.assignment.refine import prior_placement
 from everflow.assignment.standbys import exchanged_standbys, place_standbys
-from everflow.assignment.target import Ideal, eligible, exchanged_actives
+from everflow.assignment.target import Placement, eligible, exchanged_actives
 from everflow.errors import FatalError
 from everflow.records import TaskId
 from everflow.setting_checks import LONGEST_MS
@@ -191,7 +191,8 @@ def kept(cluster: ClusterState) -> Assignment:
     """Everyone keeps what it has, a task that nobody has goes to its nearest copy or the least
     loaded; a follow-up is asked for."""
     lags = Lags(cluster)
-    handed = cooperate(cluster, *prior_placement(cluster, lags), lags)
+    prior = prior_placement(cluster, lags)
+    handed = cooperate(cluster, prior, prior, lags)
     return _checked(cluster, handed)
 
 
@@ -376,10 +377,8 @@ def _with_standbys(
 
 
 def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
-    active = _by_task(cluster, answer)
-    handed = cooperate(
-        cluster, Ideal(active, {}), Placement(active, _followers(cluster, answer), {}, 0)
-    )
+    wanted = Placement(_by_task(cluster, answer), _followers(cluster, answer))
+    handed = cooperate(cluster, wanted, wanted)
     asked = [
         given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None
     ]

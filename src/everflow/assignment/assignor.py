@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from everflow.assignment.cluster_state import Assignment, ClusterState, validate_assignment
 from everflow.assignment.lags import Lags
-from everflow.assignment.refine import Placement, prior_placement, refine
-from everflow.assignment.target import Ideal, target
+from everflow.assignment.refine import prior_placement, refine
+from everflow.assignment.target import Placement, target
 from everflow.errors import FatalError
 from everflow.records import TaskId
 
@@ -38,17 +38,18 @@ def assign(cluster: ClusterState) -> Assignment:
     return assignment
 
 
-def place(cluster: ClusterState, lags: Lags | None = None) -> tuple[Ideal, Placement]:
+def place(cluster: ClusterState, lags: Lags | None = None) -> tuple[Placement, Placement]:
     """The ideal, and what should be now, before present owners are asked to let go."""
     lags = lags or Lags(cluster)
     if not Lags.known(cluster):
-        return prior_placement(cluster, lags)
+        prior = prior_placement(cluster, lags)
+        return prior, prior
     ideal = target(cluster, lags)
     return ideal, refine(cluster, ideal, lags)
 
 
 def cooperate(
-    cluster: ClusterState, ideal: Ideal, placement: Placement, lags: Lags | None = None
+    cluster: ClusterState, ideal: Placement, placement: Placement, lags: Lags | None = None
 ) -> Assignment:
     """KIP-429: what another member still holds is taken from it now and given away in the follow-up
     it asks for.

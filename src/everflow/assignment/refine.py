@@ -14,19 +14,8 @@ from dataclasses import dataclass, field
 
 from everflow.assignment.cluster_state import ClusterState, Member
 from everflow.assignment.lags import Lags
-from everflow.assignment.target import Ideal, eligible
+from everflow.assignment.target import Placement, eligible
 from everflow.records import TaskId
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What should be now. ``warmup`` names the members that prepare to take a role; ``movements``
-    are the roles not yet where the ideal wants them."""
-
-    active: Mapping[TaskId, str]
-    standby: Mapping[TaskId, frozenset[str]]
-    warmup: Mapping[TaskId, frozenset[str]]
-    movements: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class _Move:
 @dataclass(kw_only=True)
 class _Draft:
     cluster: ClusterState
-    ideal: Ideal
+    ideal: Placement
     lags: Lags
     active: dict[TaskId, str] = field(default_factory=dict)
     standby: dict[TaskId, set[str]] = field(default_factory=dict)
@@ -70,7 +59,7 @@ class _Draft:
         return (*rank, member.order)
 
 
-def refine(cluster: ClusterState, ideal: Ideal, lags: Lags) -> Placement:
+def refine(cluster: ClusterState, ideal: Placement, lags: Lags) -> Placement:
     """The next placement on the way to ``ideal``. Needs known end sums (``Lags.known``); stateless
     tasks go at once."""
     draft = _Draft(cluster=cluster, ideal=ideal, lags=lags)
@@ -187,7 +176,7 @@ def _within_budget(draft: _Draft) -> list[_Move]:
     return chosen
 
 
-def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement]:
+def prior_placement(cluster: ClusterState, lags: Lags) -> Placement:
     """Owned tasks stay; a task that nobody owns goes to the copy with the largest offset sum, else
     to the least loaded.
 
@@ -197,7 +186,7 @@ def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement
     members = eligible(cluster)
     everyone = {member.member_id: member for member in cluster.members}
     if not members:
-        return Ideal({}, {}), Placement({}, {}, {}, 0)
+        return Placement({}, {})
     held_back = cluster.held_back - set(lags.owners)
     known = Lags.known(cluster)
     positions: dict[TaskId, dict[str, int]] = {}
@@ -232,4 +221,4 @@ def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement
         if task in cluster.tasks and cluster.tasks[task].stateful:
             followers = [one for one in nearest(task) if one != active.get(task)]
             standby[task] = frozenset(followers[: cluster.rules.num_standbys])
-    return Ideal(active, standby), Placement(active, standby, {}, 1)
+    return Placement(active, standby, movements=1)

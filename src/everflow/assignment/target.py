@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from everflow.assignment.cluster_state import ClusterState, Member, RackCosts, costs_of
 from everflow.assignment.flow import Seats, Wish, cheapest
@@ -107,14 +107,18 @@ def in_turn(
 
 
 @dataclass(frozen=True)
-class Ideal:
-    """Member id by task, and the members that should follow it."""
+class Placement:
+    """Member id by task, and the members that should follow it: in the end, or now. Of now,
+    ``warmup`` names the members that prepare to take a role, and ``movements`` are the roles not yet
+    where the ideal wants them."""
 
     active: Mapping[TaskId, str]
     standby: Mapping[TaskId, frozenset[str]]
+    warmup: Mapping[TaskId, frozenset[str]] = field(default_factory=dict)
+    movements: int = 0
 
 
-def target(cluster: ClusterState, lags: Lags) -> Ideal:
+def target(cluster: ClusterState, lags: Lags) -> Placement:
     """Stateful tasks, then their standbys, then stateless tasks on top; draining members get none
     unless all drain.
 
@@ -123,7 +127,7 @@ def target(cluster: ClusterState, lags: Lags) -> Ideal:
     """
     members = eligible(cluster)
     if not members:
-        return Ideal({}, {})
+        return Placement({}, {})
     held_back = cluster.held_back - set(lags.owners)
     tasks = sorted(task for task in cluster.tasks if task not in held_back)
     stateful = [task for task in tasks if cluster.tasks[task].stateful]
@@ -135,7 +139,7 @@ def target(cluster: ClusterState, lags: Lags) -> Ideal:
     for member_id in active.values():
         base[member_id] += 1
     active.update(_deal_all(cluster, stateless, members, base, lags))
-    return Ideal(active, standby)
+    return Placement(active, standby)
 
 
 def eligible(cluster: ClusterState) -> list[Member]:

@@ -25,9 +25,9 @@ from everflow.assignment.cluster_state import (
     costs_of,
 )
 from everflow.assignment.lags import Lags
-from everflow.assignment.refine import Placement, refine
+from everflow.assignment.refine import refine
 from everflow.assignment.standbys import place_standbys
-from everflow.assignment.target import Ideal
+from everflow.assignment.target import Placement
 from everflow.records import TaskId, TopicPartition
 
 END = 100_000
@@ -223,10 +223,10 @@ def test_v15_nobody_has_anything() -> None:
 # --- movements: the ideal is given ----------------------------------------------------------------
 
 T0, T1, T2 = (TaskId(0, number) for number in range(3))
-IDEAL = Ideal({T0: "c1", T1: "c2", T2: "c3"}, {})
+IDEAL = Placement({T0: "c1", T1: "c2", T2: "c3"}, {})
 
 
-def refined(state: ClusterState, ideal: Ideal = IDEAL) -> Placement:
+def refined(state: ClusterState, ideal: Placement = IDEAL) -> Placement:
     return refine(state, ideal, Lags(state))
 
 
@@ -258,7 +258,7 @@ def test_m3_a_swap_with_a_hot_standby_is_free() -> None:
     tasks = {T0: stateful(1)[T0]}
     placement = refined(
         cluster(tasks, member("c1", lags={T0: 0}), member("c2"), warmups=0),
-        Ideal({T0: "c2"}, {T0: frozenset({"c1"})}),
+        Placement({T0: "c2"}, {T0: frozenset({"c1"})}),
     )
     assert placement.active == {T0: "c1"}
     assert placement.standby == {T0: {"c2"}}
