@@ -398,8 +398,6 @@ class QueryClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- inside -----------------------------------------------------------------------------------
-
     def _key(self, store: str, key: Any) -> str:
         return _quoted(_text(key, self._form(store, [key])))
 

@@ -636,8 +636,6 @@ class ClusterAdmin:
                 self._link.close()
                 self._link = None
 
-    # --- inside -----------------------------------------------------------------------------------
-
     def _linked(self, left: float) -> BrokerLink:
         with self._lock:
             if self._closed:

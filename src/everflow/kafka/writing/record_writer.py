@@ -154,8 +154,6 @@ class Deliveries:
         """Send nothing more; what is under way ends (`sending`)."""
         self._stopped = True
 
-    # --- inside -----------------------------------------------------------------------------------
-
     async def _send(self) -> None:
         pause_s = _FIRST_PAUSE_S
         try:
@@ -572,8 +570,6 @@ class RecordWriter:
         while self._deliveries.sending and self._link.now() < deadline:
             self._link.turn(_CLOSE_S / 10)
         self._end()
-
-    # --- inside -----------------------------------------------------------------------------------
 
     def _gather(self, topic: str, piece: _Piece) -> None:
         gathered = self._pieces.setdefault(topic, [])

@@ -99,7 +99,8 @@ class Transactions:
         self._link = link
         self.id = transactional_id
         self._timeout_ms = timeout_ms
-        self._bumps = False
+        self.second_part = False
+        """Each end raises the epoch (KIP-890)."""
         self._tainted = False
         self._begun = 0.0
         self._touched = False
@@ -114,11 +115,6 @@ class Transactions:
         markers), and let nothing enter this one."""
 
     @property
-    def second_part(self) -> bool:
-        """True if each end raises the epoch (KIP-890)."""
-        return self._bumps
-
-    @property
     def overdue(self) -> bool:
         """True if the broker has aborted the open transaction by now, for it lasted too long."""
         return (self._link.now() - self._begun) * 1000 >= self._timeout_ms
@@ -127,7 +123,7 @@ class Transactions:
         """End what another producer left open under the id, and take its place: its epoch is raised
         (it is fenced). Raises RefusedError, LinkLostError, OutOfTimeError."""
         if self.id is not None:
-            self._bumps = await self._version(deadline) >= SECOND_PART
+            self.second_part = await self._version(deadline) >= SECOND_PART
         await self._init(deadline, Producer(-1, -1, True))
 
     async def begin(self, deadline: float) -> None:
@@ -160,7 +156,7 @@ class Transactions:
         were refused for now. With the second part nothing is asked. Raises as ``start``."""
         self._touched = True
         new = sorted(tp for tp in partitions if tp not in self._added)
-        if self.id is None or self._bumps or not new:
+        if self.id is None or self.second_part or not new:
             return {}
         refused: dict[TopicPartition, int] = {}
 
@@ -200,7 +196,7 @@ class Transactions:
         ``start``."""
         assert self.id is not None
         self._touched = True
-        if not self._bumps:
+        if not self.second_part:
             await self._ask(
                 lambda: AddOffsetsToTxnRequest(
                     transactional_id=self.id,
@@ -227,7 +223,7 @@ class Transactions:
                 group_instance_id=member.instance_id,
                 topics=by_topic(rows, rows.__getitem__),
                 min_version=3,
-                max_version=5 if self._bumps else 4,
+                max_version=5 if self.second_part else 4,
             ),
             deadline,
             lambda answer: max(
@@ -252,7 +248,7 @@ class Transactions:
                     producer_id=self.producer.producer_id,
                     producer_epoch=self.producer.epoch,
                     committed=committed,
-                    max_version=5 if self._bumps else 4,
+                    max_version=5 if self.second_part else 4,
                 ),
                 deadline,
                 unanswered=unanswered,
@@ -262,14 +258,12 @@ class Transactions:
                 raise OutcomeUnknownError(str(failure)) from failure
             raise
         self._touched, self._committed = False, committed
-        if self._bumps:
+        if self.second_part:
             self._renewed(answer)
             self._tainted = False
         else:
             # After an abort some records may not have arrived: their numbers are missing.
             self._tainted |= not committed
-
-    # --- inside -----------------------------------------------------------------------------------
 
     async def _version(self, deadline: float) -> int:
         pauses = _Pauses(deadline)
