@@ -79,6 +79,7 @@ _PASSES = 1
 """So often a refusal may be chance: a broker that starts."""
 _NO_TOKEN = "gave no token"
 """A token endpoint that does not answer is an outage."""
+_NOT_LET_IN = (codes.SaslAuthenticationFailedError, codes.UnsupportedSaslMechanismError)
 _CURES = {
     "sasl": "Check sasl.mechanism, the user's name and password (or token).",
     "ssl": "Check that ssl.ca.location holds the authority of the brokers' certificates.",
@@ -198,7 +199,8 @@ class ClusterAdmin:
                 if self.stop.is_set():
                     raise
                 said = self._refusal(failure, refusals)
-                elsewhere = self._advertised()
+                # Where the brokers are as they say, if one answered and none can be reached there.
+                elsewhere = ", ".join(sorted({*self._addresses} - {*self._bootstrap.split(",")}))
                 if elsewhere:
                     what, cure = (
                         f"a Kafka broker answered at {self._bootstrap}, but none where it says "
@@ -220,8 +222,11 @@ class ClusterAdmin:
     def _refusal(self, failure: RetriableError, refusals: Counter[str]) -> str:
         """What the last failed connection says. FatalError where a broker refused this client, or
         this client the broker's certificate, more than once."""
-        text = str(failure.__cause__ or failure)
-        kind = _kind_of(failure.__cause__, text)
+        text, kind = str(failure.__cause__ or failure), ""
+        if isinstance(failure.__cause__, _NOT_LET_IN):
+            kind = "sasl"
+        elif re.search(r"Handshake failed|CERTIFICATE", text):
+            kind = "ssl"
         refusals[kind] += 1
         if kind and _NO_TOKEN not in text and refusals[kind] > _PASSES:
             raise FatalError(
@@ -229,10 +234,6 @@ class ClusterAdmin:
                 f"{_CURES[kind]}"
             )
         return f" The client says: {text}"
-
-    def _advertised(self) -> str:
-        """Where the brokers say that they are, if one answered and none can be reached there."""
-        return ", ".join(sorted({*self._addresses} - {*self._bootstrap.split(",")}))
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
@@ -409,7 +410,7 @@ class ClusterAdmin:
         whole: bool = True,
     ) -> dict[TopicPartition, int]:
         """Start or end of each log (``latest`` under read_committed is the last stable offset), or
-        its first offset at or after a time in ms: -1 where there is none (the caller takes the end).
+        its first offset at or after a time in ms: -1 where there is none (who asks takes the end).
 
         ``whole``: an answer for all of them, or none; False: of those whose leaders answer within a
         second, RetriableError where none does.
@@ -707,13 +708,6 @@ def user_data_of_group(
     with closing(ClusterAdmin(config, connection=connection)) as admin:
         members = admin.members(settings.group_id, timeout_s, settled=True)
     return [(member.subscription, member.assignment) for member in members]
-
-
-def _kind_of(cause: BaseException | None, text: str) -> str:
-    """The kind of a refusal: the broker refused this client (sasl), or this client it (ssl)."""
-    if isinstance(cause, codes.SaslAuthenticationFailedError | codes.UnsupportedSaslMechanismError):
-        return "sasl"
-    return "ssl" if re.search(r"Handshake failed|CERTIFICATE", text) else ""
 
 
 def _of_logs(answer: Any) -> Iterator[tuple[TopicPartition, Any]]:

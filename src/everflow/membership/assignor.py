@@ -96,8 +96,11 @@ def screen(members: Mapping[str, bytes], latest_version: int) -> Screening:
     topology = _program(readable)
     for member_id, data in readable.items():
         if data.topology != topology:
+            where = f" at {data.endpoint}" if data.endpoint else ""
             refused[member_id] = Refusal(
-                AnswerError.INCOMPATIBLE_TOPOLOGY, _other_program(member_id, data)
+                AnswerError.INCOMPATIBLE_TOPOLOGY,
+                f"member {member_id}{where} runs a program that does not fit the group's "
+                f"(fingerprint {data.topology})",
             )
     refused.update(_clones({m: data for m, data in readable.items() if m not in refused}))
     accepted = {member_id: data for member_id, data in readable.items() if member_id not in refused}
@@ -119,14 +122,6 @@ def _program(members: Mapping[str, UserData]) -> str:
         for data in sorted(votes, key=lambda data: data.process_id, reverse=True)
     }
     return min(number, key=lambda topology: (-number[topology], first[topology]), default="")
-
-
-def _other_program(member_id: str, data: UserData) -> str:
-    where = f" at {data.endpoint}" if data.endpoint else ""
-    return (
-        f"member {member_id}{where} runs a program that does not fit the group's (fingerprint "
-        f"{data.topology})"
-    )
 
 
 def _clones(members: Mapping[str, UserData]) -> dict[str, Refusal]:
@@ -242,7 +237,7 @@ class MemberAssignor:
         self._delay = Delay()  # a leader's memory
         self._known: Known = {}
         self._led = False  # whether this member made the assignment that it is about to get
-        self._digest = digest(identity.topology)
+        self.topology = digest(identity.topology)
         self._latest_version = latest_version
         self._used_version = latest_version
         self._claims: Callable[[], Claims] = lambda: Claims(frozenset(), -1)
@@ -267,10 +262,6 @@ class MemberAssignor:
 
     def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
         return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
-
-    @property
-    def topology(self) -> str:
-        return self._digest
 
     def bind(self, claims: Callable[[], Claims]) -> None:
         """Reports what this member has when it joins; set by the member."""
@@ -306,7 +297,7 @@ class MemberAssignor:
             endpoint=me.endpoint,
             draining=self.draining,
             instance_id=me.instance_id,
-            topology=self._digest,
+            topology=self.topology,
             error=AnswerError.SHUTDOWN_REQUESTED if self.shutting_down_all else AnswerError.NONE,
             nonce=nonce,
             used_version=self._used_version,
@@ -368,7 +359,7 @@ class MemberAssignor:
         self.all_asked = all(_asks_to_end(data) for data in accepted.values())
         common = screening.common_version
         base = AssignmentData(topology=screening.topology, version=common, latest_version=common)
-        reference = self.identity.topology if self._digest == screening.topology else ()
+        reference = self.identity.topology if self.topology == screening.topology else ()
         answers = {
             member_id: replace(
                 base,
@@ -389,10 +380,10 @@ class MemberAssignor:
                 BaseException
             ) as failure:  # whatever ends the decision, even SystemExit: the group must hear of it
                 log.exception("the assignor failed")
-                error, message = (
-                    AnswerError.ASSIGNMENT_FAILED,
-                    f"the assignor failed on the leader: {_said(failure)}",
-                )
+                known = isinstance(failure, (EverflowError, ValueError))
+                why = str(failure) if known else repr(failure)
+                error = AnswerError.ASSIGNMENT_FAILED
+                message = f"the assignor failed on the leader: {why}"
         log.warning("nothing was assigned: %s", message)
         asker = min(accepted, default="")
         for member_id, data in accepted.items():
@@ -499,10 +490,6 @@ class MemberAssignor:
             for topic in self._changelogs.get(task.subtopology, ())
         )
         return TaskInfo(task, tuple(inputs), changelogs, bool(changelogs))
-
-
-def _said(failure: BaseException) -> str:
-    return str(failure) if isinstance(failure, (EverflowError, ValueError)) else repr(failure)
 
 
 def _asks_to_end(data: UserData) -> bool:

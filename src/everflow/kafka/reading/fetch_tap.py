@@ -365,7 +365,12 @@ class _Stream:
         if len(part.offsets):
             rest = held.of(slice(len(part.offsets), None))
             self._held = rest if len(rest.offsets) else None
-        behind = min(end, self._next_offset())
+        behind = self._fetched
+        if self._held is not None:
+            behind = int(self._held.offsets[0])
+        elif self._unparsed:
+            behind = self._unparsed[0][1][0].base_offset
+        behind = min(end, behind)
         if behind == self.position:
             return None
         self.position = behind
@@ -418,8 +423,3 @@ class _Stream:
             self._unparsed[0] = (data, portion[count:])
         else:
             self._unparsed.popleft()
-
-    def _next_offset(self) -> int:
-        if self._held is not None:
-            return int(self._held.offsets[0])
-        return self._unparsed[0][1][0].base_offset if self._unparsed else self._fetched
