@@ -21,13 +21,7 @@ from everflow.client import direct, key_forms
 from everflow.errors import ConfigError, EverflowError
 from everflow.windows import Windowed
 
-__all__ = [
-    "KeyOwner",
-    "QueryClient",
-    "QueryRefusedError",
-    "QueryUnavailableError",
-    "StoreInfo",
-]
+__all__ = ["KeyOwner", "QueryClient", "QueryRefusedError", "QueryUnavailableError", "StoreInfo"]
 
 MOST_REDIRECTIONS = 4
 MOST_ANSWER_BYTES = 256 << 20
