@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everflow.assignment.cluster_state import ClusterState, Member

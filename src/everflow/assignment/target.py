@@ -108,9 +108,11 @@ def in_turn(
 
 @dataclass(frozen=True)
 class Placement:
-    """Member id by task, and the members that should follow it: in the end, or now. Of now,
-    ``warmup`` names the members that prepare to take a role, and ``movements`` are the roles not yet
-    where the ideal wants them."""
+    """Member id by task, and the members that should follow it: in the end, or now.
+
+    Of now, ``warmup`` names the members that prepare to take a role, and ``movements`` are the
+    roles not yet where the ideal wants them.
+    """
 
     active: Mapping[TaskId, str]
     standby: Mapping[TaskId, frozenset[str]]

@@ -74,9 +74,10 @@ class AnswerError(enum.IntEnum):
 class UserData(MemberFacts):
     """What one member tells the leader.
 
-    ``topology`` is `digest` of the fingerprint's lines. ``error`` is NONE or SHUTDOWN_REQUESTED (for
-    the whole application). ``nonce`` changes with every join: unchanged metadata make a rejoin a
-    silent no-op on the broker (scenario 20), and the answer repeats it (`AssignmentData.answers`).
+    ``topology`` is `digest` of the fingerprint's lines. ``error`` is NONE or SHUTDOWN_REQUESTED
+    (for the whole application). ``nonce`` changes with every join: unchanged metadata make a rejoin
+    a silent no-op on the broker (scenario 20), and the answer repeats it
+    (`AssignmentData.answers`).
     """
 
     topology: str = ""

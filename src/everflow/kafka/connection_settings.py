@@ -180,9 +180,19 @@ CONNECTION_KEYS = frozenset(_KEYWORDS) | frozenset(_TIMES)
 CHECK_CRCS = "check.crcs"
 """Kafka's setting of consumers; on by default here, as in Java's client and not in librdkafka."""
 _TLS = frozenset(
-    "ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.certificate.pem ssl.key.location "
-    "ssl.key.pem ssl.key.password ssl.crl.location ssl.cipher.suites "
-    "ssl.endpoint.identification.algorithm enable.ssl.certificate.verification".split()
+    {
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.key.location",
+        "ssl.key.pem",
+        "ssl.key.password",
+        "ssl.crl.location",
+        "ssl.cipher.suites",
+        "ssl.endpoint.identification.algorithm",
+        "enable.ssl.certificate.verification",
+    }
 )
 _TOKENS = ("sasl.oauthbearer.", "https.ca.")
 _SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")

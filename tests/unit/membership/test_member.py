@@ -19,7 +19,6 @@ from everflow.assignment.user_data import (
     digest,
     encode_assignment,
 )
-from unit.manual_clock import ManualClock
 from everflow.errors import (
     AssignmentFailedError,
     FatalError,
@@ -46,6 +45,7 @@ from everflow.membership.member import (
     Roles,
 )
 from everflow.records import MemberMetadata, TaskId, TopicPartition
+from unit.manual_clock import ManualClock
 
 T0, T1, T2 = (TaskId(0, partition) for partition in range(3))
 LINES = ("sub-topology 0 reads topic a",)

@@ -27,7 +27,6 @@ from everflow.assignment.user_data import (
     digest,
     encode,
 )
-from unit.manual_clock import ManualClock
 from everflow.kafka.group_channel import Given
 from everflow.membership.assignor import (
     METADATA_RETRY_MS,
@@ -39,6 +38,7 @@ from everflow.membership.assignor import (
     known_of,
 )
 from everflow.records import TaskId, TopicPartition
+from unit.manual_clock import ManualClock
 
 LINES = ("sub-topology 0 has key_value store s", "sub-topology 0 reads topic a")
 PROGRAM = digest(LINES)

@@ -163,7 +163,7 @@ class FetchConnection:
                     await self.link.connect(node)
                     partition += 1
 
-        connecting = self.link.started(connect)
+        connecting: Any = self.link.started(connect)
         until_s = self.link.now() + timeout_s
         while not connecting.is_done and (left_s := until_s - self.link.now()) > 0:
             self.link.turn(left_s)
@@ -355,7 +355,6 @@ def _asked(
         topic_type(topic=topic, topic_id=ids.get(topic), partitions=partitions)
         for topic, partitions in by_topic(sorted(wanted), partition)
     ]
-
 
 
 HELD_BACK_MS = 500

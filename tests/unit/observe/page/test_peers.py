@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import trustme
 
-from unit.manual_clock import ManualClock
 from everflow.observe.observation import Observation, ObservedHost
 from everflow.observe.page.peers import (
     EVERY_MS,
@@ -27,6 +26,7 @@ from everflow.observe.page.peers import (
     StatusClient,
 )
 from everflow.observe.status import status_of
+from unit.manual_clock import ManualClock
 from unit.observe.observations import FULL, WHOLE, changed
 
 OWN = "a:1"
