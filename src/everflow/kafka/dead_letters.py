@@ -234,9 +234,7 @@ def letters(records: Iterable[RawLetter]) -> list[DeadLetter]:
 
 
 def stored(
-    config: StreamsConfig,
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int],
+    config: StreamsConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> Iterator[RawLetter]:
     """The committed records of a topic up to ``ends``, one partition after the other. Raises what
     `LogReader.read` raises."""

@@ -187,10 +187,7 @@ class Transactions:
         return {tp: refused[tp] for tp in new if refused.get(tp) == UNKNOWN_TOPIC}
 
     async def send_offsets(
-        self,
-        offsets: Iterable[tuple[str, int, int, str]],
-        member: GroupMetadata,
-        deadline: float,
+        self, offsets: Iterable[tuple[str, int, int, str]], member: GroupMetadata, deadline: float
     ) -> None:
         """Add (topic, partition, next offset, metadata text) of the member's group. Raises as
         ``start``."""

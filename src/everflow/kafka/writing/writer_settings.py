@@ -11,10 +11,7 @@ from everflow.kafka.connection_settings import connection_settings, whole_number
 from everflow.kafka.writing.record_encoding import CODECS, check_level
 
 QUEUE = "queue.buffering.max.kbytes"
-_ALIASES = {
-    "compression.codec": "compression.type",
-    "request.required.acks": "acks",
-}
+_ALIASES = {"compression.codec": "compression.type", "request.required.acks": "acks"}
 _ALL_REPLICAS = ("all", "-1")
 _PARTITIONERS = ("murmur2_random", "murmur2")
 _CODEC_DEFAULT_LEVEL = -1
