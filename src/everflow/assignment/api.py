@@ -191,8 +191,8 @@ def kept(cluster: ClusterState) -> Assignment:
     """Everyone keeps what it has, a task that nobody has goes to its nearest copy or the least
     loaded; a follow-up is asked for."""
     lags = Lags(cluster)
-    prior = prior_placement(cluster, lags)
-    handed = cooperate(cluster, prior, prior, lags)
+    prior = prior_placement(lags)
+    handed = cooperate(lags, prior, prior)
     return _checked(cluster, handed)
 
 
@@ -237,7 +237,7 @@ def application_state(cluster: ClusterState) -> ApplicationState:
     }
     if len(states) < len(cluster.members):
         raise FatalError("two members of the group have one process id: was a state folder copied?")
-    return ApplicationState(states, cluster.tasks, cluster.rules, Lags.known(cluster), cluster)
+    return ApplicationState(states, cluster.tasks, cluster.rules, lags.known, cluster)
 
 
 def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[AssignmentError, str]:
@@ -288,9 +288,8 @@ def default_standby_assignment(
     (KIP-708)."""
     cluster = state.cluster
     active = _by_task(cluster, assignment)
-    standby = place_standbys(
-        cluster, eligible(cluster), sorted(_stateful(state, cluster.tasks)), active, Lags(cluster)
-    )
+    followed = sorted(_stateful(state, cluster.tasks))
+    standby = place_standbys(Lags(cluster), eligible(cluster), followed, active)
     return _with_standbys(cluster, assignment, standby)
 
 
@@ -378,7 +377,7 @@ def _with_standbys(
 
 def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
     wanted = Placement(_by_task(cluster, answer), _followers(cluster, answer))
-    handed = cooperate(cluster, wanted, wanted)
+    handed = cooperate(Lags(cluster), wanted, wanted)
     asked = [
         given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None
     ]

@@ -24,16 +24,13 @@ OWN, HOT, COPY, NOTHING = range(4)
 
 
 def wishes(
-    cluster: ClusterState,
-    tasks: Sequence[TaskId],
-    members: Sequence[Member],
-    racks: RackCosts,
-    lags: Lags,
+    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], racks: RackCosts
 ) -> list[Wish]:
     """The costs of each task; members by their place, racks by theirs in ``racks``. All tasks have
     state, or none has."""
     if not tasks:
         return []
+    cluster = lags.cluster
     traffic, non_overlap = costs_of(cluster, stateful=cluster.tasks[tasks[0]].stateful)
     scale = NOTHING * len(tasks) + 1
 
@@ -120,13 +117,14 @@ class Placement:
     movements: int = 0
 
 
-def target(cluster: ClusterState, lags: Lags) -> Placement:
+def target(lags: Lags) -> Placement:
     """Stateful tasks, then their standbys, then stateless tasks on top; draining members get none
     unless all drain.
 
     Equal cluster states give equal answers in whatever order they are listed (I8). Tasks that are
     held back get standbys, but no owner.
     """
+    cluster = lags.cluster
     members = eligible(cluster)
     if not members:
         return Placement({}, {})
@@ -134,13 +132,13 @@ def target(cluster: ClusterState, lags: Lags) -> Placement:
     tasks = sorted(task for task in cluster.tasks if task not in held_back)
     stateful = [task for task in tasks if cluster.tasks[task].stateful]
     stateless = [task for task in tasks if not cluster.tasks[task].stateful]
-    active = _deal_all(cluster, stateful, members, {}, lags)
+    active = _deal_all(lags, stateful, members, {})
     followed = sorted(task for task, info in cluster.tasks.items() if info.stateful)
-    standby = place_standbys(cluster, members, followed, active, lags)
+    standby = place_standbys(lags, members, followed, active)
     base: dict[str, int] = defaultdict(int)
     for member_id in active.values():
         base[member_id] += 1
-    active.update(_deal_all(cluster, stateless, members, base, lags))
+    active.update(_deal_all(lags, stateless, members, base))
     return Placement(active, standby)
 
 
@@ -173,27 +171,23 @@ def exchanged_actives(cluster: ClusterState, placed: Mapping[TaskId, str]) -> di
     for _, part in sorted(groups.items()):
         numbers = [len(owned[member.member_id].intersection(part)) for member in members]
         share = numbers, [False] * len(members), 0
-        exchanged.update(_deal(as_placed, part, members, share, lags))
+        exchanged.update(_deal(lags, part, members, share))
     return exchanged
 
 
 def _deal_all(
-    cluster: ClusterState,
-    tasks: Sequence[TaskId],
-    members: Sequence[Member],
-    base: Mapping[str, int],
-    lags: Lags,
+    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], base: Mapping[str, int]
 ) -> dict[TaskId, str]:
     """All at once, or sub-topology by sub-topology where each of them is to be balanced by itself
     (KIP-925)."""
-    each_alone = cluster.rules.rack_strategy == "balance_subtopology"
+    each_alone = lags.cluster.rules.rack_strategy == "balance_subtopology"
     parts = sorted({task.subtopology for task in tasks}) if each_alone else [None]
     load = defaultdict(int, base)
     dealt: dict[TaskId, str] = {}
     for index in parts:
         part = [task for task in tasks if index is None or task.subtopology == index]
         share = _share(len(part), members, load, each_alone=each_alone)
-        dealt.update(_deal(cluster, part, members, share, lags))
+        dealt.update(_deal(lags, part, members, share))
         for task in part:
             load[dealt[task]] += 1
     return dealt
@@ -229,17 +223,13 @@ def _share(
 
 
 def _deal(
-    cluster: ClusterState,
-    tasks: Sequence[TaskId],
-    members: Sequence[Member],
-    share: _Share,
-    lags: Lags,
+    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], share: _Share
 ) -> dict[TaskId, str]:
     """The cheapest placement; tasks that nobody in their rack has anything of are dealt in turn
     there."""
-    racks = RackCosts.of(cluster, members) or RackCosts.none(members)
+    racks = RackCosts.of(lags.cluster, members) or RackCosts.none(members)
     rack_of = [racks.rack_of[member.member_id] for member in members]
-    placed = cheapest(wishes(cluster, tasks, members, racks, lags), Seats(rack_of, *share))
+    placed = cheapest(wishes(lags, tasks, members, racks), Seats(rack_of, *share))
     dealt = {tasks[at]: members[place].member_id for at, place in placed.member.items()}
     for rack in range(len(racks.racks)):
         left = {

@@ -91,7 +91,7 @@ def actives(placement: Placement) -> dict[str, int]:
 def decided(state: ClusterState) -> Placement:
     """What should be now; the whole decision is made as well, as it checks itself."""
     assign(state)
-    return place(state)[1]
+    return place(Lags(state))[1]
 
 
 def probes(state: ClusterState) -> bool:
@@ -227,7 +227,7 @@ IDEAL = Placement({T0: "c1", T1: "c2", T2: "c3"}, {})
 
 
 def refined(state: ClusterState, ideal: Placement = IDEAL) -> Placement:
-    return refine(state, ideal, Lags(state))
+    return refine(Lags(state), ideal)
 
 
 def caught_up_elsewhere(warmups: int) -> ClusterState:
@@ -381,7 +381,7 @@ def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
 def test_g1_standbys_in_another_zone_and_cluster() -> None:
     state, members = in_zones(distinct=True)
     active = {task: one.member_id for one in members for task in one.owned}
-    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    standby = place_standbys(Lags(state), members, sorted(active), active)
     count = Counter(one for followers in standby.values() for one in followers)
     assert dict(count) == {f"c{number}": 2 for number in range(4, 10)}
     tags = {one.member_id: one.tags for one in members}
@@ -393,7 +393,7 @@ def test_g1_standbys_in_another_zone_and_cluster() -> None:
 def test_g2_too_few_tags_still_give_all_standbys() -> None:
     state, members = in_zones(distinct=False)
     active = {task: one.member_id for one in members for task in one.owned}
-    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    standby = place_standbys(Lags(state), members, sorted(active), active)
     assert all(len(followers) == 2 for followers in standby.values())
     load = Counter([*active.values(), *(one for some in standby.values() for one in some)])
     assert max(load.values()) - min(load.values()) <= 1
