@@ -168,9 +168,7 @@ def decide_with(
             )
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ) as failure:  # it may raise anything, SystemExit too, and answer anything
+        except BaseException as failure:  # it may raise or answer anything, SystemExit too
             log.error("%s failed: %r. %s", name, failure, _KEPT, exc_info=True)
         return kept(cluster)
 

@@ -85,9 +85,8 @@ def _place_active(draft: _Draft, task: TaskId) -> None:
         return
     draft.load[holder] += 1
     following = draft.standby.get(task, set())
-    if (
-        holder in following
-    ):  # roles are swapped: costs nothing, as the copy at the ideal owner was wanted anyway
+    if holder in following:
+        # Roles are swapped: costs nothing, as the copy at the ideal owner was wanted anyway.
         following.remove(holder)
         following.add(wanted)
         draft.swaps += 1

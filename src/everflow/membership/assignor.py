@@ -376,9 +376,7 @@ class MemberAssignor:
                 return answers | self._decided(screening, counts, base)
             except KeyboardInterrupt:
                 raise
-            except (
-                BaseException
-            ) as failure:  # whatever ends the decision, even SystemExit: the group must hear of it
+            except BaseException as failure:  # even SystemExit: the group must hear of it
                 log.exception("the assignor failed")
                 known = isinstance(failure, (EverflowError, ValueError))
                 why = str(failure) if known else repr(failure)

@@ -320,9 +320,8 @@ class GroupMember:
         self._leave_group: bool | None = None
         self._error: EverflowError | None = None
         self._incomplete_since: float | None = None
-        self._ending: tuple[float, EverflowError] | None = (
-            None  # when this member gives up waiting, and what to say then
-        )
+        # when this member gives up waiting, and what to say then
+        self._ending: tuple[float, EverflowError] | None = None
         self._drive = drive or (lambda member: on_thread("everflow-membership", member._run))
         self._running: Running | None = None
         assignor.bind(self._claims)
