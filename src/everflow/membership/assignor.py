@@ -28,6 +28,7 @@ from everflow.assignment.cluster_state import (
     validate_assignment,
 )
 from everflow.assignment.lags import Delay, hold_back, remember
+from everflow.assignment.target import eligible
 from everflow.assignment.user_data import (
     LATEST_VERSION,
     UNREAD,
@@ -430,22 +431,14 @@ class MemberAssignor:
             },
             len(cluster.members),
         )
-        staying = sorted((m for m in cluster.members if not m.draining), key=lambda m: m.order)
-        asker = (
-            (staying or sorted(cluster.members, key=lambda m: m.order))[0].member_id
-            if cluster.members
-            else ""
-        )
+        asking = {member.member_id for member in eligible(cluster)[:1]}
+        all_drain = all(member.draining for member in cluster.members)
         # Who has to let go of a withheld task asks once it has (KIP-429). Asked for by anyone else,
         # a rebalance would wait for an owner that is dead, and renew the session of a static one
         # with each generation: it would never be found out. A static one that was only restarted
         # meanwhile gets this answer again, and asks then.
-        hands_over = bool(decided.withheld) and decided.followup_ms == 0
-        asking = (
-            {m.member_id for m in cluster.members if m.owned & decided.withheld}
-            if hands_over
-            else {asker}
-        )
+        if decided.withheld and decided.followup_ms == 0:
+            asking = {m.member_id for m in cluster.members if m.owned & decided.withheld}
         return {
             member.member_id: replace(
                 base,
@@ -454,7 +447,7 @@ class MemberAssignor:
                 warmup=decided.warmup.get(member.member_id, none),
                 hosts=hosts,
                 followup_ms=decided.followup_ms if member.member_id in asking else None,
-                draining_done=member.draining and not staying,
+                draining_done=all_drain,
                 answers=screening.accepted[member.member_id].nonce,
             )
             for member in cluster.members
