@@ -337,22 +337,20 @@ _UNTIMELY = " (message.timestamp.after.max.ms, message.timestamp.before.max.ms o
 
 
 class _Piece(NamedTuple):
-    """The records of a call of ``write``. ``partitions``: a number for all, one for each, or None:
-    by the key."""
+    """The records of a call of ``write``; a partition below 0: by the key."""
 
     keys: Bytes
     values: Bytes
     timestamps: Int64
-    partitions: int | Int64 | None
+    partitions: Int64
     headers: Sequence[Any] | None
 
     def of(self, part: slice) -> _Piece:
-        partitions = self.partitions
         return _Piece(
             self.keys[part],
             self.values[part],
             self.timestamps[part],
-            partitions[part] if isinstance(partitions, np.ndarray) else partitions,
+            self.partitions[part],
             None if self.headers is None else self.headers[part],
         )
 
@@ -444,10 +442,9 @@ class RecordWriter:
             RetriableError, FatalError: as classified in ``kafka.errors``. RecordTooLargeError:
             above ``message.max.bytes``.
         """
-        if partition is not None and not isinstance(partition, int):
-            partition = np.asarray(partition, np.int64)
         times = np.asarray(timestamps, np.int64)
-        piece = _Piece(keys, values, times, partition, headers)
+        partitions = np.full(len(times), -1 if partition is None else partition, np.int64)
+        piece = _Piece(keys, values, times, partitions, headers)
         for start in range(0, len(timestamps), _GATHERED):
             self._gather(topic, piece.of(slice(start, start + _GATHERED)))
 
@@ -642,19 +639,11 @@ class RecordWriter:
             raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
 
     def _partitions(self, topic: str, pieces: Sequence[_Piece], keys: pa.Array) -> Int64:
-        counts = [len(piece.timestamps) for piece in pieces]
-        given = [
-            np.full(count, -1 if piece.partitions is None else piece.partitions, np.int64)
-            if not isinstance(piece.partitions, np.ndarray)
-            else piece.partitions
-            for piece, count in zip(pieces, counts, strict=True)
-        ]
-        found = given[0] if len(given) == 1 else np.concatenate(given)
+        found = np.concatenate([piece.partitions for piece in pieces])
         open_ = np.flatnonzero(found < 0)
         if len(open_):
             whole = len(open_) == len(found)
             chosen = keys if whole else keys.take(pa.array(open_))
-            found = found.copy()
             found[open_] = self._by_key(chosen, self.partition_count(topic))
         return found
 
