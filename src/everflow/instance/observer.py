@@ -715,7 +715,7 @@ class DeadLetterTopic:
             part = _Part.of(admin, self.topic)
             tallies = self._tallied(part)
             newest = _newest(
-                admin, {one.source or "" for t in tallies.values() for one in t.ages.values()}
+                admin, {one.source or "" for t in tallies.values() for one in t.open.values()}
             )
         ranked = sorted(tallies.items(), key=lambda item: (-len(item[1].open), item[0]))
         causes = [
@@ -776,7 +776,7 @@ class DeadLetterTopic:
 
 
 def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
-    old = OldLetters.among(tally.ages.values(), None, newest)
+    old = OldLetters.among(tally.open.values(), None, newest)
     return 0 if old is None else old.count
 
 

@@ -248,13 +248,12 @@ def stored(
 @dataclass
 class LetterTally:
     """Letters of one cause, counted while they are read: of all but the ``last`` one only the place
-    is kept. ``open``: those that can be replayed and were not."""
+    and the age are kept."""
 
     last: DeadLetter
     letters: int = 0
-    open: set[LetterPlace] = field(default_factory=set)
-    ages: dict[LetterPlace, LetterAge] = field(default_factory=dict)
-    """The ages of the open letters."""
+    open: dict[LetterPlace, LetterAge] = field(default_factory=dict)
+    """Those that can be replayed and were not."""
 
     def sample(self) -> DeadLetter:
         """The last letter, marked where it was replayed."""
@@ -268,16 +267,14 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
     for record in _with_notes(records):
         if isinstance(record, LetterPlace):
             if (cause := causes.pop(record, None)) is not None:
-                found[cause].open.discard(record)
-                found[cause].ages.pop(record, None)
+                found[cause].open.pop(record, None)
             continue
         letter = letter_of(record)
         tally = found.setdefault(letter.group, LetterTally(letter))
         tally.last = letter
         tally.letters += 1
         if letter.source is not None and not letter.parts_left_out:
-            tally.open.add(letter.place)
-            tally.ages[letter.place] = letter.age
+            tally.open[letter.place] = letter.age
             causes[letter.place] = letter.group
     return found
 
