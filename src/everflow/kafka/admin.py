@@ -408,45 +408,15 @@ class ClusterAdmin:
         timeout_s: float = _REQUEST_S,
         *,
         whole: bool = True,
+        value: Callable[[Any], int] = lambda one: int(one.offset),
     ) -> dict[TopicPartition, int]:
         """Start or end of each log (``latest`` under read_committed is the last stable offset), or
         its first offset at or after a time in ms: -1 where there is none (who asks takes the end).
 
         ``whole``: an answer for all of them, or none; False: of those whose leaders answer within a
-        second, RetriableError where none does.
+        second, RetriableError where none does. ``value``: what is taken of an answer.
         """
         at = _AT[which] if isinstance(which, str) else which
-        return self._list(partitions, at, isolation, timeout_s, whole=whole)
-
-    def end_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        isolation: Isolation,
-        timeout_s: float = _REQUEST_S,
-    ) -> dict[TopicPartition, int]:
-        """Ends of the logs in one request per leader, about a millisecond: made to be polled from
-        one thread."""
-        return self.list_offsets(partitions, "latest", isolation, timeout_s)
-
-    def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The latest record time of each log that has one, in ms (KIP-734). FatalError where the
-        brokers are older than 3.0."""
-        found = self._list(
-            partitions, _NEWEST, "read_uncommitted", _REQUEST_S, value=lambda one: one.timestamp
-        )
-        return {tp: at for tp, at in found.items() if at >= 0}
-
-    def _list(
-        self,
-        partitions: Iterable[TopicPartition],
-        at: int,
-        isolation: Isolation,
-        timeout_s: float,
-        *,
-        whole: bool = True,
-        value: Callable[[Any], int] = lambda one: int(one.offset),
-    ) -> dict[TopicPartition, int]:
-        """As `list_offsets`. A leader that does not answer hides no other's answer."""
         wanted = list(dict.fromkeys(partitions))
 
         def request(logs: Sequence[TopicPartition]) -> Any:
@@ -470,6 +440,24 @@ class ClusterAdmin:
             return {}
         more = f" (and {len(wanted) - 1} more)" if len(wanted) > 1 else ""
         return self._retry(once, timeout_s, f"asking for offsets of {wanted[0]}{more}")
+
+    def end_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        isolation: Isolation,
+        timeout_s: float = _REQUEST_S,
+    ) -> dict[TopicPartition, int]:
+        """Ends of the logs in one request per leader, about a millisecond: made to be polled from
+        one thread."""
+        return self.list_offsets(partitions, "latest", isolation, timeout_s)
+
+    def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The latest record time of each log that has one, in ms (KIP-734). FatalError where the
+        brokers are older than 3.0."""
+        found = self.list_offsets(
+            partitions, _NEWEST, "read_uncommitted", value=lambda one: one.timestamp
+        )
+        return {tp: at for tp, at in found.items() if at >= 0}
 
     # --- groups -----------------------------------------------------------------------------------
 
