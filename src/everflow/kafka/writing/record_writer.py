@@ -189,7 +189,7 @@ class Deliveries:
             try:
                 self._told(partitions, await answer)
             except LinkLostError:
-                self.transactions.taint()
+                self.transactions.tainted = True
                 self._stale.update(tp.topic for tp in partitions)
 
     async def _by_leader(self) -> dict[int, list[TopicPartition]]:
@@ -592,7 +592,13 @@ class RecordWriter:
             _headers(pieces),
         )
         sizes = columns.sizes
-        self._check_largest(topic, int(sizes.max()))
+        largest, limit = int(sizes.max()), self._settings.record_bytes
+        if largest > limit:
+            text = (
+                f"{self._name}: writing to {topic}: a record of {largest} bytes: "
+                f"message size too large, the limit is {limit}"
+            )
+            raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
         partitions = self._partitions(topic, pieces, columns.keys)
         order, numbers, bounds = _runs(partitions)
         if order is not None:
@@ -628,15 +634,6 @@ class RecordWriter:
                 return False
             self._deliveries.start()
             self._link.turn(min(_TURN_S, left_s))
-
-    def _check_largest(self, topic: str, largest: int) -> None:
-        limit = self._settings.record_bytes
-        if largest > limit:
-            text = (
-                f"{self._name}: writing to {topic}: a record of {largest} bytes: "
-                f"message size too large, the limit is {limit}"
-            )
-            raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
 
     def _partitions(self, topic: str, pieces: Sequence[_Piece], keys: pa.Array) -> Int64:
         found = np.concatenate([piece.partitions for piece in pieces])

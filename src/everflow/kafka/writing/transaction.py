@@ -101,7 +101,8 @@ class Transactions:
         self._timeout_ms = timeout_ms
         self.second_part = False
         """Each end raises the epoch (KIP-890)."""
-        self._tainted = False
+        self.tainted = False
+        """A request has no answer: it may be carried out late, in another transaction."""
         self._begun = 0.0
         self._touched = False
         self._added: set[TopicPartition] = set()
@@ -131,9 +132,9 @@ class Transactions:
         ``start``."""
         if self._committed:
             self._committed, self.renewals = False, 0
-        if self._tainted:
+        if self.tainted:
             await self._init(deadline, self.producer)
-            self._tainted = False
+            self.tainted = False
             self.renewals += self.id is not None
         self._begun = self._link.now()
         self._touched = False
@@ -143,11 +144,6 @@ class Transactions:
     def held(self) -> None:
         """The broker has just refused something as it is still ending the transaction before."""
         self.held_s = self._link.now() - self._begun
-
-    def taint(self) -> None:
-        """A request of the open transaction has no answer: it may be carried out late, in another
-        one."""
-        self._tainted = True
 
     async def add(
         self, partitions: Collection[TopicPartition], deadline: float
@@ -257,10 +253,10 @@ class Transactions:
         self._touched, self._committed = False, committed
         if self.second_part:
             self._renewed(answer)
-            self._tainted = False
+            self.tainted = False
         else:
             # After an abort some records may not have arrived: their numbers are missing.
-            self._tainted |= not committed
+            self.tainted |= not committed
 
     async def _version(self, deadline: float) -> int:
         pauses = _Pauses(deadline)
@@ -322,7 +318,7 @@ class Transactions:
             if isinstance(failure, LinkLostError):
                 if failure.sent and unanswered is not None:
                     unanswered.append(failure)
-                self._tainted |= failure.sent
+                self.tainted |= failure.sent
             elif failure.code == UNKNOWN_TOPIC or not passes(failure.code):
                 raise failure
             if key is not None and (

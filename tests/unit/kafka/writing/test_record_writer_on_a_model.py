@@ -196,7 +196,7 @@ def test_a_late_end_meets_the_next_transaction(monkeypatch: pytest.MonkeyPatch) 
     begin = Transactions.begin
 
     async def careless(self: Transactions, deadline: float) -> None:
-        self._tainted = False
+        self.tainted = False
         await begin(self, deadline)
 
     monkeypatch.setattr(Transactions, "begin", careless)
