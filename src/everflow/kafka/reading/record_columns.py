@@ -377,9 +377,8 @@ class LogChunk:
 
     def offset_of(self, key: Key) -> int | None:
         """The offset of the last record that has this key."""
-        found = self.held.arrow(False)
-        rows = [row for row, one in enumerate(found.keys.to_pylist()) if one == key]
-        return int(found.offsets[rows[-1]]) if rows else None
+        rows = [row for row, one in enumerate(self.keys) if one == key]
+        return int(self.offsets[rows[-1]]) if rows else None
 
     def latest(self) -> LogChunk:
         """Without records that a later one of the same key replaces, as far as that is cheap to
