@@ -132,11 +132,7 @@ class AutoscaledInstance:
 
 
 def start_instance(
-    number: int,
-    target: str,
-    options: Sequence[str],
-    folder: Path,
-    **more: Any,
+    number: int, target: str, options: Sequence[str], folder: Path, **more: Any
 ) -> AutoscaledInstance:
     """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: for state
     and log, kept over a restart of the number; ``more``: of `subprocess.Popen`."""

@@ -81,10 +81,7 @@ def attempting(
             now_ms = clock.monotonic_ms()
             if now_ms >= say_ms:
                 log.warning(
-                    "Still %s: %s (for %.0f s more)",
-                    what,
-                    error,
-                    deadline.remaining_ms() / 1000,
+                    "Still %s: %s (for %.0f s more)", what, error, deadline.remaining_ms() / 1000
                 )
                 say_ms, say_again_ms = now_ms + say_again_ms, min(2 * say_again_ms, SAY_SELDOM_MS)
             clock.wait(stop, min(pause_ms, deadline.remaining_ms()))

@@ -16,7 +16,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.record_columns import LogChunk
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.kafka.writing.transaction import fence
+from everflow.kafka.writing.transaction import fence_all
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 
@@ -132,7 +132,7 @@ def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
     writer.flush(10)
     with pytest.raises(RetriableError, match=r"A transaction.*0"):
         list(reader.read(tp, 0, 1, stall_timeout_s=0.5))
-    fence({"bootstrap.servers": bootstrap}, name, 10)
+    fence_all({"bootstrap.servers": bootstrap}, [name], 10)
 
 
 def test_a_range_may_begin_and_end_inside_a_batch(

@@ -15,7 +15,7 @@ from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.kafka.writing.transaction import fence
+from everflow.kafka.writing.transaction import fence_all
 from everflow.records import TopicPartition
 
 FAR = 1 << 40
@@ -51,7 +51,7 @@ def real(request: pytest.FixtureRequest, kind: str) -> Case:
 
     def open_transaction(tp: TopicPartition) -> None:
         writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
-        request.addfinalizer(lambda: fence({"bootstrap.servers": bootstrap}, name, 10))
+        request.addfinalizer(lambda: fence_all({"bootstrap.servers": bootstrap}, [name], 10))
         request.addfinalizer(writer.close)
         writer.begin()
         writer.write(tp.topic, [b"k"], [b"open"], np.ones(1, np.int64), tp.partition)

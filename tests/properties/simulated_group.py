@@ -15,6 +15,7 @@ from everflow.assignment.cluster_state import (
     TaskInfo,
     owners_of,
 )
+from everflow.assignment.lags import Lags
 from everflow.records import TaskId, TopicPartition
 
 RACKS = ("r1", "r2", "r3")
@@ -186,7 +187,7 @@ class Group:
             "I8: the order of members matters"
         )
         owners = owners_of(cluster.members)
-        _, placement = place(cluster)
+        _, placement = place(Lags(cluster))
         for task in assignment.withheld:
             assert owners[task] != {placement.active[task]}, self.told(f"I4: {task} does not move")
         if self.last is not None and self.last.followup_ms == 0 and self._undisturbed(owners):

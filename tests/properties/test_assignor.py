@@ -129,15 +129,15 @@ def test_every_decision_keeps_the_rules(seed: int) -> None:
     rng = random.Random(seed)
     cluster = random_cluster(rng)
     assignment = assign(cluster)  # raises where I1, I5, roles or the budget are violated
-    ideal, placement = place(cluster)
+    ideal, placement = place(Lags(cluster))
     lags = Lags(cluster)
     where = f"{cluster}\n{assignment}"
-    assert validate(cluster, assignment) == [], where
+    assert validate(Lags(cluster), assignment) == [], where
     assert assign(shuffled(cluster, rng)) == assignment, where  # I8
     owners = owners_of(cluster.members)
     for task in assignment.withheld:  # I4: only what goes somewhere else pauses
         assert owners[task] != {placement.active[task]}, where
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         assert not any(assignment.warmup.values()), where
         assert all(
             placement.active[task] in owners[task]
@@ -172,9 +172,9 @@ def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
     cluster = replace(
         cluster, end_sums=cluster.end_sums or {}, rules=replace(cluster.rules, rack_strategy="none")
     )
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         return
-    ideal, _ = place(cluster)
+    ideal, _ = place(Lags(cluster))
     members = [member for member in cluster.members if not member.draining] or list(cluster.members)
     for counted in (
         set(ideal.active),
@@ -223,11 +223,11 @@ def test_the_ideal_of_the_ideal_is_itself(seed: int, strategy: str) -> None:
     cluster = replace(
         cluster, rules=replace(cluster.rules, rack_strategy=strategy), held_back=frozenset()
     )
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         return
-    ideal, _ = place(cluster)
+    ideal, _ = place(Lags(cluster))
     there = owned_as(cluster, ideal.active, ideal.standby)
-    again, placement = place(there)
+    again, placement = place(Lags(there))
     assert again.active == ideal.active, there
     assert placement.active == ideal.active, there
 
@@ -252,10 +252,10 @@ def test_what_has_state_is_not_given_back_once_let_go(seed: int, strategy: str) 
     first = assign(cluster)
     active = {task: one for one, tasks in first.active.items() for task in tasks}
     let_go = {task: owners_of(cluster.members)[task] for task in first.withheld}
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         assert not let_go, cluster
         return
-    _, placement = place(owned_as(cluster, active, let_go))
+    _, placement = place(Lags(owned_as(cluster, active, let_go)))
     given_back = [
         t
         for t, holders in let_go.items()

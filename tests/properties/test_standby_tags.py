@@ -36,9 +36,7 @@ def group(
 
 
 def placed(cluster: ClusterState, active: Mapping[TaskId, str]) -> dict[TaskId, frozenset[str]]:
-    return standbys.place_standbys(
-        cluster, cluster.members, sorted(cluster.tasks), active, Lags(cluster)
-    )
+    return standbys.place_standbys(Lags(cluster), cluster.members, sorted(cluster.tasks), active)
 
 
 @given(st.integers(0, 2**32))

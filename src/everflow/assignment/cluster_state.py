@@ -17,18 +17,17 @@ RUNNING = -2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
-    """One instance of the group as the leader sees it.
+class MemberFacts:
+    """What an instance of the group says of itself.
 
-    ``owned`` are the active tasks it claims, as of ``generation`` (the last it has completed, -1 =
-    none).
+    ``process_id`` is kept in its state folder. ``owned`` are the active tasks it claims, as of
+    ``generation`` (the last it has completed, -1 = none).
     ``offset_sums`` are the copies on its disk that do not run active: standby, warm-up, dormant. A
     task that is owned *and* listed there is not running yet, or came back without its disk: then
     its lag counts, not the claim (scenario 22). ``draining`` members want to leave. ``rack`` and
     ``tags`` are for placing copies apart (KIP-392, KIP-708).
     """
 
-    member_id: str
     process_id: str
     owned: frozenset[TaskId] = frozenset()
     generation: int = -1
@@ -39,6 +38,13 @@ class Member:
     endpoint: str = ""
     draining: bool = False
     instance_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member(MemberFacts):
+    """One instance of the group as the leader sees it."""
+
+    member_id: str
 
     @property
     def order(self) -> tuple[str, str]:

@@ -266,9 +266,8 @@ class _Flow:
                 if to in rising and height[to] - here == cost - self._cost[task]:
                     yield Arc(to, task)
         if node >= self._members:
-            for place in sorted(
-                self._in_rack[node - self._members], key=self._surplus
-            ):  # those with room first
+            in_rack = self._in_rack[node - self._members]
+            for place in sorted(in_rack, key=self._surplus):  # those with room first
                 if place in rising:
                     yield Arc(place, ANY)
         for task in tasks:

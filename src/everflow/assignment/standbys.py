@@ -178,11 +178,7 @@ class Exchange:
 
 
 def place_standbys(
-    cluster: ClusterState,
-    members: Sequence[Member],
-    tasks: Sequence[TaskId],
-    active: Mapping[TaskId, str],
-    lags: Lags,
+    lags: Lags, members: Sequence[Member], tasks: Sequence[TaskId], active: Mapping[TaskId, str]
 ) -> dict[TaskId, frozenset[str]]:
     """``num.standby.replicas`` members for each task, fewer if there are not as many; never the
     task's own.
@@ -190,6 +186,7 @@ def place_standbys(
     With ``rack.aware.assignment.tags`` every next copy stands where most tags differ from those of
     all earlier copies, and load only decides among equals.
     """
+    cluster = lags.cluster
     if cluster.rules.num_standbys == 0 or len(members) < 2:
         return {}
     floor = _Floor(cluster, members, tasks, active)

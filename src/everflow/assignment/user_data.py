@@ -17,9 +17,9 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from everflow.assignment.cluster_state import MemberFacts
 from everflow.records import TaskId
 
 LATEST_VERSION = 2
@@ -42,7 +42,6 @@ _DAMAGED = (
 _MOST_BYTES = 16 << 20
 """Limit of user data, unpacked: the broker keeps at most 1 MB of all members, packed."""
 _MOST_TASKS = 1_000_000
-_EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class UserDataError(ValueError):
@@ -72,27 +71,15 @@ class AnswerError(enum.IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserData:
+class UserData(MemberFacts):
     """What one member tells the leader.
 
-    ``process_id`` is the instance's, kept in its state folder. ``owned`` are its active tasks as of
-    ``generation``, the last one it completed (-1 = none). ``offset_sums`` has every other copy on
-    its disk. ``topology`` is `digest` of the fingerprint's lines. ``error`` is NONE or
-    SHUTDOWN_REQUESTED (for the whole application). ``nonce`` changes with every join: unchanged
-    metadata make a rejoin a silent no-op on the broker (scenario 20), and the answer repeats it
+    ``topology`` is `digest` of the fingerprint's lines. ``error`` is NONE or SHUTDOWN_REQUESTED
+    (for the whole application). ``nonce`` changes with every join: unchanged metadata make a rejoin
+    a silent no-op on the broker (scenario 20), and the answer repeats it
     (`AssignmentData.answers`).
     """
 
-    process_id: str
-    owned: frozenset[TaskId] = frozenset()
-    generation: int = -1
-    threads: int = 1
-    offset_sums: Mapping[TaskId, int] = field(default_factory=lambda: _EMPTY)
-    rack: str = ""
-    tags: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    endpoint: str = ""
-    draining: bool = False
-    instance_id: str | None = None
     topology: str = ""
     error: AnswerError = AnswerError.NONE
     nonce: int = 0
@@ -123,7 +110,7 @@ class AssignmentData:
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
     warmup: frozenset[TaskId] = frozenset()
-    hosts: Mapping[str, HostTasks] | None = field(default_factory=lambda: _EMPTY)
+    hosts: Mapping[str, HostTasks] | None = field(default_factory=dict)
     followup_ms: int | None = None
     error: AnswerError = AnswerError.NONE
     message: str = ""

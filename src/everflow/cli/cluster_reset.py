@@ -356,7 +356,7 @@ class ClusterReset:
         ends = self.admin.end_offsets(partitions, "read_uncommitted")
         if position.kind == "latest":
             return ends
-        found = self.admin.offsets_for_time(partitions, position.time_ms, "read_uncommitted")
+        found = self.admin.list_offsets(partitions, position.time_ms, "read_uncommitted")
         return {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
 
     def _open_transactions(self) -> list[str]:

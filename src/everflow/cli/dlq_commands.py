@@ -271,14 +271,14 @@ def _require(topic: str, found: Sequence[DeadLetter], places: Collection[LetterP
 
 
 def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
-    from everflow.kafka.dead_letters import not_whole
+    from everflow.kafka.dead_letters import refusal
 
     def tell(mine: list[DeadLetter], why: str) -> None:
         count = counted(len(mine), "dead letter")
         echo(f"{count} left out, {topic}-{mine[0].place} first: {why}", err=True)
 
     if cut := [one for one in refused if one.parts_left_out]:
-        tell(cut, str(not_whole(topic, cut[0])))
+        tell(cut, str(refusal(topic, cut[0], None)))
     if homeless := [one for one in refused if not one.parts_left_out]:
         tell(
             homeless,

@@ -46,7 +46,7 @@ def asked(
     late = threading.Event()
     try:
         parts = urlsplit(url)
-        with closing(_connection(parts.scheme, parts.netloc, timeout_s, tls)) as connection:
+        with closing(connection_to(parts.scheme, parts.netloc, timeout_s, tls)) as connection:
             connection.connect()
             held = connection.sock
 
@@ -80,9 +80,10 @@ def asked(
     return body
 
 
-def _connection(
+def connection_to(
     scheme: str, place: str, timeout_s: float, tls: ssl.SSLContext | None
 ) -> http.client.HTTPConnection:
+    """Not made yet: it connects when it is used first."""
     if scheme == "https":
         return http.client.HTTPSConnection(place, timeout=timeout_s, context=tls)
     return http.client.HTTPConnection(place, timeout=timeout_s)

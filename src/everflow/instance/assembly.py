@@ -255,11 +255,13 @@ class ClusterRecoveryPorts:
 
     def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
         if known:
-            return self.given.admin.known_starts(partitions, KNOWN_STARTS_S)
+            return self.given.admin.list_offsets(
+                partitions, "earliest", "read_uncommitted", KNOWN_STARTS_S, whole=False
+            )
         return self.given.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
     def offsets_since(self, partitions: Sequence[TopicPartition], time_ms: int) -> Offsets:
-        return self.given.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
+        return self.given.admin.list_offsets(partitions, time_ms, "read_uncommitted")
 
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Offsets
@@ -445,7 +447,7 @@ class ClusterPorts:
 
     def _still_there(self, applied: Offsets) -> dict[TopicPartition, int]:
         try:
-            ends = self._admin.known_ends(applied, "read_uncommitted")
+            ends = self._admin.list_offsets(applied, "latest", "read_uncommitted", whole=False)
         except EverflowError as error:
             log.info("The committed offsets noted in the stores are not used: %s", error)
             return {}
@@ -472,9 +474,9 @@ class ClusterPorts:
             identity,
             blueprint.inputs,
             changelogs,
-            instance.copies,
+            instance.copies.offset_sums,
             self._end_sums,
-            self._racks,
+            self._racks.racks,
             config.assignment(),
             decide,
             max_delay_ms=config.scheduled_rebalance_max_delay_ms,
@@ -515,7 +517,9 @@ class ClusterPorts:
             config.application_id, instance.running_positions, ends, self._clock, self._ids_of
         )
         return EndOffsets(
-            lambda asked: admin.known_ends(asked, self._dependencies.isolation),
+            lambda asked: admin.list_offsets(
+                asked, "latest", self._dependencies.isolation, whole=False
+            ),
             self._clock,
             config.poll_interval_ms,
             shrunk,

@@ -282,7 +282,9 @@ class Observer:
             self.count_members = lambda: len(admin.client_ids(group))
         if admin is not None and exactly_once:
             facts = self._brokers = BrokerFacts(
-                known_ends=admin.known_ends,
+                known_ends=lambda logs, isolation: admin.list_offsets(
+                    logs, "latest", isolation, whole=False
+                ),
                 transactions=admin.transactions,
                 inputs=lambda: _inputs(self.instance()),
                 ids=lambda: _writers(self.instance()),
@@ -666,7 +668,7 @@ class DeadLetterTopic:
             part = _Part.of(admin, self.topic)
             tallies = self._tallied(part)
             newest = _newest(
-                admin, {one.source or "" for t in tallies.values() for one in t.ages.values()}
+                admin, {one.source or "" for t in tallies.values() for one in t.open.values()}
             )
         ranked = sorted(tallies.items(), key=lambda item: (-len(item[1].open), item[0]))
         causes = [
@@ -727,7 +729,7 @@ class DeadLetterTopic:
 
 
 def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
-    old = OldLetters.among(tally.ages.values(), None, newest)
+    old = OldLetters.among(tally.open.values(), None, newest)
     return 0 if old is None else old.count
 
 

@@ -19,11 +19,7 @@ from typing import Any, Literal, TypeVar
 import kafka.errors as client_errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.metadata import (
-    ApiVersionsRequest,
-    CoordinatorType,
-    FindCoordinatorRequest,
-)
+from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest
 from kafka.structs import TopicPartition as ClientTopicPartition
 
 from everflow.kafka.errors import LinkLostError, RefusedError, classify_member

@@ -13,11 +13,7 @@ from typing import Any, Literal
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.kafka.connection_settings import (
-    CHECK_CRCS,
-    CONNECTION_KEYS,
-    connection_settings,
-)
+from everflow.kafka.connection_settings import CHECK_CRCS, CONNECTION_KEYS, connection_settings
 from everflow.kafka.writing.writer_settings import WRITER_KEYS, writer_settings
 
 log = logging.getLogger("everflow")

@@ -29,6 +29,7 @@ _RENEWED_AT = 0.8
 _LIFE_S = 300.0
 """The life of a token that does not say."""
 _PREFIX = "sasl.oauthbearer."
+_OF_TOKENS = (_PREFIX, "https.")
 
 _known: dict[str, TokenProvider] = {}
 _known_lock = threading.Lock()
@@ -122,14 +123,12 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
 
 def token_provider(config: Mapping[str, Any]) -> TokenProvider:
     """The provider of these settings: one a process, so that all connections share its token."""
-    relevant = {key: str(value) for key, value in config.items() if key.startswith(_PREFIX)}
-    relevant.update({key: str(value) for key, value in config.items() if key.startswith("https.")})
-    key = json.dumps(relevant, sort_keys=True)
+    relevant = {key: str(value) for key, value in config.items() if key.startswith(_OF_TOKENS)}
     with _known_lock:
-        found = _known.get(key)
-        if found is None:
-            found = _known[key] = TokenProvider(config)
-        return found
+        key = json.dumps(relevant, sort_keys=True)
+        if key not in _known:
+            _known[key] = TokenProvider(config)
+        return _known[key]
 
 
 def hide_credentials() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -127,7 +127,7 @@ class GroupChannel:
         bootstrap_timeout_s: float = 30.0,
     ) -> None:
         self._settings = settings
-        self._assignor = _Assignor(assignor)
+        self._assignor = _Assignor(assignor, listener)
         try:
             self._consumer = KafkaConsumer(
                 **_client_config(settings, self._assignor, bootstrap_timeout_s)
@@ -145,7 +145,7 @@ class GroupChannel:
         self._coordinator = self._consumer._coordinator
         self._coordinator.heartbeat = _Heartbeat(**self._coordinator.config)
         self._committing = threading.Lock()
-        self._assignor.attach(listener, self._coordinator._subscription)
+        self._assignor.subscription = self._coordinator._subscription
         self.subscribe(topics)
 
     def subscribe(self, topics: Iterable[str]) -> None:
@@ -174,13 +174,7 @@ class GroupChannel:
         if self._at_rest():
             self.keep_alive()  # all that the client's poll does then, but for its change of threads
             return
-        try:
-            self._coordinator.poll(timeout_ms=int(timeout_s * 1000))
-        except client_errors.KafkaError as failure:
-            raise classify_member(
-                failure, f"being a member of group {self._settings.group_id}"
-            ) from failure
-        self._check_fenced()
+        self._stay(lambda: self._coordinator.poll(timeout_ms=int(timeout_s * 1000)))
 
     def _at_rest(self) -> bool:
         """True if nothing is to be done but to say that this member lives; only reads what the IO
@@ -193,13 +187,7 @@ class GroupChannel:
     def keep_alive(self) -> None:
         """Say that this member lives without rejoining: heartbeats go on, ``rebalance_timeout_ms``
         starts afresh."""
-        try:
-            self._coordinator.poll_heartbeat()
-        except client_errors.KafkaError as failure:
-            raise classify_member(
-                failure, f"being a member of group {self._settings.group_id}"
-            ) from failure
-        self._check_fenced()
+        self._stay(self._coordinator.poll_heartbeat)
 
     @property
     def joining(self) -> bool:
@@ -316,7 +304,13 @@ class GroupChannel:
         if codes:
             raise client_errors.for_code(codes.pop())()
 
-    def _check_fenced(self) -> None:
+    def _stay(self, poll: Callable[[], object]) -> None:
+        """``poll`` the client, with errors as `classify_member` has them."""
+        doing = f"being a member of group {self._settings.group_id}"
+        try:
+            poll()
+        except client_errors.KafkaError as failure:
+            raise classify_member(failure, doing) from failure
         # A fenced static id only stops the heartbeats: generation and state stay as they were.
         stopped = not self._coordinator._heartbeat_enabled
         if (
@@ -324,10 +318,8 @@ class GroupChannel:
             and self._coordinator.state is MemberState.STABLE
             and self._settings.instance_id is not None
         ):
-            raise classify_member(
-                client_errors.FencedInstanceIdError(self._settings.instance_id),
-                f"being a member of group {self._settings.group_id}",
-            )
+            fenced = client_errors.FencedInstanceIdError(self._settings.instance_id)
+            raise classify_member(fenced, doing)
 
 
 class _Heartbeat(Heartbeat):  # type: ignore[misc]
@@ -357,14 +349,10 @@ class _Heartbeat(Heartbeat):  # type: ignore[misc]
 class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
     """kafka-python's idea of an assignor around ours; KIP-429 cooperative protocol."""
 
-    def __init__(self, assignor: GroupAssignor) -> None:
-        self._assignor = assignor
-        self._listener: GroupListener | None = None
-        self._subscription: Any = None
-
-    def attach(self, listener: GroupListener, subscription: Any) -> None:
-        """Before the first join."""
-        self._listener, self._subscription = listener, subscription
+    def __init__(self, assignor: GroupAssignor, listener: GroupListener) -> None:
+        self._assignor, self._listener = assignor, listener
+        self.subscription: Any = None
+        """The client's, which is there before the first join."""
 
     @property
     def name(self) -> str:
@@ -396,12 +384,11 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
         }
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
-        self._subscription.assign_from_subscribed([])
-        if self._listener is not None:
-            partitions = frozenset(
-                TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions()
-            )
-            self._listener.on_assignment(partitions, bytes(assignment.user_data or b""), generation)
+        self.subscription.assign_from_subscribed([])
+        partitions = frozenset(
+            TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions()
+        )
+        self._listener.on_assignment(partitions, bytes(assignment.user_data or b""), generation)
 
 
 def _client_config(

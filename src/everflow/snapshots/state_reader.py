@@ -310,7 +310,7 @@ class StateReader:
         times: dict[int, int] = {}
         if point.time_ms is not None:
             logs = [TopicPartition(self.store.topic, one) for one in spans]
-            found = self.admin.offsets_for_time(logs, point.time_ms, "read_committed")
+            found = self.admin.list_offsets(logs, point.time_ms, "read_committed")
             times = {tp.partition: offset for tp, offset in found.items()}
         reaches = point.reaches(self.store.topic, spans, times)
         if point.time_ms is not None and before_all(reaches, spans):

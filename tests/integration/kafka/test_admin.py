@@ -62,7 +62,7 @@ def test_offsets_by_time_and_of_an_unknown_group(
     admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
     tp = TopicPartition(topic(1), 0)
-    assert admin.offsets_for_time([tp], 5, "read_committed") == {tp: -1}
+    assert admin.list_offsets([tp], 5, "read_committed") == {tp: -1}
     assert admin.list_offsets([tp], "earliest", "read_uncommitted") == {tp: 0}
     assert admin.committed(name, [tp]) == {}
 
@@ -120,7 +120,7 @@ def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset(
     asks: list[Callable[[float], dict[TopicPartition, int]]] = [
         lambda timeout_s: admin.end_offsets(tps, "read_committed", timeout_s),
         lambda timeout_s: admin.list_offsets(tps, "earliest", "read_uncommitted", timeout_s),
-        lambda timeout_s: admin.offsets_for_time(tps, 5, "read_committed", timeout_s),
+        lambda timeout_s: admin.list_offsets(tps, 5, "read_committed", timeout_s),
     ]
     before = [ask(30) for ask in asks]
     for ask in asks:

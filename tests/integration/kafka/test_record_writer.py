@@ -22,7 +22,7 @@ from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.kafka.writing.transaction import GroupMetadata, fence, fence_all
+from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition
@@ -77,8 +77,8 @@ def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset
         return admin.transactions([name, never])
 
     def held() -> int:
-        written = admin.known_ends([tp], "read_uncommitted")
-        return written[tp] - admin.known_ends([tp], "read_committed")[tp]
+        written = admin.list_offsets([tp], "latest", "read_uncommitted", whole=False)
+        return written[tp] - admin.list_offsets([tp], "latest", "read_committed", whole=False)[tp]
 
     try:
         assert told() == {name: TransactionState("Empty"), never: TransactionState("")}
@@ -228,7 +228,7 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     assert ClusterTopics(admin, settings).ran([tp]).foreign == {tp.topic}
     assert admin.end_offsets([out], "read_committed")[out] == 6
     began = time.monotonic()
-    fence(config, name, 10)
+    fence_all(config, [name], 10)
     assert admin.committed(name, [tp]) == {tp: CommittedOffset(20, "batch-20")}
     wait_until(
         lambda: (

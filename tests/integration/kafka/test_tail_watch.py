@@ -54,13 +54,13 @@ def test_growth_is_told_while_it_waits_and_nothing_while_there_is_none(
 ) -> None:
     """Later requests of a session name the partitions that have changed, and no others."""
     asked: list[int] = []
-    by_topic = fetch_connection._by_topic
+    topics_of = fetch_connection._asked
 
     def counted(wanted: Mapping[TopicPartition, Any], ids: Any) -> object:
         asked.append(len(wanted))
-        return by_topic(wanted, ids)
+        return topics_of(wanted, ids)
 
-    monkeypatch.setattr(fetch_connection, "_by_topic", counted)
+    monkeypatch.setattr(fetch_connection, "_asked", counted)
     target = topic(30)
     ends = {TopicPartition(target, partition): 0 for partition in range(30)}
     watch = opened(True)

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.errors import DamagedEntryError
 from everflow.instance.restore.restoration import RestoreJob, restore
 from everflow.instance.restore.restore_plan import RestorePlan
@@ -32,6 +31,7 @@ from everflow.worker.stores import UNREADABLE, CheckedAccess
 from properties.operators.operator_batches import done_by_one_task, edge_batch
 from properties.test_corrupt_bytes import COUNT, SEED, corrupt
 from unit.builders import store_spec as made_store_spec
+from unit.manual_clock import ManualClock
 
 INPUT = pa.struct([("x", pa.float64())])
 NAMES = ["n", "mean", "all"]

@@ -25,9 +25,9 @@ from everflow.assignment.cluster_state import (
     costs_of,
 )
 from everflow.assignment.lags import Lags
-from everflow.assignment.refine import Placement, refine
+from everflow.assignment.refine import refine
 from everflow.assignment.standbys import place_standbys
-from everflow.assignment.target import Ideal
+from everflow.assignment.target import Placement
 from everflow.records import TaskId, TopicPartition
 
 END = 100_000
@@ -91,7 +91,7 @@ def actives(placement: Placement) -> dict[str, int]:
 def decided(state: ClusterState) -> Placement:
     """What should be now; the whole decision is made as well, as it checks itself."""
     assign(state)
-    return place(state)[1]
+    return place(Lags(state))[1]
 
 
 def probes(state: ClusterState) -> bool:
@@ -223,11 +223,11 @@ def test_v15_nobody_has_anything() -> None:
 # --- movements: the ideal is given ----------------------------------------------------------------
 
 T0, T1, T2 = (TaskId(0, number) for number in range(3))
-IDEAL = Ideal({T0: "c1", T1: "c2", T2: "c3"}, {})
+IDEAL = Placement({T0: "c1", T1: "c2", T2: "c3"}, {})
 
 
-def refined(state: ClusterState, ideal: Ideal = IDEAL) -> Placement:
-    return refine(state, ideal, Lags(state))
+def refined(state: ClusterState, ideal: Placement = IDEAL) -> Placement:
+    return refine(Lags(state), ideal)
 
 
 def caught_up_elsewhere(warmups: int) -> ClusterState:
@@ -258,7 +258,7 @@ def test_m3_a_swap_with_a_hot_standby_is_free() -> None:
     tasks = {T0: stateful(1)[T0]}
     placement = refined(
         cluster(tasks, member("c1", lags={T0: 0}), member("c2"), warmups=0),
-        Ideal({T0: "c2"}, {T0: frozenset({"c1"})}),
+        Placement({T0: "c2"}, {T0: frozenset({"c1"})}),
     )
     assert placement.active == {T0: "c1"}
     assert placement.standby == {T0: {"c2"}}
@@ -381,7 +381,7 @@ def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
 def test_g1_standbys_in_another_zone_and_cluster() -> None:
     state, members = in_zones(distinct=True)
     active = {task: one.member_id for one in members for task in one.owned}
-    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    standby = place_standbys(Lags(state), members, sorted(active), active)
     count = Counter(one for followers in standby.values() for one in followers)
     assert dict(count) == {f"c{number}": 2 for number in range(4, 10)}
     tags = {one.member_id: one.tags for one in members}
@@ -393,7 +393,7 @@ def test_g1_standbys_in_another_zone_and_cluster() -> None:
 def test_g2_too_few_tags_still_give_all_standbys() -> None:
     state, members = in_zones(distinct=False)
     active = {task: one.member_id for one in members for task in one.owned}
-    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    standby = place_standbys(Lags(state), members, sorted(active), active)
     assert all(len(followers) == 2 for followers in standby.values())
     load = Counter([*active.values(), *(one for some in standby.values() for one in some)])
     assert max(load.values()) - min(load.values()) <= 1

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from everflow import sockets
-from everflow.clock import ManualClock
 from everflow.errors import FatalError, SetupError
 from everflow.instance.commit_gate import (
     CommitGate,
@@ -26,6 +25,7 @@ from everflow.instance.tasks.recovery import CommittedLowerBounds
 from everflow.protocol.messages import AT_LEAST_ONCE, EXACTLY_ONCE_V2, WorkerClients
 from everflow.records import CommittedOffset, MemberMetadata, TaskId, TopicPartition
 from everflow.worker.serve import GateClient
+from unit.manual_clock import ManualClock
 
 # --- commit gate ----------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import pytest
 
 from everflow import KafkaStreams, StreamsBuilder
 from everflow.assignment.cluster_state import AssignmentRules
-from everflow.clock import ManualClock
 from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, StateLockedError, TaskTimeoutError
 from everflow.instance.client_state import ClientState
@@ -31,6 +30,7 @@ from everflow_simulation.pool import FiberPool
 from everflow_simulation.scheduler import SimulatedClock
 from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
 from everflow_simulation.simulation import Simulation
+from unit.manual_clock import ManualClock
 
 SOON_S = 10.0
 """Far less than ``task.timeout.ms`` (five minutes), for which a start waits for a broker."""

@@ -35,6 +35,7 @@ from everflow.kafka.group_channel import (
     _Heartbeat,
     watch_every,
 )
+from everflow.records import TopicPartition
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_the_client_s_settings_that_guarantees_stand_on() -> None:
     half a second."""
     config = _client_config(
         GroupSettings(bootstrap_servers="b:1", group_id="app", client={"enable_auto_commit": True}),
-        _Assignor(Nothing()),
+        _Assignor(Nothing(), Nothing()),
         1.0,
     )
     wanted = {
@@ -189,7 +190,7 @@ def test_the_client_s_settings_that_guarantees_stand_on() -> None:
 
 
 class Nothing:
-    """An assignor that is never asked."""
+    """An assignor that is never asked, and a listener that hears nothing."""
 
     name = "everflow"
 
@@ -202,6 +203,11 @@ class Nothing:
         partition_counts: Mapping[str, int],
         read: Mapping[str, Collection[str]],
     ) -> Mapping[str, Given]:
+        raise NotImplementedError
+
+    def on_assignment(
+        self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int
+    ) -> None:
         raise NotImplementedError
 
 

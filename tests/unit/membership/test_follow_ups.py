@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.membership.follow_ups import AGAIN_MS, AT_ONCE_GAP_MS, GATHER_MS, FollowUps
+from everflow.membership.member import AGAIN_MS, AT_ONCE_GAP_MS, GATHER_MS, FollowUps
 from everflow.records import TaskId
 
 A, B = TaskId(0, 0), TaskId(0, 1)

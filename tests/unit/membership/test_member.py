@@ -19,7 +19,6 @@ from everflow.assignment.user_data import (
     digest,
     encode_assignment,
 )
-from everflow.clock import ManualClock
 from everflow.errors import (
     AssignmentFailedError,
     FatalError,
@@ -31,10 +30,10 @@ from everflow.errors import (
 )
 from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings
 from everflow.membership.assignor import Identity, MemberAssignor
-from everflow.membership.follow_ups import GATHER_MS
 from everflow.membership.member import (
     CLASH_MARGIN_MS,
     FINISHING_MS,
+    GATHER_MS,
     METADATA_TIMEOUT_MS,
     SPREADS_MS,
     Assigned,
@@ -46,6 +45,7 @@ from everflow.membership.member import (
     Roles,
 )
 from everflow.records import MemberMetadata, TaskId, TopicPartition
+from unit.manual_clock import ManualClock
 
 T0, T1, T2 = (TaskId(0, partition) for partition in range(3))
 LINES = ("sub-topology 0 reads topic a",)
@@ -125,7 +125,7 @@ class Driven:
 
     def __init__(self) -> None:
         self.ports, self.clock = Ports(), ManualClock(1_000)
-        three = (self.ports, self.ports, self.ports)
+        three = (self.ports.offset_sums, self.ports, self.ports.racks)
         me = Identity(process_id="p", topology=LINES)
         assignor = MemberAssignor(
             me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9

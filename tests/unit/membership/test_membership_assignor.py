@@ -27,11 +27,18 @@ from everflow.assignment.user_data import (
     digest,
     encode,
 )
-from everflow.clock import ManualClock
 from everflow.kafka.group_channel import Given
-from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, MemberAssignor
-from everflow.membership.decision_text import decision_text, known_of
+from everflow.membership.assignor import (
+    METADATA_RETRY_MS,
+    Claims,
+    Decide,
+    Identity,
+    MemberAssignor,
+    decision_text,
+    known_of,
+)
 from everflow.records import TaskId, TopicPartition
+from unit.manual_clock import ManualClock
 
 LINES = ("sub-topology 0 has key_value store s", "sub-topology 0 reads topic a")
 PROGRAM = digest(LINES)
@@ -74,9 +81,9 @@ def assignor(
         identity or Identity(process_id="p-0", threads=2, topology=LINES),
         {0: topics},
         {0: ["log"]},
+        ports.offset_sums,
         ports,
-        ports,
-        ports,
+        ports.racks,
         AssignmentRules(acceptable_lag=10),
         first_nonce=6,
         latest_version=latest_version,

@@ -270,7 +270,7 @@ def test_what_processing_left_out_of_a_reused_topic_is_not_shown(tmp_path: Path)
         def describe_topics(self, names: Any) -> Any:
             return left_out.describe_topics(names) or super().describe_topics(names)
 
-        def list_offsets(self, partitions: Any, which: str, isolation: str) -> Any:
+        def list_offsets(self, partitions: Any, which: str | int, isolation: str) -> Any:
             of = {tp.topic for tp in partitions}
             one: Any = left_out if of == {left_out.topic} else super()
             return one.list_offsets(partitions, which, isolation)

@@ -11,7 +11,6 @@ import pytest
 
 from everflow import metrics as names
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.columns.key_partitions import BY_HASH, CRC32, MURMUR2, key_partitions
 from everflow.errors import RetriableError
 from everflow.instance.thread.batch_counts import BatchCounts, misplaced_keys
@@ -34,6 +33,7 @@ from everflow.worker.decode import (
 from unit.builders import edge_batch
 from unit.builders import source as made_source
 from unit.instance.own_serde import OwnSerde
+from unit.manual_clock import ManualClock
 
 # --- log decoder ----------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.errors import RecordRefusedError, RecordTooLargeError
 from everflow.handlers import Handlers, Response
 from everflow.instance.thread.batch_counts import BatchCounts
@@ -46,6 +45,7 @@ from everflow.worker.serve import WorkerPorts
 from everflow.worker.sink import KafkaSink, left_out_entries
 from everflow.worker.task_step import SinkOutput, StepResult
 from unit.builders import batch_request, edge_batch, source
+from unit.manual_clock import ManualClock
 
 # --- large letters --------------------------------------------------------------------------------
 

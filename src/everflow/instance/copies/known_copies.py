@@ -40,7 +40,7 @@ class AtRest:
 
 @dataclass
 class Copies:
-    """`membership.assignor.LocalCopies` of this instance; any thread may call everything.
+    """What is on this instance's disk, for `membership.assignor`; any thread may call everything.
     ``recovering``: active tasks that do not run yet; ``restored``: positions of stores being
     restored, summed per task. ``delete_retention_ms``: of a changelog topic, without I/O."""
 

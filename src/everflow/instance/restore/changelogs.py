@@ -42,7 +42,10 @@ class Changelogs:
 
     def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """As `followed_ends`, for the logs whose leaders answer within a second."""
-        known = lambda own: self.admin.known_ends(own, "read_committed")  # noqa: E731
+
+        def known(own: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+            return self.admin.list_offsets(own, "latest", "read_committed", whole=False)
+
         return self._own(partitions, known) | self._followed(partitions)
 
     def _own(

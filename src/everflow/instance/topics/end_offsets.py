@@ -480,7 +480,7 @@ RACKS_PERIOD_MS = 60_000.0
 
 @dataclass
 class PartitionRacks:
-    """`membership.assignor.PartitionRacks`. `refresh` blocks; `racks` does not."""
+    """For `membership.assignor`. `refresh` blocks; `racks` does not."""
 
     read: Callable[[Collection[str]], Mapping[TopicPartition, frozenset[str]]]
     topics: Collection[str]

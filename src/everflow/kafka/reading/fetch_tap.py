@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -51,6 +52,7 @@ _DAMAGED_AGAIN_S = 10.0
 """After a damaged batch; another broker may lead the log by then."""
 
 
+@dataclass(eq=False, repr=False)
 class FetchTap:
     """Logs read forward from positions of its own, without a group. Owned by one thread; connects
     when first used.
@@ -59,37 +61,27 @@ class FetchTap:
     fetches of each log, and the columns of a third: the more logs, the smaller they are.
     """
 
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        *,
-        read_committed: bool = True,
-        ahead: bool = False,
-        ahead_bytes: int = AHEAD_BYTES,
-        fetch_bytes: int = FETCH_BYTES,
-        parsed_bytes: int = FETCH_BYTES,
-        wait_ms: int = WAIT_MS,
-        check_crcs: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``settings``: from `connection_settings`. ``ahead``: fetch beyond the ends that were
-        asked for, as far as records are known to be there; ``ahead_bytes``: the next fetches of all
-        logs together. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is parsed at
-        once of it. ``wait_ms``: how long a broker holds an answer back that would be empty.
-        ``check_crcs``: compute each batch's checksum. ``clock``: monotonic seconds."""
-        self._settings = settings
-        self._read_committed = read_committed
-        self._ahead = ahead
-        self._ahead_bytes = ahead_bytes
-        self._fetch_bytes = fetch_bytes
-        self._parsed_bytes = parsed_bytes
-        self._wait_ms = wait_ms
-        self._check_crcs = check_crcs
-        self._clock = clock
-        self._connection: FetchConnection | None = None
-        self._streams: dict[TopicPartition, _Stream] = {}
-        self.trouble = ""
-        """The passing fault that was met last, if no answer came since."""
+    settings: Mapping[str, Any]
+    """From `connection_settings`."""
+    _: KW_ONLY
+    read_committed: bool = True
+    ahead: bool = False
+    """Fetch beyond the ends that were asked for, as far as records are known to be there."""
+    ahead_bytes: int = AHEAD_BYTES
+    """The next fetches of all logs together."""
+    fetch_bytes: int = FETCH_BYTES
+    parsed_bytes: int = FETCH_BYTES
+    """What is parsed at once of a fetch."""
+    wait_ms: int = WAIT_MS
+    """How long a broker holds an answer back that would be empty."""
+    check_crcs: bool = True
+    """Compute each batch's checksum."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
+    trouble: str = field(default="", init=False)
+    """The passing fault that was met last, if no answer came since."""
+    _connection: FetchConnection | None = field(default=None, init=False)
+    _streams: dict[TopicPartition, _Stream] = field(default_factory=dict, init=False)
 
     @staticmethod
     def over(config: Mapping[str, Any], **values: Any) -> FetchTap:
@@ -119,14 +111,14 @@ class FetchTap:
             return
         connection = self._connected(timeout_s)
         connection.use_ids(ids)
-        share = max(_LEAST_BYTES, self._ahead_bytes // len(starts))
-        connection.log_bytes = min(self._fetch_bytes, share)
-        parsed_bytes = min(self._parsed_bytes, share)
+        share = max(_LEAST_BYTES, self.ahead_bytes // len(starts))
+        connection.log_bytes = min(self.fetch_bytes, share)
+        parsed_bytes = min(self.parsed_bytes, share)
         kept = {
             tp: stream for tp, stream in self._streams.items() if starts.get(tp) == stream.position
         }
         self._streams = {
-            tp: kept.get(tp) or _Stream(tp, start, parsed_bytes, self._check_crcs)
+            tp: kept.get(tp) or _Stream(tp, start, parsed_bytes, self.check_crcs)
             for tp, start in starts.items()
         }
 
@@ -154,7 +146,7 @@ class FetchTap:
             CorruptBatchError: a batch of the named log is damaged; the others can be taken from on.
             FatalError: refused for good, as classified in `everflow.kafka.errors`.
         """
-        until_s = self._clock() + timeout_s
+        until_s = self.clock() + timeout_s
         wanted = [self._streams[tp] for tp, end in ends.items() if self._streams[tp].position < end]
         for one in wanted:
             one.bound = ends[one.tp]
@@ -170,7 +162,7 @@ class FetchTap:
             self._raise_fault(wanted, over=over)
             if over:
                 return {}
-            left_s = until_s - self._clock()
+            left_s = until_s - self.clock()
             over = left_s <= 0
             self._receive(wanted, max(0.0, left_s))
 
@@ -191,21 +183,21 @@ class FetchTap:
     def _connected(self, timeout_s: float) -> FetchConnection:
         if self._connection is None:
             self._connection = FetchConnection.opened(
-                self._settings,
+                self.settings,
                 "everflow-log-reader",
                 timeout_s,
-                self._wait_ms,
-                read_committed=self._read_committed,
+                self.wait_ms,
+                read_committed=self.read_committed,
             )
         return self._connection
 
     def _fetch(self) -> bool:
         """Ask for what comes next of all logs; False if there is nothing to ask for."""
-        now_s = self._clock()
+        now_s = self.clock()
         places = {
             tp: one.next_place
             for tp, one in self._streams.items()
-            if one.again_s <= now_s and one.wants(self._ahead)
+            if one.again_s <= now_s and one.wants(self.ahead)
         }
         if not places:
             return False
@@ -233,7 +225,7 @@ class FetchTap:
 
     def _receive(self, wanted: Iterable[_Stream], wait_s: float) -> None:
         """Take in what brokers answer, waiting for the first of it."""
-        now_s = self._clock()
+        now_s = self.clock()
         again = [one.again_s - now_s for one in wanted if one.again_s > now_s]
         for tp, answer in self._connected(CONNECT_S).answers(min([wait_s, *again])).items():
             one = self._streams.get(tp)
@@ -252,11 +244,11 @@ class FetchTap:
         """Note the fault that keeps a log from being read; what passes is tried again."""
         assert self._connection is not None
         tp, at = one.tp, one.next_place.offset
-        one.again_s = self._clock() + _PAUSE_S
+        one.again_s = self.clock() + _PAUSE_S
         if isinstance(failure, LinkLostError) and failure.__cause__ is not None:
             failure = failure.__cause__  # type: ignore[assignment]
         if isinstance(failure, CorruptBatchError):
-            one.again_s = self._clock() + _DAMAGED_AGAIN_S
+            one.again_s = self.clock() + _DAMAGED_AGAIN_S
             one.fault = CorruptBatchError(
                 f"{tp}, offset {at}: the record batch cannot be read: {failure}. If it stays, the "
                 "disk of the broker that leads the partition is damaged: let another replica lead "
@@ -304,7 +296,7 @@ class FetchTap:
             damaged = isinstance(fault, CorruptBatchError)
             if damaged and not over and len(faults) < len(wanted):
                 continue
-            if not damaged or one.again_s <= self._clock():
+            if not damaged or one.again_s <= self.clock():
                 one.fault, one.again_s = None, 0.0
             raise fault
 
@@ -373,7 +365,12 @@ class _Stream:
         if len(part.offsets):
             rest = held.of(slice(len(part.offsets), None))
             self._held = rest if len(rest.offsets) else None
-        behind = min(end, self._next_offset())
+        behind = self._fetched
+        if self._held is not None:
+            behind = int(self._held.offsets[0])
+        elif self._unparsed:
+            behind = self._unparsed[0][1][0].base_offset
+        behind = min(end, behind)
         if behind == self.position:
             return None
         self.position = behind
@@ -426,8 +423,3 @@ class _Stream:
             self._unparsed[0] = (data, portion[count:])
         else:
             self._unparsed.popleft()
-
-    def _next_offset(self) -> int:
-        if self._held is not None:
-            return int(self._held.offsets[0])
-        return self._unparsed[0][1][0].base_offset if self._unparsed else self._fetched

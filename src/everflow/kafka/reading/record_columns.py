@@ -50,18 +50,13 @@ class LogColumns:
         count = int(np.searchsorted(self.offsets, offset))
         if count == len(self):
             return self
-        return self.of(slice(0, count))
-
-    def of(self, chosen: slice) -> LogColumns:
-        """Some records that follow one another."""
-        start, stop, _ = chosen.indices(len(self))
         return LogColumns(
-            keys=self.keys[start:stop],
-            values=self.values[start:stop],
-            offsets=self.offsets[start:stop],
-            timestamps=self.timestamps[start:stop],
-            headers=None if self.headers is None else self.headers[start:stop],
-            unread={row - start: why for row, why in self.unread.items() if start <= row < stop},
+            keys=self.keys[:count],
+            values=self.values[:count],
+            offsets=self.offsets[:count],
+            timestamps=self.timestamps[:count],
+            headers=None if self.headers is None else self.headers[:count],
+            unread={row: why for row, why in self.unread.items() if row < count},
         )
 
     @staticmethod
@@ -382,9 +377,8 @@ class LogChunk:
 
     def offset_of(self, key: Key) -> int | None:
         """The offset of the last record that has this key."""
-        found = self.held.arrow(False)
-        rows = [row for row, one in enumerate(found.keys.to_pylist()) if one == key]
-        return int(found.offsets[rows[-1]]) if rows else None
+        rows = [row for row, one in enumerate(self.keys) if one == key]
+        return int(self.offsets[rows[-1]]) if rows else None
 
     def latest(self) -> LogChunk:
         """Without records that a later one of the same key replaces, as far as that is cheap to

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.copies.known_copies import AtRest, Copies
 from everflow.instance.copies.state_updater import FollowedTask
@@ -22,6 +21,7 @@ from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.state.task_directory import StateDirectory
 from unit.builders import store_spec
+from unit.manual_clock import ManualClock
 
 A, B, C = (TaskId(0, p) for p in range(3))
 COUNTS = store_spec("counts")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock, Running
+from everflow.clock import Running
 from everflow.errors import TableLoadError
 from everflow.instance.copies.global_tables import CHECKED_EVERY_MS, LoadedTables
 from everflow.records import TaskId
@@ -20,6 +20,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.graph import EdgeType, LoadedTableNode
 from everflow.topology.plan import LoadedTable
 from unit.builders import store_spec
+from unit.manual_clock import ManualClock
 
 TASK = TaskId(3, 0)
 SPEC = store_spec("people", logging=False)

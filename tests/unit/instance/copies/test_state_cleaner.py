@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.clock import ManualClock
 from everflow.instance.copies.known_copies import (
     SETTLE_MS,
     Copies,
@@ -22,6 +21,7 @@ from everflow.instance.tasks.task import TaskStore
 from everflow.records import TaskId, TopicPartition
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
+from unit.manual_clock import ManualClock
 
 A, B = TaskId(0, 0), TaskId(0, 1)
 DELAY_MS = 600_000.0

@@ -13,7 +13,6 @@ import trustme
 
 from everflow import StreamsBuilder
 from everflow.assignment.user_data import digest
-from everflow.clock import ManualClock
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, RetriableError
 from everflow.instance.observer import (
@@ -30,6 +29,7 @@ from everflow.observe.page.peers import StatusClient
 from everflow.records import TopicPartition
 from everflow.topology.store_layouts import fingerprint
 from everflow.topology.subtopologies import cut
+from unit.manual_clock import ManualClock
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 

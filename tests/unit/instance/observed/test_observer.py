@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from everflow import metrics as names
-from everflow.clock import ManualClock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.instance.client_state import ClientState
@@ -22,6 +21,7 @@ from everflow.observe.desired_instances import ScalingRules
 from everflow.observe.observation import Observation
 from everflow.observe.page.view import page_view
 from everflow.records import TaskId
+from unit.manual_clock import ManualClock
 
 RESTORING = TaskStatus(
     role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=25, rate=5.0, remaining_s=5.0, copied=75

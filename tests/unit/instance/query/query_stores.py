@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.instance.client_state import ClientState
 from everflow.instance.query.queries import (
     Hosts,
@@ -24,6 +23,7 @@ from everflow.serdes.windowed import window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from unit.builders import store_spec
+from unit.manual_clock import ManualClock
 
 COUNTS = store_spec("counts")
 WINDOWS = store_spec("windows", "window", retention_ms=10**12, window_size_ms=1_000)

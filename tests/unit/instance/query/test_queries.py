@@ -22,7 +22,6 @@ from everflow.assignment.user_data import (
     encode,
     encode_assignment,
 )
-from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.client_state import ClientState
 from everflow.instance.query.queries import (
@@ -44,6 +43,7 @@ from everflow.snapshots.query_errors import (
     StoreNotFoundError,
 )
 from unit.instance.query.query_stores import COUNTS, PARTITIONS, WINDOWS, Instance, by_first_letter
+from unit.manual_clock import ManualClock
 from word_service import serve
 
 

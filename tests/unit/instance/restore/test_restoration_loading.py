@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everflow.clock import ManualClock
 from everflow.errors import LogStartMovedError, StoreMismatchError
 from everflow.instance.restore.listeners import RestoreProgress
 from everflow.instance.restore.restoration import (
@@ -26,6 +25,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
 from everflow.state.task_directory import StateDirectory
 from unit.builders import store_spec
+from unit.manual_clock import ManualClock
 
 TASK = TaskId(0, 0)
 CHANGELOG = TopicPartition("app-counts-changelog", 0)

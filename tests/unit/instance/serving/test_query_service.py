@@ -15,7 +15,7 @@ import pytest
 
 from everflow import serdes
 from everflow.assignment.user_data import HostTasks
-from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError, query_client
+from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.instance.client_state import ClientState
@@ -457,7 +457,7 @@ def test_bodies_have_a_form_and_a_size(world: World, body: bytes, status: int) -
 
 def test_the_client_bounds_what_it_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.settle(dict.fromkeys(range(PARTITIONS), 0))
-    monkeypatch.setattr(query_client, "MOST_ANSWER_BYTES", 20)
+    monkeypatch.setattr("everflow.client.MOST_ANSWER_BYTES", 20)
     with world.client() as client, pytest.raises(QueryRefusedError, match="larger than 20 bytes"):
         client.stores()
     monkeypatch.undo()

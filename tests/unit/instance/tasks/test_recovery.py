@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.errors import FatalError, OffsetsExpiredError, OffsetsWentBackError, RetriableError
 from everflow.instance.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.instance.restore.restore_plan import ChangelogState
@@ -29,6 +28,7 @@ from everflow.retry import StoppedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from unit.manual_clock import ManualClock
 
 COUNTS = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 IN, LOG = TopicPartition("in", 0), TopicPartition("app-s-changelog", 0)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.clock import ManualClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskTimeoutError
 from everflow.instance.commit_gate import GateBook
 from everflow.instance.restore.listeners import SuspendReason
@@ -26,6 +25,7 @@ from everflow.instance.tasks.task import (
 from everflow.instance.tasks.task_manager import TaskManager, TaskServices
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.retry import StoppedError
+from unit.manual_clock import ManualClock
 
 A, B, C, D = (TaskId(0, p) for p in range(4))
 

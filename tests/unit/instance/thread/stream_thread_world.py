@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from everflow.clock import ManualClock
 from everflow.config import BatchLimits
 from everflow.instance.commit_gate import GateBook
 from everflow.instance.tasks.recovery import CommittedLowerBounds, Recovery
@@ -17,6 +16,7 @@ from everflow.metrics import Metrics
 from everflow.protocol.messages import COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.topology.idle_sources import IdleSource
+from unit.manual_clock import ManualClock
 
 IN = TopicPartition("in", 0)
 TASK = TaskId(0, 0)

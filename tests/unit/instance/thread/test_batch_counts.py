@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, TopologyError, serdes
 from everflow import metrics as names
-from everflow.clock import ManualClock, SystemClock
+from everflow.clock import SystemClock
 from everflow.instance.thread.batch_counts import (
     HEAD_EVERY,
     BatchCounts,
@@ -29,6 +29,7 @@ from everflow.records import LATE_UNMATCHED
 from everflow.testing import TopologyTestDriver, wait_until
 from everflow.worker.failures import innermost_line_in
 from everflow.worker.task_step import cell
+from unit.manual_clock import ManualClock
 
 LATE = (
     "too late: the window's grace was over, by the newest record time of the task "

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from everflow.clock import ManualClock, SystemClock
+from everflow.clock import SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.instance.topics.end_offsets import (
     BUSY_PERIOD_MS,
@@ -20,6 +20,7 @@ from everflow.instance.topics.end_offsets import (
 )
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
+from unit.manual_clock import ManualClock
 
 TP, OTHER = TopicPartition("in", 0), TopicPartition("in", 1)
 Ends = Mapping[TopicPartition, int]

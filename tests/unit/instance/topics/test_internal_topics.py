@@ -8,7 +8,6 @@ from itertools import combinations_with_replacement
 import pytest
 
 from everflow import StreamsBuilder
-from everflow.clock import ManualClock
 from everflow.errors import InternalTopicError, OffsetsExpiredError, RetriableError, TopologyError
 from everflow.instance.topics.end_offsets import RACKS_PERIOD_MS, PartitionRacks
 from everflow.instance.topics.internal_topics import (
@@ -23,6 +22,7 @@ from everflow.instance.topics.internal_topics import (
     problems,
 )
 from everflow.records import TopicPartition
+from unit.manual_clock import ManualClock
 
 REPARTITION = TopicSpec("app-by-x-repartition", 2, {"cleanup.policy": "delete"}, "repartition")
 CHANGELOG = TopicSpec("app-counts-changelog", 2, {"cleanup.policy": "compact"}, "changelog")

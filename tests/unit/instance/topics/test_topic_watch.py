@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from everflow.clock import ManualClock
 from everflow.errors import (
     EverflowError,
     FatalError,
@@ -24,6 +23,7 @@ from everflow.instance.topics.internal_topics import (
 )
 from everflow.kafka.admin import TopicDescription
 from everflow.testing.waiting import wait_until
+from unit.manual_clock import ManualClock
 
 INPUT, CHANGELOG = "in", "app-counts-changelog"
 

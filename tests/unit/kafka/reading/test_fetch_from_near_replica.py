@@ -48,7 +48,8 @@ class Link:
         node, request = coroutine.args  # type: ignore[attr-defined]
         self.asked.append((node, request.rack_id))
         self.logs.append([one.partition for t in request.topics for one in t.partitions])
-        self.topics.append([t.topic or t.topic_id for t in request.topics])
+        by_id = request._min_version >= 13
+        self.topics.append([t.topic_id if by_id else t.topic for t in request.topics])
         # Only a leader names a replica, and only to a client that says its rack.
         named = NEAR if node == LEADER and request.rack_id else -1
         partitions = [

@@ -384,8 +384,8 @@ def test_check_crcs_may_be_off() -> None:
     assert "checksum" in str(read_or_reason(bytes(broken)))
     assert read_or_reason(bytes(broken), check_crcs=False) == [b"some valte"]
     given = {"bootstrap.servers": "a:1"}
-    assert FetchTap.over(given)._check_crcs
-    assert not FetchTap.over({**given, "check.crcs": "false"})._check_crcs
+    assert FetchTap.over(given).check_crcs
+    assert not FetchTap.over({**given, "check.crcs": "false"}).check_crcs
 
 
 def test_a_damaged_batch_is_named_and_fetched_again_after_a_while() -> None:

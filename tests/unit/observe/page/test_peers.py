@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import trustme
 
-from everflow.clock import ManualClock
 from everflow.observe.observation import Observation, ObservedHost, status_of
 from everflow.observe.page.peers import (
     EVERY_MS,
@@ -26,6 +25,7 @@ from everflow.observe.page.peers import (
     PeerSilentError,
     StatusClient,
 )
+from unit.manual_clock import ManualClock
 from unit.observe.observations import FULL, WHOLE, changed
 
 OWN = "a:1"
