@@ -161,9 +161,7 @@ def view(active: str, standby: str = "", warmup: str = "", *, running: bool = Tr
         ([view("a b", "a c"), view("c d", "b d")], 1, False),
     ],
 )
-def test_balanced_means_even_and_no_copy_too_many_or_too_few(
-    views: list[View], standbys: int, is_balanced: bool
-) -> None:
+def test_balanced_is_even_and_whole(views: list[View], standbys: int, is_balanced: bool) -> None:
     assert balanced(views, tasks=4, standbys=standbys) is is_balanced
 
 

@@ -207,9 +207,7 @@ TWO = [1, 1 + KEYS]
     ],
 )
 @pytest.mark.parametrize("store", [ORDERS_STORE, PAYMENTS_STORE])
-def test_the_changelog_of_a_join_s_store(
-    store: str, found: list[int], breach: Analysis | None
-) -> None:
+def test_a_join_store_s_changelog(store: str, found: list[int], breach: Analysis | None) -> None:
     orders = {n: Order(n, Kind.GOOD) for n in TWO}
     truth = Truth(joined=orders) if store == ORDERS_STORE else Truth(paid=orders)
     told = of_changelog(truth, written(store, *map(entry, found)))
@@ -271,9 +269,7 @@ def test_an_offset_has_one_value() -> None:
 
 
 @pytest.mark.parametrize("left", [[1], []], ids=["behind", "at the end"])
-def test_what_is_not_there_any_more_was_not_committed_unless_its_topic_is_compacted(
-    left: list[int],
-) -> None:
+def test_what_is_gone_was_not_committed_unless_its_topic_is_compacted(left: list[int]) -> None:
     early = copies(7, 8)
     late = {0: [early[0][at] for at in left]}
     found = read_again("out", early, late)

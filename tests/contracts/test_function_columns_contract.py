@@ -304,9 +304,7 @@ SEVENTH = [(b"k", b'{"a": %d}' % a) for a in (1, 2, 3, 8, 7, 9, 7, 1)]
         (lambda: pickled(only_positive)("value.a"), "ZeroDivisionError"),
     ],
 )
-def test_a_function_that_fails_names_its_record_and_its_line(
-    column: Callable[[], Column], says: str
-) -> None:
+def test_a_failing_function_names_record_and_line(column: Callable[[], Column], says: str) -> None:
     with pytest.raises(RecordFailure) as failed:
         mapped(column)(SEVENTH)
     failure = failed.value.failure

@@ -111,9 +111,7 @@ def test_scenario_16_streams_of_different_pace_in_one_batch(count: int, told: To
 
 
 @pytest.mark.parametrize("history", [5, 40])
-def test_scenario_28_a_restored_versioned_store_has_its_history(
-    history: int, told: Told, tmp_path: Path
-) -> None:
+def test_scenario_28_versions_survive_a_restore(history: int, told: Told, tmp_path: Path) -> None:
     """Versions that a changelog gave back, in chunks with several of one key, are those that Kafka
     Streams had."""
     drawn, program = random.Random(28), _versions(history)

@@ -258,9 +258,7 @@ def test_windows_are_found_in_all_segments_in_key_order(windows: Store, time_key
         assert None not in view.get_many([keys[7], keys[0], keys[3]])
 
 
-def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(
-    windows: Store, time_key: TimeKey
-) -> None:
+def test_windows_behind_retention_go_from_any_segment(windows: Store, time_key: TimeKey) -> None:
     keys = [time_key(b"a", minute * MINUTE_MS) for minute in range(12)]
     for key in keys:
         windows.apply([(key, b"v")])

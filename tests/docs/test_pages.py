@@ -68,9 +68,7 @@ def test_a_page_does_what_it_says(
         ("<!-- test: run exit=3 -->\n```bash\nexit 2\n```", "ended with 2"),
     ],
 )
-def test_a_page_that_says_something_else_than_its_code_does_is_found(
-    page: str, says: str, tmp_path: Path
-) -> None:
+def test_a_page_that_differs_from_its_code_is_found(page: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(BlockError, match=says):
         _run(blocks(page, "p.md"), tmp_path)
 

@@ -55,9 +55,7 @@ def headers_of(cluster: Cluster, topic: str, count: int) -> dict[bytes, Sequence
     return found
 
 
-def test_headers_of_any_bytes_pass_a_program_its_dead_letters_and_a_replay(
-    app: Application, cluster: Cluster
-) -> None:
+def test_any_header_passes_program_letters_and_replay(app: Application, cluster: Cluster) -> None:
     source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
     with closing(RecordWriter({"bootstrap.servers": cluster.bootstrap}, None)) as writer:
         write(writer, TopicPartition(source, 0), RECORDS)

@@ -38,9 +38,7 @@ def written(cluster: Cluster, topic: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
-    app: Application, cluster: Cluster
-) -> None:
+def test_each_is_a_dead_letter_wherever_it_was_to_go(app: Application, cluster: Cluster) -> None:
     dead, builder = cluster.topic("dead", 1), StreamsBuilder()
     names = ("output", "repartition", "changelog")
     sources = {name: cluster.topic(f"{name}-in", 1) for name in names}
@@ -83,9 +81,7 @@ def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
         assert f"Its time is {at} ms" in message
 
 
-def test_without_a_topic_it_stops_the_instance_and_names_record_and_cure(
-    app: Application, cluster: Cluster
-) -> None:
+def test_without_a_topic_it_stops_with_record_and_cure(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     written(cluster, source)
     builder = StreamsBuilder()
@@ -98,9 +94,7 @@ def test_without_a_topic_it_stops_the_instance_and_names_record_and_cure(
     assert "timestamp= of the source" in str(error)
 
 
-def test_a_dead_letter_that_is_too_far_ahead_for_its_topic_has_the_present_time(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_letter_too_far_ahead_gets_the_present_time(app: Application, cluster: Cluster) -> None:
     source = cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1))
     output, dead = cluster.topic("out", 1), cluster.topic("dead", 1)
     now = int(time.time() * 1000)

@@ -38,9 +38,7 @@ def app(standing: Application) -> Application:
     return standing
 
 
-def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_seconds(
-    app: Application,
-) -> None:
+def test_a_worker_killed_in_a_transaction_delays_others_under_two_seconds(app: Application) -> None:
     """Scenario 11: the instance fences the dead worker's transaction at once, it does not time
     out."""
     app.arm(OFFSETS_SENT)

@@ -209,9 +209,7 @@ REGISTERED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("place", REGISTERED)
-def test_a_registry_that_is_away_is_waited_for_wherever_its_serde_writes(
-    place: str, tmp_path: Path
-) -> None:
+def test_an_absent_registry_is_waited_for_wherever_it_writes(place: str, tmp_path: Path) -> None:
     away = tmp_path / "away"
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=VALUE)

@@ -202,9 +202,7 @@ def asked(topic: str, key: str, value: int, partitions: int) -> Any:
         (lambda: asked, lambda: F.lit("out")),
     ],
 )
-def test_no_partition_drops_the_record_and_none_leaves_it_to_the_key(
-    partitioner: Any, topic: Any
-) -> None:
+def test_no_partition_drops_it_and_none_leaves_it_to_the_key(partitioner: Any, topic: Any) -> None:
     StreamsBuilder()
     given = topic() if callable(topic) and topic.__code__.co_argcount == 0 else topic
     assert written(partitioner(), given) == [0, 1]

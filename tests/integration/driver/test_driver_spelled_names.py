@@ -342,9 +342,7 @@ def in_turn() -> Spelling:
         ),
     ],
 )
-def test_every_place_takes_every_spelling(
-    spelling: Spelling, plain: Mapping[str, list[Any]]
-) -> None:
+def test_each_place_takes_each_spelling(spelling: Spelling, plain: Mapping[str, list[Any]]) -> None:
     assert set(plain) > {f"out-{place}" for place in PLACES}
     found = results(spelling)
     assert {topic for topic in plain if plain[topic] != found.get(topic)} == set()

@@ -149,9 +149,7 @@ def test_the_default_is_for_sources_that_say_nothing() -> None:
         ),
     ],
 )
-def test_an_extractor_without_an_answer_stops_and_names_the_record(
-    timestamp: Any, rows: Any, says: str
-) -> None:
+def test_an_extractor_without_answer_names_the_record(timestamp: Any, rows: Any, says: str) -> None:
     StreamsBuilder()
     with pytest.raises((RecordError, RecordTimeError), match=says):
         seen(timestamp(), rows)

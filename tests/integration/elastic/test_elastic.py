@@ -47,9 +47,7 @@ def test_an_instance_joins_is_bounced_and_killed(broker: EmbeddedBroker, tmp_pat
     assert run.report.faults.keys() == {"scale-out", "bounce", "kill-driver"}
 
 
-def test_out_and_back_with_kills_that_others_take_over(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+def test_out_and_back_with_kills_others_take_over(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Scenarios 1, 2 and 23: dynamic members drain; whose tasks come back has them replayed from
     its position."""
     plan = Plan(
@@ -103,9 +101,7 @@ def finish_right(stage: Stage) -> None:
     assert report.right, report
 
 
-def test_a_static_member_with_an_empty_disk_takes_nothing_while_a_hot_copy_lives(
-    stage: OpenStage,
-) -> None:
+def test_a_static_member_with_an_empty_disk_waits_while_a_hot_copy_lives(stage: OpenStage) -> None:
     """Scenario 22."""
     app = stage(**{"num.standby.replicas": 1, "session.timeout.ms": 300_000})
     app.group.start(1, **{"group.instance.id": "one"})
@@ -152,9 +148,7 @@ def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenSt
     assert report.right, report
 
 
-def test_a_broker_that_stands_still_for_seconds_empties_no_store(
-    broker: EmbeddedBroker, stage: OpenStage
-) -> None:
+def test_a_broker_standing_still_empties_no_store(broker: EmbeddedBroker, stage: OpenStage) -> None:
     """While instances join and one is killed: recoveries, restores, copies and the leader ask for
     ends of logs all the time."""
     app = stage(**SHORT_SESSION, **{"num.standby.replicas": 1})

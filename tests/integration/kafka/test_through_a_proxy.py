@@ -161,9 +161,7 @@ def read(proxy: KafkaProxy, tp: TopicPartition, timeout_s: float = READ_S) -> li
         K.REPLICA_NOT_AVAILABLE,
     ],
 )
-def test_a_fetch_that_is_refused_for_now_is_sent_again(
-    proxy: KafkaProxy, written: TopicPartition, code: int
-) -> None:
+def test_a_refused_fetch_is_repeated(proxy: KafkaProxy, written: TopicPartition, code: int) -> None:
     fault = proxy.refuse("Fetch", code, 2)
     assert read(proxy, written) == [b"v"]
     assert fault.happened == 2
@@ -177,11 +175,7 @@ def test_a_fetch_that_is_refused_for_now_is_sent_again(
     ],
 )
 def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(
-    proxy: KafkaProxy,
-    written: TopicPartition,
-    code: int,
-    error: type[EverflowError],
-    says: str,
+    proxy: KafkaProxy, written: TopicPartition, code: int, error: type[EverflowError], says: str
 ) -> None:
     fault = proxy.refuse("Fetch", code, None)
     try:
@@ -208,9 +202,7 @@ def test_a_coordinator_that_nobody_names_yet_is_looked_for_again(
     assert read(proxy, tp) == [b"v"]
 
 
-def test_a_coordinator_that_is_forbidden_is_told_with_the_transactional_id(
-    proxy: KafkaProxy, topic: Topic, name: str
-) -> None:
+def test_a_forbidden_coordinator_names_the_id(proxy: KafkaProxy, topic: Topic, name: str) -> None:
     tp = TopicPartition(topic(1), 0)
     fault = proxy.refuse("FindCoordinator", K.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None)
     try:

@@ -97,9 +97,7 @@ class Listener:
         self.calls.append(("suspended", progress))
 
 
-def test_a_restart_goes_on_where_the_last_instance_committed(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_restart_goes_on_where_the_last_one_committed(app: Application, cluster: Cluster) -> None:
     """At least once; exactly once `test_crash_points_killed` and the families have it."""
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(70))
@@ -157,9 +155,7 @@ def test_a_quiet_store_stays_fresh_and_state_without_a_role_is_removed(
     assert cluster.longs(output) == counts_of(words(77))
 
 
-def test_a_deleted_state_folder_is_restored_from_the_changelog(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_deleted_state_folder_is_restored_from_a_log(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(700))
     topology = counting(source, output)
@@ -237,9 +233,7 @@ def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
     own.cluster.close()
 
 
-def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_new_store_comes_if_asked_a_lost_one_does_not(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(20))
 
@@ -274,9 +268,7 @@ def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
         assert lost in str(error.value)
 
 
-def test_an_input_made_again_while_stopped_is_told_and_read_from_its_beginning(
-    app: Application, cluster: Cluster
-) -> None:
+def test_an_input_made_again_is_told_and_read_from_0(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(20))
     topology = counting(source, output)
@@ -327,9 +319,7 @@ def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Clus
     assert {cluster.config(name)["message.timestamp.type"] for name in own} == {"CreateTime"}
 
 
-def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_repartition_topic_is_purged_up_to_the_commit(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(100))
     builder = StreamsBuilder()
@@ -352,9 +342,7 @@ def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
     assert cluster.longs(output) == counts_of(words(110))
 
 
-def test_two_instances_share_the_partitions_and_hand_them_over(
-    app: Application, cluster: Cluster
-) -> None:
+def test_two_instances_share_and_hand_over_partitions(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in", 4), cluster.topic("out")
 
     def batch(number: int) -> list[Record]:
@@ -402,9 +390,7 @@ def test_two_instances_share_the_partitions_and_hand_them_over(
     assert cluster.longs(output) == counts_of([*batch(1), *batch(2), *batch(3)])
 
 
-def test_metadata_is_kept_for_partitions_that_did_not_move(
-    app: Application, cluster: Cluster
-) -> None:
+def test_metadata_is_kept_for_partitions_that_stay(app: Application, cluster: Cluster) -> None:
     """A task of two inputs commits both with the same batch id and stream time, also where only one
     has records."""
     left, right = cluster.topic("left", 1), cluster.topic("right", 1)

@@ -25,9 +25,7 @@ def topology(source: str) -> Topology:
     return builder.build()
 
 
-def test_a_client_reads_what_was_committed(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_client_reads_the_committed(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source = cluster.topic("in", 3)
     authority, certificate, key = (tmp_path / name for name in ("ca", "certificate", "key"))
     made = trustme.CA()

@@ -129,11 +129,7 @@ def changelog(app: Application, store: str) -> str:
 
 
 def told(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    app: Application,
-    cluster: Cluster,
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, app: Application, cluster: Cluster
 ) -> None:
     """`everflow state`, of a program in a file."""
     module = f"state_{app.id.replace('-', '_')}"

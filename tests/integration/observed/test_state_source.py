@@ -46,9 +46,7 @@ spark.stop()
 """
 
 
-def test_a_cluster_reads_a_store_by_module_and_by_serdes(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_cluster_reads_it_both_ways(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source = cluster.topic("in", 3)
     with app.running(topology(source)) as streams:
         for round_ in (1, 2):

@@ -288,9 +288,7 @@ def commit(broker: EmbeddedBroker, group: str, topic: str) -> None:
 
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("door", DOORS)
-def test_every_client_comes_in(
-    secure: EmbeddedBroker, token_url: str, door: str, names: str
-) -> None:
+def test_all_clients_come_in(secure: EmbeddedBroker, token_url: str, door: str, names: str) -> None:
     given = settings(secure, token_url, door, names, "bob")
     config = StreamsConfig({"application.id": "open", **given})
     check_clients(config)
@@ -308,11 +306,7 @@ def test_every_client_comes_in(
     ],
 )
 def test_a_refusal_does_not_wait_for_the_task_s_time_out(
-    secure: EmbeddedBroker,
-    token_url: str,
-    tmp_path: Path,
-    changed: dict[str, str],
-    told: str,
+    secure: EmbeddedBroker, token_url: str, tmp_path: Path, changed: dict[str, str], told: str
 ) -> None:
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "other"))
     given = settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice")

@@ -219,9 +219,7 @@ number_batches = st.lists(
 
 
 @given(split=number_batches, window=windows, every=st.booleans())
-def test_python_aggregates_with_tombstones_and_changes_in_place(
-    split: Any, window: TimeWindows | None, every: bool
-) -> None:
+def test_functions_delete_and_change(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = items_layout(window=window, emit_every_update=every)
     check(spec, Model(window, items_step), split, pa.int64(), spec.value_serde.decode)
 

@@ -128,9 +128,7 @@ def test_early_and_final_results_are_those_of_a_loop(
 
 @settings(max_examples=20)
 @given(records=RECORDS, sizes=CUTS, amount=st.sampled_from([2, 3, "3 ms"]))
-def test_sliding_windows_give_the_same_under_every_cut(
-    records: list[Record], sizes: list[int], amount: Any
-) -> None:
+def test_sliding_windows_under_cuts(records: list[Record], sizes: list[int], amount: Any) -> None:
     windows = SlidingWindows.of_time_difference_and_grace(SIZE, GRACE)
     emit = EmitStrategy.every(amount)
 

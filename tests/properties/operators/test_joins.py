@@ -141,9 +141,7 @@ def stream_table_model(kind: JoinKind, rows: Sequence[Row]) -> list[Result]:
 
 
 @given(st.sampled_from([JoinKind.INNER, JoinKind.LEFT]), ROWS, CUTS)
-def test_a_stream_sees_a_table_as_it_was_at_each_record(
-    kind: JoinKind, rows: list[Row], cuts: list[int]
-) -> None:
+def test_records_see_the_table_as_it_was(kind: JoinKind, rows: list[Row], cuts: list[int]) -> None:
     assert stream_table(kind, rows, cuts) == stream_table_model(kind, rows)
 
 

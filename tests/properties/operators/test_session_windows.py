@@ -227,9 +227,7 @@ def test_built_in_aggregates(
 
 
 @given(split=split_of(st.none() | st.just(True)), windows=sessions, every=st.booleans())
-def test_a_bare_count_counts_null_values_and_is_javas_long(
-    split: list[Any], windows: SessionWindows, every: bool
-) -> None:
+def test_a_bare_count_is_javas_long(split: list[Any], windows: SessionWindows, every: bool) -> None:
     layout = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
     model = Model(windows, lambda key, value, before: (before or 0) + 1, lambda a, b: a + b)
     check(

@@ -183,9 +183,7 @@ GARBAGE: list[Any] = [
 @pytest.mark.parametrize(
     "assignor", [Raises(), Raises(SystemExit(1)), *(Fixed(answer) for answer in GARBAGE)]
 )
-def test_nobody_stops_because_an_assignor_fails(
-    assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_stops_nobody(assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture) -> None:
     decide = decide_with(assignor)
     for _ in range(2):
         assert decide(TWO).active == {"m1": {A, FREE}, "m2": {B, C}}

@@ -200,9 +200,7 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
         (0.5, ClientState.REBALANCING, 10.0),
     ],
 )
-def test_a_sample_that_takes_long_is_taken_less_often(
-    took_s: float, state: ClientState, pause_s: float
-) -> None:
+def test_slow_samples_come_less_often(took_s: float, state: ClientState, pause_s: float) -> None:
     """Of 1,000 partitions it takes a tenth of a second of a core; who waits for a start is told
     more often."""
     assert run_module.pause_s(took_s, state) == pause_s

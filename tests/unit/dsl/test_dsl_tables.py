@@ -246,9 +246,7 @@ def last(builder: StreamsBuilder) -> StatefulNode:
     return node
 
 
-def test_a_count_has_a_session_store_and_session_keys(
-    sessions: SessionWindowedKStream, builder: StreamsBuilder
-) -> None:
+def test_a_count_keeps_sessions(sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
     table = sessions.count(store="visits")
     node = last(builder)
     assert node.label == "AGGREGATE"

@@ -279,9 +279,7 @@ def test_operators_are_heard_from_the_drivers_host_alone(tmp_path: Path) -> None
     stranger.server.close()
 
 
-def test_a_program_is_packed_with_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_pack_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "packed_program"
     (package / "__pycache__").mkdir(parents=True)

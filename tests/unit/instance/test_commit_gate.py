@@ -206,9 +206,7 @@ def test_a_socket_that_was_deleted_is_an_error_not_aborted_batches_for_ever(grou
         gate.close()
 
 
-def test_no_place_for_the_socket_is_said(
-    group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_socket_is_said(group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     monkeypatch.setattr(sockets, "_SHORT_BASE", str(tmp_path / "none"))
     gate = CommitGate(book=GateBook(), backend=backend_of(group))
@@ -217,9 +215,7 @@ def test_no_place_for_the_socket_is_said(
     gate.close()
 
 
-def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(
-    gate: tuple[GateBook, str], group: Group
-) -> None:
+def test_the_answer_has_that_moment_s_metadata(gate: tuple[GateBook, str], group: Group) -> None:
     book, path = gate
     assert len(path) < 100
     book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
@@ -247,9 +243,7 @@ def test_a_worker_is_told_its_clients_settings_over_the_socket_unseen(group: Gro
     assert "hunter2" not in f"{clients!r} {backend!r}"
 
 
-def test_at_least_once_commits_through_the_member_and_tells_of_deferral(
-    gate: tuple[GateBook, str], group: Group
-) -> None:
+def test_at_least_once_commits_through_the_member(gate: tuple[GateBook, str], group: Group) -> None:
     book, path = gate
     group.takes = False  # the group is rebalancing: scenario 26
     book.begin("i.1.0", 0, AT_LEAST_ONCE, {TASK: book.epoch(TASK)})

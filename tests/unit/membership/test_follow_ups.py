@@ -32,9 +32,7 @@ def test_hot_warm_ups_are_gathered_from_the_first(follow_ups: FollowUps) -> None
     assert follow_ups.due(101.0 + GATHER_MS, False) is None, "once per join"
 
 
-def test_during_a_rebalance_nothing_is_asked_and_what_it_settled_is_forgotten(
-    follow_ups: FollowUps,
-) -> None:
+def test_a_rebalance_asks_nothing_and_forgets_what_it_settled(follow_ups: FollowUps) -> None:
     follow_ups.joining()
     follow_ups.became_hot(A, 0.0)
     follow_ups.became_hot(B, 0.0)

@@ -169,9 +169,7 @@ def test_what_would_end_its_thread_in_silence_is_an_error(failure: BaseException
         OwnCode(10.0).run("Plug", ends)
 
 
-def test_one_that_hangs_is_left_alone_and_not_entered_again_before_it_came_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_one_that_hangs_is_not_entered_before_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     code, go_on, entered = OwnCode(0.05), threading.Event(), []
 
     def hangs() -> None:

@@ -309,9 +309,7 @@ def test_stores_are_found_with_their_changelogs() -> None:
         (120_001, "2026-11-26T12:00:00.120001Z"),
     ],
 )
-def test_a_time_has_milliseconds_as_in_the_other_commands(
-    micros: int, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_time_is_to_the_ms(micros: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And microseconds where a program's own column has some."""
     from everflow.cli import state
 

@@ -99,9 +99,7 @@ def gate() -> Iterator[str]:
     server.close()
 
 
-def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
-    gate: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_gate_closes_on_who_asks_too_much(gate: str, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(WAIT_S)
         asking.connect(gate)
@@ -112,9 +110,7 @@ def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
         assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
 
 
-def test_a_worker_does_not_commit_with_more_offsets_than_the_gate_hears(
-    gate: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_commit_is_larger_than_a_gate_hears(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "MOST_LINE_BYTES", MOST)
     with closing(GateClient(gate)) as client:
         answer = client.commit("i.0.0", [("topic", 0, 1, "m" * MOST)])
@@ -218,9 +214,7 @@ def test_an_answer_of_the_jvm_is_bounded(tmp_path: Path, size: int) -> None:
         client.run(1, ROWS, ROWS.schema)
 
 
-def test_a_record_too_large_for_the_jvm_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_for_the_jvm_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MOST_MESSAGE_BYTES", 10)
     with (
         closing(ColumnClient(str(tmp_path / "none"))) as client,

@@ -175,9 +175,7 @@ class Reader:
         self.closed = True
 
 
-def test_a_reader_is_opened_by_the_first_request_and_closed_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_request_opens_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, asked = Reader(), []
     told = WorkerClients({"bootstrap.servers": "b:1"})
     monkeypatch.setattr(serve, "clients_of", lambda request: told)

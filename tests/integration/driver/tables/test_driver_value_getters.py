@@ -226,9 +226,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("join", "chain"), cases())
-def test_a_table_without_a_store_is_what_one_with_a_store_is(
-    join: Callable[..., Any], chain: Chain
-) -> None:
+def test_a_table_without_a_store_is_as_one_with_it(join: Callable[..., Any], chain: Chain) -> None:
     records = script(seed=7)
     found = written(join, chain, {}, records)
     assert found == written(join, chain, {"store": "kept"}, records)
@@ -303,9 +301,7 @@ def test_a_versioned_table_is_seen_through_its_mapper_as_of_the_records_time() -
 
 
 @pytest.mark.parametrize("history", [None, "1 minute"])
-def test_two_tables_that_come_of_one_see_its_entry_before_they_are_joined(
-    history: str | None,
-) -> None:
+def test_two_tables_that_come_of_one_see_its_entry_before_their_join(history: str | None) -> None:
     builder = StreamsBuilder()
     table = table_of(builder, history)
     left, right = (table.map_values(F.concat("value", F.lit(end))) for end in ("<", ">"))

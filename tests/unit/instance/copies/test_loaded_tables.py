@@ -128,9 +128,7 @@ def test_a_generation_takes_the_place_of_the_one_before_as_a_whole(world: World)
     assert [path.name for path in world.folder.iterdir()] == [world.place().name]
 
 
-def test_a_refresh_that_fails_keeps_the_last_one_and_is_told(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_refresh_keeps_the_last(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def break_() -> None:
         world.failure = OSError("the lake is away")
 

@@ -86,9 +86,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.directory.close()
 
 
-def test_a_task_in_no_role_goes_after_the_delay_and_is_offered_no_more(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_in_no_role_goes_with_time(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="everflow")
     world.leave_copy(A)
     world.leave_copy(B)
@@ -126,9 +124,7 @@ def test_a_copy_that_a_join_may_have_told_of_stays(world: World) -> None:
     assert (world.directory.tasks(), world.copies.offset_sums()) == ([A], {A: 10})
 
 
-def test_a_folder_that_cannot_be_removed_stays_offered_with_a_warning(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_stays_is_warned_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.leave_copy(A)
     (world.directory.path / ".removed").write_text("in the way")
     assert not world.wait(2 * DELAY_MS)

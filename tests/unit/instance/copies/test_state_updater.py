@@ -170,9 +170,7 @@ def test_a_task_never_opened_is_given_back_too(world: World) -> None:
     assert [task.state for task in given[0]] == [TaskState.CREATED]
 
 
-def test_a_copy_whose_log_begins_behind_it_is_rebuilt(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_before_its_log_is_rebuilt(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.stable[log_of(A)] = 4
     world.updater.add([world.task(A)])
     world.rounds(3)

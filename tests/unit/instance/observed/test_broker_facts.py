@@ -131,9 +131,7 @@ def test_a_transaction_is_open_for_as_long_as_it_was_when_it_was_asked_for(
     assert known.writers()[0].open_s == 0.1, "nothing new was told"
 
 
-def test_without_an_answer_the_last_one_holds_and_grows_old(
-    known: BrokerFacts, brokers: Brokers, clock: ManualClock
-) -> None:
+def test_the_last_answer_holds(known: BrokerFacts, brokers: Brokers, clock: ManualClock) -> None:
     known.ask()
     clock.advance(8_000)
     known.ask()

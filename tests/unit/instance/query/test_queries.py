@@ -240,9 +240,7 @@ def test_metadata_for_a_key(instance: Instance) -> None:
         instance.query_metadata_for_key("counts", "c", lambda key, count: 9)
 
 
-def test_metadata_for_a_key_says_how_far_the_copy_here_is_behind(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_says_a_copy_s_lag(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.end = 9
     lags = {
         key: instance.query_metadata_for_key("counts", key, by_first_letter).lag for key in "abc"
@@ -430,9 +428,7 @@ def test_any_instance_answers_for_every_key(instances: dict[str, Instance]) -> N
         assert ask(host, "never counted") is None
 
 
-def test_while_tasks_move_a_copy_that_is_recent_enough_answers(
-    instances: dict[str, Instance],
-) -> None:
+def test_while_tasks_move_a_copy_recent_enough_answers(instances: dict[str, Instance]) -> None:
     for instance in instances.values():
         instance.state, instance.hosts = ClientState.REBALANCING, {}
         instance.copies, instance.active = instance.active, {}

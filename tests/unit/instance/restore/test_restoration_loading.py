@@ -137,9 +137,7 @@ RECORDS: list[tuple[bytes | None, bytes | None] | None] = [
 FOLDED = {b"a": pack_value(3, b"3"), b"c": pack_value(4, b"4")}
 
 
-def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_fresh_store_is_the_fold_of_a_log(directory: StateDirectory, clock: ManualClock) -> None:
     heard = Heard()
     made = prepared(directory, state(8))
     result = restore(job_of(made), Log(RECORDS, clock), clock=clock, listener=heard)
@@ -197,9 +195,7 @@ def test_a_restore_that_was_cut_off_goes_on_short_of_forgotten_deletes(tmp_path:
     with_directory.close()
 
 
-def test_a_reader_s_failure_passes_through_and_the_listener_knows(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_the_listener_knows_a_failed_read(directory: StateDirectory, clock: ManualClock) -> None:
     class Broken(Log):
         def read(
             self, tp: TopicPartition, start: int, end: int, *, every: bool = False
@@ -215,9 +211,7 @@ def test_a_reader_s_failure_passes_through_and_the_listener_knows(
     assert made.store.position == 2
 
 
-def test_a_restore_ends_when_another_owner_claims_the_store(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_another_owner_s_claim_ends_it(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     made.store.claim("someone else")
     with pytest.raises(StoreMismatchError):
@@ -232,9 +226,7 @@ def test_an_empty_log_sets_the_position(directory: StateDirectory, clock: Manual
     assert (made.store.position, log.reads) == (0, [])
 
 
-def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_recreated_log_rebuilds_the_store(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     again = prepared(directory, state(1, topic_id="t2"), "i2")
@@ -248,9 +240,7 @@ def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
     assert content(again.store) == {b"z": pack_value(0, b"9")}
 
 
-def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_damaged_store_is_rebuilt_and_told(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     made.store.close()
     (made.store.path / "data.mdb").write_bytes(b"\xff" * 8192)
@@ -262,9 +252,7 @@ def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
     assert content(again.store) == FOLDED
 
 
-def test_the_claim_refuses_what_an_earlier_owner_applies_later(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_claim_refuses_an_earlier_owner(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     prepared(directory, state(8), "i2")
@@ -274,9 +262,7 @@ def test_the_claim_refuses_what_an_earlier_owner_applies_later(
     assert content(made.store) == FOLDED
 
 
-def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+def test_the_shortest_comes_first_a_stop_ends_the_rest(tmp_path: Path, clock: ManualClock) -> None:
     with_directory = StateDirectory.open(tmp_path, "app")
     jobs = []
     for partition, end in ((0, 8), (1, 3)):
@@ -299,9 +285,7 @@ def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(
     with_directory.close()
 
 
-def test_a_window_store_restores_only_what_its_retention_keeps(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+def test_a_window_store_restores_what_retention_keeps(tmp_path: Path, clock: ManualClock) -> None:
     with_directory = StateDirectory.open(tmp_path, "app")
     spec = store_spec("daily", "window", retention_ms=120_000, window_size_ms=60_000)
     starts = [minute * 60_000 for minute in range(50)]

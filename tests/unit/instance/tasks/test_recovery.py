@@ -261,9 +261,7 @@ def test_stop_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize(("policy", "offset"), [("earliest", 5), ("latest", 100)])
-def test_without_offsets_and_records_the_policy_decides_and_the_start_is_reported(
-    policy: str, offset: int
-) -> None:
+def test_without_offsets_and_records_the_policy_decides(policy: str, offset: int) -> None:
     ports, active = FakePorts({}), task()
     ports.starts[IN] = 5
     ports.ends[LOG] = 0
@@ -455,9 +453,7 @@ def test_records_of_a_repartition_topic_are_deleted_only_behind_committed_offset
 
 
 @pytest.mark.parametrize("others", [(), (OTHER,)])
-def test_a_repartition_topic_of_others_without_a_leader_holds_nobody_up(
-    others: tuple[TopicPartition, ...],
-) -> None:
+def test_others_leaderless_repartition_holds_up_nobody(others: tuple[TopicPartition, ...]) -> None:
     ports, active = FakePorts(COMMITTED), task()
     ports.starts[OTHER] = 0
     ports.purged_partitions, ports.leaderless = [IN, REKEYED, *others], {REKEYED}

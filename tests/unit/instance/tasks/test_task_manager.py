@@ -348,9 +348,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_comes_a_task_is_in_one_place_and_everything_is_released(
-    events: list[tuple[str, frozenset[TaskId]]],
-) -> None:
+def test_whatever_comes_a_task_is_in_one_place(events: list[tuple[str, frozenset[TaskId]]]) -> None:
     world = World()
     group: set[TaskId] = set()
     for kind, tasks in events:

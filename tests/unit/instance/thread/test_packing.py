@@ -36,9 +36,7 @@ def planned() -> PhysicalPlan:
     return plan(topology, cut(topology).index_of, "app")
 
 
-def test_a_variable_that_was_fine_then_and_is_not_now_is_told_with_the_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_variable_that_went_bad_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     program = planned()
     assert packed(program.ops, program).copy() is not None
     monkeypatch.setitem(globals(), "CLIENT", threading.Lock())

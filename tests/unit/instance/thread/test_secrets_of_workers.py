@@ -86,9 +86,7 @@ def test_what_is_packed_for_workers_has_no_secret(dependencies: Dependencies) ->
     assert SECRET not in repr(work.copy())
 
 
-def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(
-    dependencies: Dependencies,
-) -> None:
+def test_a_request_has_no_secret_and_a_transaction_s_timeout(dependencies: Dependencies) -> None:
     request = request_of(dependencies)
     assert SECRET not in repr(request)
     sent = base64.b64decode(as_line(request))
@@ -97,8 +95,6 @@ def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(
     assert request.transaction_timeout_ms == dependencies.config.transaction_timeout_ms
 
 
-def test_a_worker_without_a_driver_asks_in_vain_and_writes_nothing(
-    dependencies: Dependencies,
-) -> None:
+def test_a_worker_without_driver_asks_in_vain_writes_nothing(dependencies: Dependencies) -> None:
     with pytest.raises(BatchUnwantedError, match="driver gone"):
         clients_of(request_of(dependencies))

@@ -228,9 +228,7 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
     ]
 
 
-def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_repeats_unchanged_ends_soon(world: World, caplog: pytest.LogCaptureFixture) -> None:
     said = "KeyError: 'nobody thought of it'"
 
     def fail(request: BatchRequest) -> BatchResult:
@@ -410,9 +408,7 @@ def test_a_program_that_no_worker_can_build_ends_the_thread_at_once(world: World
     assert world.thread.warm.is_set(), "whoever waits for the workers must not wait for ever"
 
 
-def test_a_batch_that_the_end_cut_off_is_no_failure_to_be_told(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_cut_off_is_no_failure(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def killed(request: BatchRequest) -> BatchResult:
         world.thread.cut_off = True
         raise failed("worker", "A Python worker process died (no trace of why)")

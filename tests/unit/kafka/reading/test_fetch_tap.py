@@ -223,9 +223,7 @@ def test_empty_answers_end_in_the_stall_and_not_before() -> None:
         (RetriableError("nobody there"), "does not answer: nobody there", "ransaction"),
     ],
 )
-def test_why_nothing_comes_is_what_the_leader_says(
-    stable: int | EverflowError, said: str, unsaid: str
-) -> None:
+def test_the_leader_says_why_none_come(stable: int | EverflowError, said: str, unsaid: str) -> None:
     broker = Broker({0: b""})
     broker.stable = stable
     with pytest.raises(RetriableError) as error:
@@ -305,9 +303,7 @@ def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
 @pytest.mark.parametrize(
     "answer", [client_errors.UnknownTopicIdError(), client_errors.InconsistentTopicIdError()]
 )
-def test_a_log_of_another_topic_is_named_and_what_came_before_is_handed_out(
-    answer: Exception,
-) -> None:
+def test_a_log_of_another_topic_is_named_and_what_came_before_is_given(answer: Exception) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: answer})
     tap = tap_of(broker)
     tap.go_to({TP: 0}, ids={"log": "AAAAAAAAAAAAAAAAAAAABQ"})
