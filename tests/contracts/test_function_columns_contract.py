@@ -1,5 +1,4 @@
-"""One contract, two places where Columns call Python functions: a DataFrame's select, which is the
-truth, and the segments of a resident step."""
+"""Columns that call functions: a resident step gives what a DataFrame's select gives, the truth."""
 
 from __future__ import annotations
 

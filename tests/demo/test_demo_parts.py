@@ -1,5 +1,4 @@
-"""The parts of the demo: its records, the plain figures and the comparison, pauses, and what it
-shows."""
+"""The parts of the demo: records, the plain figures and their comparison, pauses, what it shows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every test of an instance has topics and an application of its own, on the run's broker and Spark
-session."""
+"""A test of an instance has own topics and an own application, on the run's broker and Spark."""
 
 from __future__ import annotations
 

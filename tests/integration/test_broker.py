@@ -1,5 +1,4 @@
-"""The embedded broker is real, survives kill and restart with its data, and never outlives its
-owner."""
+"""The embedded broker survives kill and restart with its data, and never outlives its owner."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The transcript of docs/guide/first-hour.md: five commands at the most, and they do what it
-shows."""
+"""docs/guide/first-hour.md: five commands at the most, and they do what it shows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One store, several processes: killed writers, readers beside a writer, forks, growth, rebuilds
-(scenario 18)."""
+"""One store, several processes: killed writers, readers, forks, growth, rebuilds (scenario 18)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A Spark session that the user started: what everflow prints on its terminal, and what the user's
-own jobs still print."""
+"""In a user's Spark session: what everflow prints, and what the user's own jobs still print."""
 
 from __future__ import annotations
 

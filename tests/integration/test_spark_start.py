@@ -1,5 +1,4 @@
-"""What an instance starts of Spark, and when: nothing for a program without Columns, and SQL with
-the first that is analysed."""
+"""What an instance starts of Spark: without Columns nothing, SQL with the first that is new."""
 
 from __future__ import annotations
 

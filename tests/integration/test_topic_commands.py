@@ -1,5 +1,4 @@
-"""`everflow topic`, `produce` and `consume` on a real broker, and what is said while none
-answers."""
+"""`everflow topic`, `produce` and `consume` on a broker, and what is said while none answers."""
 
 from __future__ import annotations
 

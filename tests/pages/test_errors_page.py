@@ -1,5 +1,4 @@
-"""docs/guide/errors.md has a paragraph for every error code in the code, and none for a code that
-is gone."""
+"""docs/guide/errors.md has a paragraph for every error code in the code, and for no other."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A store with bytes that its serde does not read: mended from the changelog, or told as what it
-is; never the fault of a record (note 041)."""
+"""A store with unreadable bytes is mended from the changelog, or named; no record is (note 041)."""
 
 from __future__ import annotations
 

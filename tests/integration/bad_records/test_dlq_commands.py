@@ -1,5 +1,4 @@
-"""Dead letters on a real broker, as the command and the page have them: listed, grouped, replayed
-once each."""
+"""Dead letters on a broker, by the command and the page: listed, grouped, replayed once each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One bad record in each place where a program can meet one, all in one program: each goes to its
-handler alone, and everything else comes out."""
+"""A bad record in each place of one program goes to its handler alone; all else comes out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Records whose time no topic takes: brokers refuse what is more than an hour ahead of their clock.
-Each is left to its handler, wherever it was to be written, and its dead letter is not refused."""
+"""Records more than an hour ahead of the brokers go to their handlers, and letters arrive."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A real instance in a process of its own, which tests stop at named points, kill, restart and
-check."""
+"""A real instance in a process of its own, which tests stop at named points, kill and restart."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every operator, with keys, groups, foreign keys and ids of every type: the results are those of
-texts, with the values of that type in the texts' place."""
+"""With keys, groups, foreign keys and ids of any type operators give what they give for texts."""
 
 from __future__ import annotations
 

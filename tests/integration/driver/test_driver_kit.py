@@ -1,5 +1,4 @@
-"""The test driver as a kit: misspelt topics, what was written, times in stores, several topics at
-once, many cases."""
+"""The test driver as a kit: misspelt topics, what was written, times in stores, many cases."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What operators do (reference 1.2, reference 1.3 and 1.4) in the real segments and steps that no
-model, oracle or table of the guide has."""
+"""What operators do in real segments and steps that no model, oracle or table of the guide has."""
 
 from __future__ import annotations
 

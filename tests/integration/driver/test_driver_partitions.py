@@ -1,5 +1,4 @@
-"""Partitions in the test driver: what is lost where equal keys do not meet, partitioners of sinks,
-and topics that a pattern names."""
+"""The driver's partitions: what is lost where equal keys do not meet, partitioners, patterns."""
 
 from __future__ import annotations
 

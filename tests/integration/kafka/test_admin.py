@@ -1,5 +1,4 @@
-"""What a cluster says of itself and of its groups: topics, offsets, members and listeners; and a
-broker that is not there."""
+"""What a cluster says of itself and its groups, and a broker that is not there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Members of one group against a real broker: tasks move one by one, and those that stay are never
-interrupted."""
+"""Members on a real broker: tasks move one by one, and those that stay are never interrupted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Logs of a broker: copies far behind and near their ends, logs of another leader or of another
-topic."""
+"""Logs of a broker: copies far behind and near the end, logs of another leader or another topic."""
 
 from __future__ import annotations
 

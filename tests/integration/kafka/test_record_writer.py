@@ -1,5 +1,4 @@
-"""The exactly-once writer against a real broker: positions, fencing, and what the broker refuses
-and accepts."""
+"""The exactly-once writer on a broker: positions, fencing, what the broker refuses and accepts."""
 
 from __future__ import annotations
 

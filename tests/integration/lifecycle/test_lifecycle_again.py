@@ -1,5 +1,4 @@
-"""Start, look, close, change, start again, in one process beside a Spark session of its own:
-nothing of a closed instance stays."""
+"""Start, look, close, change, start again beside a Spark session: of a closed one nothing stays."""
 
 from __future__ import annotations
 

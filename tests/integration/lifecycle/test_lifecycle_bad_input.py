@@ -1,5 +1,4 @@
-"""Wrong input: refused before anything runs, or stopped at the record, with a message that names
-place and cure."""
+"""Wrong input is refused before anything runs, or stopped at its record, with place and cure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A whole instance under faults: on the wire to the brokers, in the user's code, and of a schema
-registry that is away."""
+"""An instance under faults: on the wire, in the user's code, of a schema registry that is away."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One program on machines of other zones, languages and hash seeds, with other threads and another
-Spark session: the same bytes come out."""
+"""On machines of other zones, languages, hash seeds and threads a program gives the same bytes."""
 
 from __future__ import annotations
 

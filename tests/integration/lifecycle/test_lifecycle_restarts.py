@@ -1,5 +1,4 @@
-"""An instance over its whole life: states, stop and restart, what a restart finds again, what it
-refuses."""
+"""An instance over its life: states, restarts, what a restart finds again, what it refuses."""
 
 from __future__ import annotations
 

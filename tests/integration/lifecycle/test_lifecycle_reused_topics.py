@@ -1,5 +1,4 @@
-"""A topic that is a table's changelog, too: what processing left out of it stays out, wherever its
-bytes become state again."""
+"""A topic that is a changelog, too: what processing left out stays out of each state made of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tables that are read whole, on a broker: global tables of topics and of DataFrames, and lookup
-joins that wait for their entries."""
+"""Tables that are read whole, of topics and DataFrames, and lookup joins that wait for entries."""
 
 from __future__ import annotations
 

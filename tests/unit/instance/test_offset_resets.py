@@ -1,5 +1,4 @@
-"""Where an input begins that has no committed offset: its own word, else the setting; internal
-topics always at their start."""
+"""Where an input without offsets begins: its own word, else the setting; internal ones at 0."""
 
 from __future__ import annotations
 

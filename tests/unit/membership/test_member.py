@@ -1,5 +1,4 @@
-"""One member over a channel that the test moves: what becomes an event, what is taken, what is
-asked for."""
+"""One member over the test's channel: what becomes an event, what is taken, what is asked for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Buffers of what waits read what the first release of their bytes wrote (``stored_buffers.json``),
-and write the same bytes."""
+"""Buffers read the bytes that the first release wrote (``stored_buffers.json``), and write them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a notebook shows of a topology and of an instance: complete, escaped, and without anything
-from the network."""
+"""What a notebook shows of a topology and an instance: complete, escaped, with nothing loaded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A stream thread with a fake job and fake recovery, for the tests of its loop and of its
-failures."""
+"""A stream thread with a fake job and fake recovery, for tests of its loop and of its failures."""
 
 from __future__ import annotations
 
