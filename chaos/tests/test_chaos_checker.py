@@ -89,9 +89,6 @@ def copies(*orders: int) -> Mapping[int, Sequence[Read]]:
     return {0: [Read(0, at, b"k", b'{"n": %d}' % n, 1) for at, n in enumerate(orders)]}
 
 
-# --- the seven ------------------------------------------------------------------------------------
-
-
 def test_a_clean_log_has_no_findings() -> None:
     assert members("out", {1, 2, 3}, [1, 2, 3], lambda n: n % 2) == []
     assert versions("lists", lists("1", "1,2", "1,2,3,4"), window_of)[1] == []
@@ -164,9 +161,6 @@ def test_a_row_of_the_table_does_not_go_back() -> None:
 
     assert kept_order("regions", joined(0, 0, 3, 15), by_row) == []
     assert kinds(kept_order("regions", joined(0, 15, 3), by_row)) == [Analysis.INVERSION]
-
-
-# --- changelogs -----------------------------------------------------------------------------------
 
 
 def written(store: str, *records: tuple[bytes, bytes]) -> dict[str, Mapping[int, Sequence[Read]]]:
@@ -283,9 +277,6 @@ def test_a_key_that_is_written_twice() -> None:
     assert kinds(written_once("log", reads)) == [Analysis.DUPLICATE]
 
 
-# --- stores, files, counters ----------------------------------------------------------------------
-
-
 def test_a_changelog_is_folded_up_to_a_position() -> None:
     log = [
         Read(0, 0, b"a", b"1", 5),
@@ -314,9 +305,6 @@ def test_what_the_counters_of_dropped_records_may_say(probed: int, total: int, w
     report = Report(1, 1)
     check_dropped(truth, probed, 4, total, report)
     assert report.dropped_wrong == wrong
-
-
-# --- the input ------------------------------------------------------------------------------------
 
 
 def test_the_input_is_its_seeds() -> None:
@@ -384,9 +372,6 @@ def test_dead_letters_tell_their_orders() -> None:
         assert letter_number(Order(1234, kind).value()) == 1234
     assert letter_number(b'{"n":618,"shop":"shop-6"}') == 618
     assert letter_number(b"else") == -1
-
-
-# --- the schedule ---------------------------------------------------------------------------------
 
 
 def test_the_schedule_is_its_seeds() -> None:

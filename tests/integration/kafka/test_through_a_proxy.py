@@ -259,9 +259,6 @@ def client(proxy: KafkaProxy) -> dict[str, str]:
     return {"bootstrap.servers": proxy.bootstrap_servers}
 
 
-# --- a late EndTxn --------------------------------------------------------------------------------
-
-
 @both
 def test_a_late_commit_ends_nothing_of_ours(
     proxy: KafkaProxy, bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, version: int
@@ -310,9 +307,6 @@ def test_a_late_record_of_an_aborted_transaction_holds_no_reader_back(
 
     end = stable_end(admin, tp)
     assert values(bootstrap, tp, end) == [b"first", b"second"]
-
-
-# --- one fault each -------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):

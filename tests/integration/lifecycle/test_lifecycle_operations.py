@@ -273,9 +273,6 @@ def test_idle_tasks_are_called_and_a_restart_goes_on(app: Application, cluster: 
         assert calls == list(range(1, len(calls) + 1)), "a call twice, or lost"
 
 
-# --- stores in memory ---------------------------------------------------------------------------
-
-
 def in_memory_program(source: str, cities: str, output: str) -> Topology:
     """A table, a processor's store without a changelog and a global table, all in memory; and a
     window store on disk beside them."""

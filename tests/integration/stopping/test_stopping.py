@@ -368,9 +368,6 @@ PATIENT = ("--set", "session.timeout.ms=120000")
 """Who has died, or stands still, is a member for so long: on a busy machine all else takes a
 while."""
 
-# --- the moments ----------------------------------------------------------------------------------
-
-
 @contextmanager
 def loading(world: World) -> Iterator[StopProcess]:
     (world.folder / "program.py").write_text(LOADING)
@@ -584,9 +581,6 @@ def describe(world: World) -> Iterator[StopProcess]:
     with process(everflow("describe", "program:topology"), world.folder) as child:
         child.until(lambda: len(child.family()) > 0)
         yield child
-
-
-# --- the rows -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.deduplicate import DeduplicateSpec
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.topology.graph import beside
-from properties.operators.operator_batches import done_by_one_task, edge_batch, rows_of
+from properties.operators.operator_batches import done_by_one_task, edge_batch, of_type, rows_of
 
 Row = tuple[str | None, int, int]
 ROWS = st.lists(
@@ -68,15 +68,7 @@ def test_it_is_what_one_record_after_the_other_gives(
     rows: list[Row], within: int, grace: int, cuts: set[int], by_value: bool
 ) -> None:
     spec = spec_of(within, grace, by_value)
-    store = InMemoryStore(
-        StoreSpec(
-            name="s",
-            kind="window",
-            key_serde=spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=spec.retention_ms,
-        )
-    )
+    store = InMemoryStore(of_type(spec, "window", spec.retention_ms))
     found: list[Row] = []
     dropped = Counter[str]()
     stream_time, begin = -1, 0

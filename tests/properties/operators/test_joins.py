@@ -89,9 +89,6 @@ def results(batch: EdgeBatch) -> list[Result]:
     ]
 
 
-# --- a table --------------------------------------------------------------------------------------
-
-
 class Table:
     """A table beside a join: its operator, and each task's store."""
 
@@ -143,9 +140,6 @@ def stream_table_model(kind: JoinKind, rows: Sequence[Row]) -> list[Result]:
 @given(st.sampled_from([JoinKind.INNER, JoinKind.LEFT]), ROWS, CUTS)
 def test_records_see_the_table_as_it_was(kind: JoinKind, rows: list[Row], cuts: list[int]) -> None:
     assert stream_table(kind, rows, cuts) == stream_table_model(kind, rows)
-
-
-# --- two tables -----------------------------------------------------------------------------------
 
 
 def table_table(
@@ -214,9 +208,6 @@ def test_two_tables_give_the_last_change(kind: JoinKind, rows: list[Row], cuts: 
         kept = {(one.partition, one.key): one for one in every}
         assert {(one.partition, one.key): one for one in last} == kept
         assert len(last) == len(kept)
-
-
-# --- two streams ----------------------------------------------------------------------------------
 
 
 @dataclass

@@ -33,9 +33,14 @@ from unit.builders import store_spec
 WAITING = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
 
 
-def room(grace_ms: int, most: int | None) -> WaitingRoom:
+def room(grace_ms: int | None, most: int | None, timeout_ms: int | None = None) -> WaitingRoom:
     return WaitingRoom(
-        store=WAITING, key_serde=KEY, value_serde=VALUE, grace_ms=grace_ms, most=most
+        store=WAITING,
+        key_serde=KEY,
+        value_serde=VALUE,
+        grace_ms=grace_ms,
+        most=most,
+        timeout_ms=timeout_ms,
     )
 
 

@@ -177,13 +177,7 @@ def status(active: int, state: str = "RUNNING", error: str = "") -> dict[str, An
 
 def test_a_drain_says_how_far_it_is_until_nobody_answers() -> None:
     said: list[str] = []
-    looks: tuple[dict[str, Any], ...] = (
-        status(2),
-        status(1),
-        status(0),
-        status(0, "PENDING_SHUTDOWN"),
-        {},
-    )
+    looks = [status(2), status(1), status(0), status(0, "PENDING_SHUTDOWN"), {}]
     with draining(*looks) as (address, asked):
         assert drained(address, 60, said.append) == 0
     assert asked == ["/drain"]

@@ -27,9 +27,6 @@ from everflow.protocol.messages import AT_LEAST_ONCE, EXACTLY_ONCE_V2, WorkerCli
 from everflow.records import CommittedOffset, MemberMetadata, TaskId, TopicPartition
 from everflow.worker.ports import GateClient
 
-# --- commit gate ----------------------------------------------------------------------------------
-
-
 TASK, OTHER = TaskId(0, 0), TaskId(0, 1)
 MEMBER = MemberMetadata(4, "member-1", None)
 BATCH = OpenBatch("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: 3})
@@ -276,9 +273,6 @@ def test_a_driver_that_is_gone_means_abort(tmp_path: Path) -> None:
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("driver gone")
-
-
-# --- deferred offsets -----------------------------------------------------------------------------
 
 
 A, B = TopicPartition("in", 0), TopicPartition("in", 1)

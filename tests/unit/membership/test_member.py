@@ -352,9 +352,6 @@ def test_a_drain_is_over_where_nobody_could_take_anything(driven: Driven) -> Non
     assert driven.member.await_drained(0)
 
 
-# --- a static member's old answer -----------------------------------------------------------------
-
-
 def test_a_bounced_static_member_takes_its_old_answer_as_it_is(driven: Driven) -> None:
     driven.ports.sums = {T0: 7}
     told = driven.given(T0, answers=77)
@@ -395,9 +392,6 @@ def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> 
     again."""
     (told,) = driven.given(error=AnswerError.ASSIGNMENT_FAILED, answers=UNREAD)
     assert isinstance(told, Failed)
-
-
-# --- answers that are errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -533,9 +527,6 @@ def test_bytes_nobody_can_read_end_the_membership(driven: Driven) -> None:
     (told,) = driven.step()
     assert isinstance(told, Failed)
     assert "not everflow's" in str(told.error)
-
-
-# --- leaving --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leave_group", [None, True, False])

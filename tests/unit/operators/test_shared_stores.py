@@ -102,9 +102,6 @@ def drawn(topics: str, count: int = 40) -> Given:
     return found
 
 
-# --- several processors ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("adding", [add, Sums], ids=["record", "batch"])
 def test_processors_of_two_topics_see_each_others_changes_record_by_record(adding: Any) -> None:
     def topology() -> Topology:
@@ -250,9 +247,6 @@ def test_a_failure_behind_a_forward_is_that_of_the_one_that_failed() -> None:
         driver.create_input_topic("a", TEXT, LONG).pipe_input("x", 1, 1)
 
 
-# --- tables -----------------------------------------------------------------------------------
-
-
 def looks(record: Record, context: ProcessorContext) -> None:
     """The table's entry and time of the key, and how many keys there are."""
     table = context.store("table")
@@ -375,9 +369,6 @@ def test_the_topology_shows_stores_and_no_table_before_a_processor() -> None:
     assert """Processor: reads (stores: [balance, table])
       --> sink
       <-- from-a""" in builder.build().describe()
-
-
-# --- values of tables -------------------------------------------------------------------------
 
 
 class Changes(ValueTransformer):

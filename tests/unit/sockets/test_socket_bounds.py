@@ -86,9 +86,6 @@ def test_a_length_is_bounded_on_both_sides() -> None:
         require_size(-2, "it")
 
 
-# --- the commit gate ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def gate() -> Iterator[str]:
     member = MemberMetadata(4, "member-1", None)
@@ -128,9 +125,6 @@ def test_a_worker_reads_no_answer_without_an_end(tmp_path: Path) -> None:
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("too large: the commit gate's answer has 1,001 bytes")
-
-
-# --- the driver and its workers -------------------------------------------------------------------
 
 
 @dataclass
@@ -194,9 +188,6 @@ def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
         refuse(ValueError("no step"), path)
 
 
-# --- Columns in the JVM ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [-2, MOST_MESSAGE_BYTES + 1])
 def test_an_answer_of_the_jvm_is_bounded(tmp_path: Path, size: int) -> None:
     """-1 says that it failed; any other negative length would read until the JVM hangs up."""
@@ -237,9 +228,6 @@ def test_an_answer_at_the_door_is_bounded(tmp_path: Path, size: int) -> None:
         pytest.raises(RetriableError, match="driver"),
     ):
         client.run(Ticket(path, 0), ROWS, ROWS.schema)
-
-
-# --- the proxy of the tests -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [-1, MOST_MESSAGE_BYTES + 1])

@@ -222,9 +222,6 @@ def test_the_first_request_opens_a_reader(tmp_path: Path, monkeypatch: pytest.Mo
     assert asked == [told.reader]
 
 
-# --- idle times -----------------------------------------------------------------------------------
-
-
 TASK, NEXT = TaskId(0, 0), TaskId(0, 1)
 
 
@@ -258,9 +255,6 @@ def test_a_task_with_a_record_that_is_left_is_not_moved() -> None:
     consumed = {tp: one.end for tp, one in asked.ranges.items()}
     assert moved(request(), SOURCES, consumed) == asked.idle
     assert moved(asked, SOURCES, consumed) == {TASK: {"in/idle": 90}}
-
-
-# --- record ages ----------------------------------------------------------------------------------
 
 
 NAMES = ("a", "b")

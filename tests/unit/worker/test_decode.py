@@ -35,9 +35,6 @@ from unit.builders import edge_batch
 from unit.builders import source as made_source
 from unit.instance.own_serde import OwnSerde
 
-# --- log decoder ----------------------------------------------------------------------------------
-
-
 def reading(value: Serde) -> Source:
     return made_source("in", value=value)
 
@@ -174,9 +171,6 @@ def test_a_registrys_head_is_recognised() -> None:
     source = reading(serdes.json("a int"))
     _, bad = decoded_records(source, batch([b"k"], [b'\x00\x00\x00\x00\x07{"a":1}']), Judge())
     assert "schema id 7" in bad.value.to_pylist()[0]["error"]
-
-
-# --- key places -----------------------------------------------------------------------------------
 
 
 SOURCE = Source(

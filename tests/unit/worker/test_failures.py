@@ -20,9 +20,6 @@ from everflow.worker.failures import RecordFailure, failure_of, failure_of_text,
 from everflow.worker.functions import run_function
 from unit.builders import edge_batch, source
 
-# --- spark failure --------------------------------------------------------------------------------
-
-
 DIVISION = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate divisor being 0 and return NULL instead. If \
 necessary set "spark.sql.ansi.enabled" to "false" to bypass this error. SQLSTATE: 22012
 == DataFrame ==
@@ -121,9 +118,6 @@ def test_kinds_of_what_spark_says() -> None:
 )
 def test_the_sentence_is_that_of_the_deepest_cause(text: str, sentence: str) -> None:
     assert says(text) == sentence
-
-
-# --- user line ------------------------------------------------------------------------------------
 
 
 EDGE = EdgeType(pa.string(), pa.string())

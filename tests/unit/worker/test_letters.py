@@ -47,9 +47,6 @@ from everflow.worker.sink import KafkaSink, left_out_entries
 from everflow.worker.task_step import SinkOutput, StepResult
 from unit.builders import batch_request, edge_batch, source
 
-# --- large letters --------------------------------------------------------------------------------
-
-
 IN = TopicPartition("in", 0)
 SOURCE = source("in", value=serdes.json("n bigint"), node="parse")
 STACK = b"Traceback: \xc3\xa9\n" + b"line of a stack\n" * 1_000
@@ -273,9 +270,6 @@ def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_th
     assert left_out_entries(elsewhere, result, (SOURCE,), lambda *_: None) == []
 
 
-# --- large records --------------------------------------------------------------------------------
-
-
 SOURCES = [
     Source(
         index=0,
@@ -391,9 +385,6 @@ def test_records_that_the_broker_refuses_are_named_by_their_bytes_and_times() ->
     assert "made of record in-2@42" in also.error
     unknown = refusal((b"k", b"w", 0))
     assert refused(unknown, result, SOURCES) is unknown
-
-
-# --- letter groups --------------------------------------------------------------------------------
 
 
 LETTER_SOURCE = Source(

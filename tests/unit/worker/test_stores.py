@@ -16,9 +16,6 @@ from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.worker.stores import FollowedView, TaskStores
 from unit.builders import store_spec
 
-# --- store overlay --------------------------------------------------------------------------------
-
-
 SHARED = store_spec("s", value=serdes.string())
 
 
@@ -89,4 +86,3 @@ def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: 
     assert access.closed == 1
 
 
-# --- step stores ----------------------------------------------------------------------------------

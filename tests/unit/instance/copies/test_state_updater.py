@@ -200,9 +200,6 @@ def test_idle_copies_ask_for_the_ends_some_times_a_second_all_together(world: Wo
     assert world.asked_ends - before <= 6
 
 
-# --- budgets -------------------------------------------------------------------------------------
-
-
 def rounds_until_hot(world: World, standbys: int) -> tuple[int, dict[TaskId, int]]:
     """Rounds until a warm-up is hot beside standbys that are as far behind, and how far those have
     come by then."""
@@ -277,9 +274,6 @@ def test_a_reader_without_copies_gives_back_what_it_holds(world: World, others: 
     world.updater.drop([A], SuspendReason.PROMOTED, lambda given: None)
     world.rounds(2)
     assert world.rested == 2
-
-
-# --- what users are told -------------------------------------------------------------------------
 
 
 def test_a_warm_up_that_goes_away_early_is_told_as_suspended(world: World) -> None:

@@ -338,8 +338,6 @@ def test_a_topic_that_is_also_a_changelog_is_replayed_to_where_it_was_read() -> 
     assert started == {IN: ports.starts[IN]}
 
 
-# --- a coordinator that tells less than was committed (note 064) ----------------------------------
-
 OTHER = TopicPartition("other", 3)
 REKEYED = TopicPartition("app-by-shop-repartition", 1)
 

@@ -146,9 +146,15 @@ class World:
             self.settle_once()
 
     def settle_once(self) -> None:
+        self.work()
+        self.deliver()
+
+    def work(self) -> None:
         works, self.works[:] = list(self.works), []
         for work in works:
             work()
+
+    def deliver(self) -> None:
         posted, self.posted[:] = list(self.posted), []
         for event in posted:
             event()
@@ -215,10 +221,7 @@ def test_revoked_tasks_are_released_only_after_their_batches_have_ended(world: W
     world.settle()
     assert world.released == 0
     assert {A, B} <= world.book.owned()  # the batch in flight may still commit
-    for _ in range(3):
-        for thread in world.threads:
-            thread.finish_batch()
-        world.settle()
+    world.finish()
     assert world.released == 1
     assert world.book.owned() == {C, D}
     assert world.held() == {C, D}
@@ -231,10 +234,7 @@ def test_a_lost_task_that_comes_back_is_recovered_again(world: World) -> None:
     world.book.disown_all()
     world.manager.lost([A, B])
     world.assign(A)
-    for _ in range(3):
-        for thread in world.threads:
-            thread.finish_batch()
-        world.settle()
+    world.finish()
     assert world.held() == {A}
     assert world.recovered.count(A) == 2
     assert world.released == 0
@@ -254,9 +254,6 @@ def test_a_recovery_that_fails_stops_the_instance(world: World) -> None:
     world.settle()
     assert world.failures == [world.error]
     assert world.held() == set()
-
-
-# --- copies ---------------------------------------------------------------------------------------
 
 
 def test_standbys_and_warm_ups_go_to_the_updater_and_change_role_there(world: World) -> None:
@@ -389,13 +386,9 @@ def _happen(world: World, group: set[TaskId], kind: str, tasks: frozenset[TaskId
     elif kind == "round":
         world.updater.finish_round()
     elif kind == "recovery":
-        works, world.works[:] = list(world.works), []
-        for work in works:
-            work()
+        world.work()
     else:
-        posted, world.posted[:] = list(world.posted), []
-        for event in posted:
-            event()
+        world.deliver()
 
 
 def _check(world: World, events: object) -> None:
@@ -412,9 +405,6 @@ def _check(world: World, events: object) -> None:
     ]
     assert len(places) == len(set(places)), (events, places)
     assert not set(places) & set(manager.suspended), (events, "suspended, but somewhere")
-
-
-# --- brokers that do not do their part (note 051) -------------------------------------------------
 
 
 def test_a_task_that_cannot_be_recovered_holds_up_no_other(world: World) -> None:

@@ -85,11 +85,12 @@ class World:
             new_incarnation=lambda: next(self.incarnations),
         )
 
-    def give_task(self) -> ActiveTask:
+    def give_task(self, task_id: TaskId = TASK, tp: TopicPartition = IN) -> ActiveTask:
+        epoch = self.book.epoch(task_id)
         task = ActiveTask(
-            id=TASK, inputs=(IN,), stores=(), state=TaskState.RUNNING, epoch=self.book.epoch(TASK)
+            id=task_id, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch
         )
-        task.positions[IN] = self.committed_offset
+        task.positions[tp] = self.committed_offset if task_id == TASK else 0
         self.thread.add([task])
         return task
 

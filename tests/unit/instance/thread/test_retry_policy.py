@@ -142,8 +142,6 @@ def test_a_dying_worker_gets_smaller_batches_before_it_is_given_up() -> None:
     assert failures.in_vain(died, 9_000, smallest=True)
 
 
-# --- the table ------------------------------------------------------------------------------------
-
 A, B = TopicPartition("in", 0), TopicPartition("in", 1)
 TASKS = {
     TaskId(0, number): ActiveTask(

@@ -384,15 +384,7 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     world.turn()
     world.turn()
     world.book.own([OTHER_TASK])
-    other = ActiveTask(
-        id=OTHER_TASK,
-        inputs=(OTHER,),
-        stores=(),
-        state=TaskState.RUNNING,
-        epoch=world.book.epoch(OTHER_TASK),
-    )
-    other.positions[OTHER] = 0
-    world.thread.add([other])
+    world.give_task(OTHER_TASK, OTHER)
     world.turn()
     world.turn()
     world.thread.drop([TASK], lambda tasks: None)

@@ -236,7 +236,6 @@ def test_what_repeats_unchanged_ends_soon(world: World, caplog: pytest.LogCaptur
         raise failed("other", said, where=("app.py:3",))
 
     world.fed(fail)
-
     began = world.clock.monotonic_ms()
     with (
         caplog.at_level(logging.WARNING, "everflow"),
@@ -331,15 +330,7 @@ def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
     committed = lambda partitions, **_: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # noqa: E731
     world.committed = committed  # type: ignore[method-assign]
     world.book.own([OTHER_TASK])
-    other = ActiveTask(
-        id=OTHER_TASK,
-        inputs=(OTHER,),
-        stores=(),
-        state=TaskState.RUNNING,
-        epoch=world.book.epoch(OTHER_TASK),
-    )
-    other.positions[OTHER] = 0
-    world.thread.add([other])
+    world.give_task(OTHER_TASK, OTHER)
     world.give_task()
     world.end = 100
 

@@ -73,9 +73,6 @@ def rest_ms(
     return found
 
 
-# --- the answer and its limits --------------------------------------------------------------------
-
-
 def test_without_a_handler_the_instance_ends() -> None:
     assert asked(None) is None
     assert rest_ms(policy(), 0, limits=None) is None
@@ -123,9 +120,6 @@ def test_the_whole_application_is_asked_to_end() -> None:
     answer = StreamThreadExceptionResponse.SHUTDOWN_APPLICATION
     assert Uncaught(shut.append, lambda _: answer).limits_for(BAD) is None
     assert shut == [BAD]
-
-
-# --- the thread -----------------------------------------------------------------------------------
 
 
 class TwoTasks(World):

@@ -133,9 +133,6 @@ def test_so_many_are_asked_and_who_has_left_is_forgotten(others: Others) -> None
     assert sorted(others.peers._known) == ["b:1", "c:1"]
 
 
-# --- over HTTP ------------------------------------------------------------------------------------
-
-
 class Answering(http.server.BaseHTTPRequestHandler):
     """Does what the test says, and notes what it was asked."""
 
