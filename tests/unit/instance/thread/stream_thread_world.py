@@ -87,9 +87,7 @@ class World:
 
     def give_task(self, task_id: TaskId = TASK, tp: TopicPartition = IN) -> ActiveTask:
         epoch = self.book.epoch(task_id)
-        task = ActiveTask(
-            id=task_id, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch
-        )
+        task = ActiveTask(id=task_id, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch)
         task.positions[tp] = self.committed_offset if task_id == TASK else 0
         self.thread.add([task])
         return task
