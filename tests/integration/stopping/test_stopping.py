@@ -368,6 +368,7 @@ PATIENT = ("--set", "session.timeout.ms=120000")
 """Who has died, or stands still, is a member for so long: on a busy machine all else takes a
 while."""
 
+
 @contextmanager
 def loading(world: World) -> Iterator[StopProcess]:
     (world.folder / "program.py").write_text(LOADING)

@@ -35,6 +35,7 @@ from unit.builders import edge_batch
 from unit.builders import source as made_source
 from unit.instance.own_serde import OwnSerde
 
+
 def reading(value: Serde) -> Source:
     return made_source("in", value=value)
 

@@ -84,5 +84,3 @@ def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: 
             stores.views(TaskId(0, 2), specs)
         assert (access.opened, access.closed) == (1, 0)
     assert access.closed == 1
-
-
