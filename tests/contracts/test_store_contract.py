@@ -23,21 +23,12 @@ from unit.builders import store_spec
 
 MINUTE_MS = 60_000
 KEY_VALUE = store_spec("s", key=serdes.bytes_(), value=serdes.bytes_())
-WINDOW = StoreSpec(
-    name="s",
-    kind="window",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.bytes_(),
-    retention_ms=4 * MINUTE_MS,
-    window_size_ms=MINUTE_MS,
+RAW = serdes.bytes_()
+KEPT_MS = 4 * MINUTE_MS
+WINDOW = store_spec(
+    "s", "window", key=RAW, value=RAW, retention_ms=KEPT_MS, window_size_ms=MINUTE_MS
 )
-SESSION = StoreSpec(
-    name="s",
-    kind="session",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.bytes_(),
-    retention_ms=4 * MINUTE_MS,
-)
+SESSION = store_spec("s", "session", key=RAW, value=RAW, retention_ms=KEPT_MS)
 
 Change = tuple[bytes, bytes | None]
 

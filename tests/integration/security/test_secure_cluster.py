@@ -136,27 +136,20 @@ OPERATION = {
     "Create": AclOperation.CREATE,
     "Delete": AclOperation.DELETE,
 }
+TOPIC, IDS = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
 RESOURCES: Mapping[str, tuple[ResourceType, tuple[str, ...], bool]] = {
     "group `<application.id>`": (ResourceType.GROUP, ("{application}",), False),
     "transactional ids that begin with `<application.id>` (exactly once)": (
-        ResourceType.TRANSACTIONAL_ID,
+        IDS,
         ("{application}",),
         True,
     ),
-    "transactional id `everflow-dlq-<dead letter topic>`": (
-        ResourceType.TRANSACTIONAL_ID,
-        ("everflow-dlq-{dead}",),
-        False,
-    ),
+    "transactional id `everflow-dlq-<dead letter topic>`": (IDS, ("everflow-dlq-{dead}",), False),
     "topics that begin with `<application.id>-`": (ResourceType.TOPIC, ("{application}-",), True),
     "input topics": (ResourceType.TOPIC, ("{source}",), False),
     "output topics, the dead letter topic": (ResourceType.TOPIC, ("{output}", "{dead}"), False),
     "the dead letter topic": (ResourceType.TOPIC, ("{dead}",), False),
-    "topics that the letters came from, or that of `--to`": (
-        ResourceType.TOPIC,
-        ("{source}",),
-        False,
-    ),
+    "topics that the letters came from, or that of `--to`": (TOPIC, ("{source}",), False),
     "topics of which the group has committed offsets": (ResourceType.TOPIC, ("{source}",), False),
     "topics that are to be listed": (ResourceType.TOPIC, ("{output}",), False),
     "the topic": (ResourceType.TOPIC, ("{output}",), False),
@@ -202,13 +195,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "`everflow dlq replay`": ("dlq", "replay", "{dead}", "--yes"),
     "`everflow lag`": ("lag", "{application}"),
     "`everflow consume`": (
-        "consume",
-        "{output}",
-        "--from-beginning",
-        "--count",
-        "1",
-        "--timeout",
-        "9",
+        *("consume", "{output}", "--from-beginning", "--count", "1", "--timeout", "9"),
     ),
     "`everflow produce`": ("produce", "{output}"),
     "`everflow topic create`": ("topic", "create", "{output}"),

@@ -320,17 +320,8 @@ class World:
     def run(
         self, *more: str, state: str = "state", terminal: bool = False, **options: Any
     ) -> AbstractContextManager[StopProcess]:
-        given = [
-            "--application-id",
-            self.app,
-            "--bootstrap-servers",
-            self.servers,
-            "--threads",
-            "1",
-            "--state-dir",
-            state,
-        ]
-        given += ["--guarantee", "exactly_once_v2"]
+        given = ["--application-id", self.app, "--bootstrap-servers", self.servers]
+        given += ["--threads", "1", "--state-dir", state, "--guarantee", "exactly_once_v2"]
         return process(
             everflow("run", "program:topology", *given, *more),
             self.folder,

@@ -7,12 +7,13 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from everflow import StreamsBuilder, StreamsConfig, serdes
+from everflow import StreamsBuilder, serdes
 from everflow.instance.start_up import offset_resets
 from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.topology.graph import EdgeType, Reading, SourceNode
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
+from unit.builders import streams_config
 
 BYTES = EdgeType(pa.binary(), pa.binary())
 
@@ -32,9 +33,7 @@ def source(topic: str, offset_reset: str | None = None, kind: str = "stream") ->
 
 def test_a_source_without_a_policy_begins_as_the_setting_says() -> None:
     topology = Topology((source("orders"), source("prices", "earliest")), ())
-    config = StreamsConfig(
-        application_id="app", bootstrap_servers="b:1", auto_offset_reset="latest"
-    )
+    config = streams_config(auto_offset_reset="latest")
     assert offset_resets(cut(topology), config) == {"orders": "latest", "prices": "earliest"}
 
 
@@ -58,15 +57,11 @@ def test_a_duration_is_written_as_in_java(policy: str, ms: int | None) -> None:
 def test_a_timedelta_is_a_duration() -> None:
     builder = StreamsBuilder()
     builder.stream("orders", offset_reset=timedelta(hours=1, milliseconds=5))
-    policies = offset_resets(
-        cut(builder.build()), StreamsConfig(application_id="app", bootstrap_servers="b:1")
-    )
+    policies = offset_resets(cut(builder.build()), streams_config())
     assert reset_duration_ms(policies["orders"]) == 3_600_005
 
 
 def test_a_repartition_topic_is_read_from_its_start_whatever_is_set() -> None:
     topology = Topology((source("orders"), source("by-key-repartition", kind="repartition")), ())
-    config = StreamsConfig(
-        application_id="app", bootstrap_servers="b:1", auto_offset_reset="latest"
-    )
+    config = streams_config(auto_offset_reset="latest")
     assert offset_resets(cut(topology), config)["app-by-key-repartition"] == "earliest"

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.memory import (
     EVERY_S,
@@ -38,6 +37,7 @@ from everflow.memory import (
     usual_budget,
 )
 from everflow.spark.job import worker_environment
+from unit.builders import streams_config
 
 LIMIT = 256 * MIB
 sizes = st.integers(0, 1 << 42)
@@ -248,7 +248,7 @@ def test_nothing_is_known_of_a_small_batch_nor_without_such_a_kernel(tmp_path: P
 
 
 def test_left_out_the_budget_is_that_of_the_threads_and_the_machine() -> None:
-    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", num_stream_threads=3)
+    config = streams_config(num_stream_threads=3)
     assert config.max_memory_bytes == usual_budget(3, machine_memory())
     assert usual_budget(2, 64 * GIB) == usual_budget(2, None)
     assert usual_budget(2, 3 * GIB) == 3 * GIB * 3 // 4
@@ -256,9 +256,7 @@ def test_left_out_the_budget_is_that_of_the_threads_and_the_machine() -> None:
 
 def test_a_budget_that_is_too_small_for_the_threads_is_refused_with_the_least() -> None:
     with pytest.raises(ConfigError, match=f"{least_budget(2):,} at least"):
-        StreamsConfig(
-            application_id="a", bootstrap_servers="b:1", num_stream_threads=2, max_memory_bytes=GIB
-        )
+        streams_config(num_stream_threads=2, max_memory_bytes=GIB)
 
 
 GLIBC = trim_of_libc() is not None and Path("/proc/self/status").exists()

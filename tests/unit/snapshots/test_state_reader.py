@@ -23,6 +23,7 @@ from everflow.snapshots.snapshot import Rows, room, write_parquet
 from everflow.snapshots.state_reader import StateReader
 from everflow.state.left_out import KeptEntry
 from everflow.state.store import StoreSpec, memory_store
+from unit.builders import store_spec
 from unit.snapshots.changelogs import FakeChangelog, Record
 
 TOPIC = "app-s-changelog"
@@ -33,9 +34,7 @@ def long(value: int | None) -> bytes | None:
 
 
 def spec(kind: str = "key_value", **more: Any) -> StoreSpec:
-    return StoreSpec(
-        name="s", kind=kind, key_serde=serdes.string(), value_serde=serdes.long(), **more
-    )
+    return store_spec("s", kind, **more)
 
 
 def reader(

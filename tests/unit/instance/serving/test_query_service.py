@@ -34,7 +34,7 @@ from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.windows import Windowed
-from unit.builders import store_spec
+from unit.builders import store_spec, streams_config
 from unit.instance.query.query_stores import Instance
 
 PARTITIONS = 4
@@ -63,8 +63,7 @@ LARGE_PAGES, LARGE_VERSIONS = 16, 9
 
 def configured(**more: Any) -> StreamsConfig:
     """Of an instance that is asked at a free port of this machine, where nothing else is said."""
-    values = {"application_id": "a", "bootstrap_servers": "b:1", "query_listen": "127.0.0.1:0"}
-    return StreamsConfig(**{**values, **more})
+    return streams_config(**{"query_listen": "127.0.0.1:0", **more})
 
 
 def stored_key(spec: StoreSpec, key: Any) -> bytes:

@@ -1,9 +1,9 @@
-"""What Spark is given of a stream thread's work has no secret in it: py4j's logger, the event log
-and Spark's page may show all of that."""
+"""What is packed for workers: variables as at the start, and no secret, which Spark would show."""
 
 from __future__ import annotations
 
 import base64
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +13,10 @@ import pytest
 from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.errors import TopologyError
 from everflow.instance.assembly import ClusterPorts, Dependencies, job_opener
 from everflow.instance.thread.batching import PlannedBatch
+from everflow.instance.thread.columns import packed
 from everflow.protocol.messages import BatchRequest, as_line
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.plan import PhysicalPlan, plan
@@ -27,16 +29,32 @@ SECRET = "hunter2-of-this-test"
 EDGE = EdgeType(pa.string(), pa.string())
 
 
+CLIENT: Any = None
+
+
+def ask(key: str, value: str) -> str:
+    return f"{CLIENT}{value}"
+
+
 def planned() -> PhysicalPlan:
     graph = GraphBuilder()
     graph.add(
         SourceNode("in", (), EDGE, ("in",), serdes.string(), serdes.string(), where="app.py:1")
     )
-    graph.add(
-        FunctionNode("ASK", ("in",), EDGE, "PEEK", "peek", lambda k, v: None, where="app.py:2")
-    )
+    graph.add(FunctionNode("ASK", ("in",), EDGE, "PEEK", "peek", ask, where="app.py:2"))
     topology: Topology = graph.build()
     return plan(topology, cut(topology).index_of, "app")
+
+
+def test_a_variable_that_went_bad_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = planned()
+    assert packed(program.ops, program).copy() is not None
+    monkeypatch.setitem(globals(), "CLIENT", threading.Lock())
+    with pytest.raises(
+        TopologyError,
+        match=r"peek: the function `ask` .* the variable `CLIENT`, of type lock, .*\n  at app.py:2",
+    ):
+        packed(program.ops, program)
 
 
 @pytest.fixture

@@ -31,14 +31,7 @@ class TwoTasks(World):
         super().__init__()
         self.read = {IN: 0, OTHER: 0}
         self.book.own([OTHER_TASK])
-        other = ActiveTask(
-            id=OTHER_TASK,
-            inputs=(OTHER,),
-            state=TaskState.RUNNING,
-            epoch=self.book.epoch(OTHER_TASK),
-        )
-        other.positions[OTHER] = 0
-        self.thread.add([other])
+        self.give_task(OTHER_TASK, OTHER)
         self.give_task()
         self.end = 10
 

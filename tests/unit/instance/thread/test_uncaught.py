@@ -133,15 +133,7 @@ class TwoTasks(World):
         policy = Uncaught(lambda _: None, handler)
         self.thread.services = replace(self.thread.services, uncaught=policy.limits_for)
         self.book.own([TASK, OTHER_TASK])
-        self.both = []
-        for name, tp in ((TASK, IN), (OTHER_TASK, OTHER)):
-            epoch = self.book.epoch(name)
-            task = ActiveTask(
-                id=name, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch
-            )
-            task.positions[tp] = 0
-            self.both.append(task)
-        self.thread.add(self.both)
+        self.both = [self.give_task(), self.give_task(OTHER_TASK, OTHER)]
 
     def process(self, request: BatchRequest) -> BatchResult:
         wanted = request.ranges.get(IN)
