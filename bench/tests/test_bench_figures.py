@@ -1,8 +1,6 @@
 """The pure parts of the benches: medians and rows, gaps and balance, bounds, and matching a count
 with the record that caused it."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

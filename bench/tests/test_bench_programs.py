@@ -1,8 +1,6 @@
 """The pure parts of `bench programs`: inputs, comparing outputs, matching results with records,
 marks."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,8 +1,6 @@
 """What the checker of assignment logs sees in hand-made histories: it must find each breach, and
 nothing in a clean one."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.events import Event

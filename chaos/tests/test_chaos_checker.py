@@ -1,8 +1,6 @@
 """What the checkers of `./run chaos` see in hand-made logs, and what its program gives: they must
 find each breach, and nothing in a clean log; the schedule is the seed's alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The door before a broker brings the coordinator's markers in two parts, and one answer back."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

@@ -1,8 +1,6 @@
 """What a chaos run does with faults that are open at once, with a round that fails, with a wrong
 clock, and with guards that are taken away."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

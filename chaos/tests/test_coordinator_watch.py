@@ -1,7 +1,5 @@
 """Which transactions of a broker are taken for stuck: those that stay decided, and no others."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """The steps of deploy/docker/Dockerfile, as the tests read them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """The chart, rendered by helm itself and checked against Kubernetes' schemas; and that its commands
 are commands."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -2,8 +2,6 @@
 container engine is needed. What would change the machine is only noted: `apt-get`, `useradd`,
 `chown`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 A slice of `./run oracle columns`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

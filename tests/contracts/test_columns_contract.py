@@ -1,7 +1,5 @@
 """One contract, two computers of Columns: Spark jobs, and the service of the JVM without one."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

@@ -1,7 +1,5 @@
 """Columns that call functions: a resident step gives what a DataFrame's select gives, the truth."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 from collections.abc import Callable, Iterator, Sequence

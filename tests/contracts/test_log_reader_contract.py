@@ -1,7 +1,5 @@
 """Exact ranges by every reader: aborted records left out, markers read, nothing waits for ever."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 

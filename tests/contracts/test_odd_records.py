@@ -1,7 +1,5 @@
 """A record is the same for a step and for the command line, whatever bytes its headers have."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

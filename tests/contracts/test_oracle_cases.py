@@ -1,7 +1,5 @@
 """Cases that the oracle is not left to draw: scenarios, and where the original is at fault."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exact ranges batch after batch, every way to read: markers, gaps, reading ahead, failures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 

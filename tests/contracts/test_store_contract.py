@@ -1,7 +1,5 @@
 """What operators may expect of any store: the reference in memory and LMDB pass the same tests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A slice of `./run oracle`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every tap: where it reads, what it hands out, and that its position is right behind that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A versioned store: the reference in memory and LMDB show the same whatever is put (KIP-889)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The demo with a slice of its data: real broker, real Spark, as a command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The parts of the demo: records, the plain figures and their comparison, pauses, what it shows."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """One page as one program: its blocks in order, in one namespace and folder (docs/WRITING.md)."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

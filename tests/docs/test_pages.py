@@ -3,8 +3,6 @@
 All pages in one file, so that they share one Spark context and one broker.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from pathlib import Path

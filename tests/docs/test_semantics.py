@@ -1,7 +1,5 @@
 """The guide's tables of nulls, tombstones, late and unordered records are the test driver's."""
 
-from __future__ import annotations
-
 import pytest
 from pyspark.sql import SparkSession
 

@@ -1,7 +1,5 @@
 """./run: exit codes, any working directory, and when it may install Java."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

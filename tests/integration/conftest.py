@@ -1,7 +1,5 @@
 """A test of an instance has own topics and an own application, on the run's broker and Spark."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedded broker survives kill and restart with its data, and never outlives its owner."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The programs in examples/ do what their text says; that of the trades has its own test."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

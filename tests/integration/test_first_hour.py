@@ -1,7 +1,5 @@
 """docs/guide/first-hour.md: five commands at the most, and they do what it shows."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import os

@@ -1,7 +1,5 @@
 """One store, several processes: killed writers, readers, forks, growth, rebuilds (scenario 18)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """In a user's Spark session: what everflow prints, and what the user's own jobs still print."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Sources on a broker: with a pattern, whose topics may come later (note 037), with partitions that
 come while instances run, and runs that end by themselves."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re

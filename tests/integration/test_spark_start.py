@@ -1,7 +1,5 @@
 """What an instance starts of Spark: without Columns nothing, SQL with the first that is new."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

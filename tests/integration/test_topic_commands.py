@@ -1,7 +1,5 @@
 """`everflow topic`, `produce` and `consume` on a broker, and what is said while none answers."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """docs/guide/errors.md has a paragraph for every error code in the code, and for no other."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draws scenarios from a seed: a group, then faults, then peace, in which all becomes well."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path

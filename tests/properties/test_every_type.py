@@ -1,7 +1,5 @@
 """What is written is read again, value by value as in columns: every type, serde and store."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Copies exchanged by classes: the same as if each copy were compared with every other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Extracted times and the merge by them, against Kafka Streams' queues (reference 1.6)."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The placement by flow costs what the cheapest one costs, and fills its places."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 

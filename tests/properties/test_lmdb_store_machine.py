@@ -1,7 +1,5 @@
 """LmdbStore against the reference store: batches, crashes, reopening, restores."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The vectorised merge against Kafka Streams' rule: the oldest head is next (reference 1.6)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

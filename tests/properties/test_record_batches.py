@@ -1,7 +1,5 @@
 """Record batches in columns are what kafka-python's reader finds, whatever the bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import tracemalloc

@@ -5,8 +5,6 @@ scenario and history.
 of its own: another draw, and the seed means something else.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Queries of a store equal those of a sorted dictionary, in any page size, with writes."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`max.task.idle.ms` in micro-batches against Kafka Streams' PartitionGroup (reference 1.6)."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from hypothesis import given

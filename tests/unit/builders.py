@@ -1,7 +1,5 @@
 """Values that many tests need and few look at: each has what a test leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

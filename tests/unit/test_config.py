@@ -1,7 +1,5 @@
 """Configuration: names, types, prefixes, and errors for people."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Public names, names of other APIs, and files that hide a module of Python's."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

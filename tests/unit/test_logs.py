@@ -1,7 +1,5 @@
 """People get everflow's lines, each once, with the time; the file gets everything."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

@@ -1,7 +1,5 @@
 """Bytes as Java writes them, values as Arrow holds them, errors that name the row."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import math

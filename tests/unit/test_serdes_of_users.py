@@ -1,7 +1,5 @@
 """A serde of the user's own: encode, decode and a type; what is none is told how."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A start with known Columns has no Spark SQL until Arrow leaves it a batch, which is Spark's."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A store with unreadable bytes is mended from the changelog, or named; no record is (note 041)."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dead letters on a broker, by the command and the page: listed, grouped, replayed once each."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

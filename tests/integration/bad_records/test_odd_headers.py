@@ -1,7 +1,5 @@
 """Headers of any bytes: no instance ends of them, and every output has them whole."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """A bad record in each place of one program goes to its handler alone; all else comes out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Records more than an hour ahead of the brokers go to their handlers, and letters arrive."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

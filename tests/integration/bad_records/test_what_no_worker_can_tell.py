@@ -1,7 +1,5 @@
 """Records that end their worker, or that a broker refuses: found, and left to their handler."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Each application has topics and a state folder of its own; one is there for all tests."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A real instance in a process of its own, which tests stop at named points, kill and restart."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ the instance's own affair; after the death of the driver or of the JVM the insta
 again.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import uuid

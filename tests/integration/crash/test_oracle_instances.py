@@ -1,7 +1,5 @@
 """One instance, and three with one killed, give one table: part of `./run oracle instances`."""
 
-from __future__ import annotations
-
 import pytest
 
 from oracle.instances import compare

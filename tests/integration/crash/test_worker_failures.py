@@ -2,8 +2,6 @@
 orphans, idleness. The cases share one running application.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

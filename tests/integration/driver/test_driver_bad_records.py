@@ -1,8 +1,6 @@
 """A record, or a call of a clock, that fails goes to its handler alone: the others of its batch
 come out, in order. What a store holds is blamed on no record (note 041)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path

@@ -2,8 +2,6 @@
 n records cost a few times n, whatever k is; nothing of theirs is in what others give, and no record
 is left out for what another one did."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

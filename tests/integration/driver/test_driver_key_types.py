@@ -1,7 +1,5 @@
 """With keys, groups, foreign keys and ids of any type operators give what they give for texts."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import re

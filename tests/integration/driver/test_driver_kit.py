@@ -1,7 +1,5 @@
 """The test driver as a kit: misspelt topics, what was written, times in stores, many cases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

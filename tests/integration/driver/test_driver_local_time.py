@@ -1,8 +1,6 @@
 """What comes out does not depend on the machine: Python functions of every kind see UTC, and so do
 Columns; what goes by the small and capital letters of a language is refused."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import time

@@ -1,7 +1,5 @@
 """What operators do in real segments and steps that no model, oracle or table of the guide has."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

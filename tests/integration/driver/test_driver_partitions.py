@@ -1,7 +1,5 @@
 """The driver's partitions: what is lost where equal keys do not meet, partitioners, patterns."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Callable

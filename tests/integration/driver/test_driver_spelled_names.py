@@ -1,8 +1,6 @@
 """Names resolve as Spark resolves them, in every place that takes a Column: whatever the case, in
 backticks, by items and fields, the results are those of the plain spelling."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Where a time comes from: of a record, and of a source that is silent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

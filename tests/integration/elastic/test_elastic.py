@@ -3,8 +3,6 @@
 Slices of `./run chaos elastic`, and scenarios. Each ends with the checks of every chaos run.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

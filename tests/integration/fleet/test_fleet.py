@@ -1,7 +1,5 @@
 """A fleet in a cluster grows, loses a host, shrinks and ends; each record counts once."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a cluster says of itself and its groups, and a broker that is not there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

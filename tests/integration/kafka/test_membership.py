@@ -1,7 +1,5 @@
 """Members on a real broker: tasks move one by one, and those that stay are never interrupted."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Logs of a broker: copies far behind and near the end, logs of another leader or another topic."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing

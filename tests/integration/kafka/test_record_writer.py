@@ -1,7 +1,5 @@
 """The exactly-once writer on a broker: positions, fencing, what the broker refuses and accepts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

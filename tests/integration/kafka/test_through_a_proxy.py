@@ -1,8 +1,6 @@
 """What the reader and the writer make of every fault between them and the brokers, each of which is
 shown to have happened: late and repeated requests (KIP-890), lost answers, refusals, silence."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """For tests of whole instances: a cluster to write to and read from, instances that are closed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress

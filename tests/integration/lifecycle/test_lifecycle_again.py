@@ -1,7 +1,5 @@
 """Start, look, close, change, start again beside a Spark session: of a closed one nothing stays."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

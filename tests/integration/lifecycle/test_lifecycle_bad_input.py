@@ -1,7 +1,5 @@
 """Wrong input is refused before anything runs, or stopped at its record, with place and cure."""
 
-from __future__ import annotations
-
 import inspect
 import uuid
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An instance under faults: on the wire, in the user's code, of a schema registry that is away."""
 
-from __future__ import annotations
-
 import threading
 import urllib.request
 from collections import Counter

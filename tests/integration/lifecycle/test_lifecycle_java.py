@@ -1,7 +1,5 @@
 """What a Java application and everflow make in turns is what Java makes alone."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from collections import Counter

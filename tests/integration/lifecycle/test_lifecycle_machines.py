@@ -1,7 +1,5 @@
 """On machines of other zones, languages, hash seeds and threads a program gives the same bytes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

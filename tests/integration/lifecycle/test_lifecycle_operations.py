@@ -1,8 +1,6 @@
 """What may be asked of a running instance: threads more and fewer, a pause, clean-up, calls of the
 clock, an end while a batch hangs; and how it runs in Spark, with little memory too (note 045)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

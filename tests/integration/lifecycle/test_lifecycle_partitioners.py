@@ -1,7 +1,5 @@
 """Partitions on a broker: of a producer in Python, and of a partitioner of the program."""
 
-from __future__ import annotations
-
 import logging
 import zlib
 from typing import Any

@@ -5,8 +5,6 @@ After the import each file is replaced by one that cannot be imported: what runs
 travelled.
 """
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`everflow reset` on a real broker: an application begins anew, and counts what it counted."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

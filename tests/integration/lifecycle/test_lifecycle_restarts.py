@@ -1,7 +1,5 @@
 """An instance over its life: states, restarts, what a restart finds again, what it refuses."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable

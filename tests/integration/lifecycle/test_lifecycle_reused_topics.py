@@ -1,7 +1,5 @@
 """A topic that is a changelog, too: what processing left out stays out of each state made of it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 """Times over restarts: partition times and stream times are kept with the committed offsets, so an
 instance that starts again takes, drops and closes what one that went on would."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables that are read whole, of topics and DataFrames, and lookup joins that wait for entries."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An instance on three brokers, of which one or the other is away: each record counts once."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Under a changing load `everflow autoscale` goes from 1 to 3 and back; each record counts once."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

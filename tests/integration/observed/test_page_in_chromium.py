@@ -1,7 +1,5 @@
 """The page as a browser shows it; its pictures in the docs are made here."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

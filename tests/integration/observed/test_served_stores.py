@@ -1,7 +1,5 @@
 """The stores of a real instance, read by a client over TLS with a token while it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

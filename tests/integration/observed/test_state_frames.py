@@ -1,7 +1,5 @@
 """Stores of a real instance as DataFrames, and what their changelogs say without it: the same."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """``everflow-state`` in a Spark of the user's own, whose executors are other processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """A secure cluster: every client comes in by every door, in both kinds of names; a program counts
 exactly once behind each; and what an ACL forbids is named at once."""
 
-from __future__ import annotations
-
 import base64
 import logging
 import signal

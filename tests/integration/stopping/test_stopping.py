@@ -2,8 +2,6 @@
 group, as under a terminal, and what is printed and left is what the row says. Three of the rows
 are in the default suite."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

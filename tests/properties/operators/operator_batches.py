@@ -1,7 +1,5 @@
 """Batches of records for operators, and what is aggregated of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

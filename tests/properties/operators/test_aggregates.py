@@ -1,7 +1,5 @@
 """The vectorised aggregates equal a per-record model, wherever the micro-batches are cut."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """As-of joins of two streams, under any cut, against a model of record after record."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

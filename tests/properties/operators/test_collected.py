@@ -1,7 +1,5 @@
 """Lists, sets, orders, the n largest and sketches equal a model that keeps every value."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

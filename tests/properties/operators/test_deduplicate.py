@@ -1,7 +1,5 @@
 """Deduplication against one record after the other, whatever the micro-batches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Early results of windows, and windows over record numbers, equal a plain loop's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Joins with global tables against a model; a table of several partitions is one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

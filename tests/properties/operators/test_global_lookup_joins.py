@@ -1,7 +1,5 @@
 """Records that wait for an entry of a global table, or by the clock, against a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

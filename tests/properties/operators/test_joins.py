@@ -1,7 +1,5 @@
 """Joins in micro-batches, however they are cut, against models that take record after record."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

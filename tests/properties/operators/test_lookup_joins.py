@@ -1,7 +1,5 @@
 """A join whose records wait for their entry, under any cut, against a model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

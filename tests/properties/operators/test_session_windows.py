@@ -1,7 +1,5 @@
 """Sessions equal Kafka Streams' algorithm, record by record, under any cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Keyed operators that take a batch of several tasks at once do what they do task by task."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Entries with a time to live, and the tombstones of ended ones, equal a model under any cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Versioned tables and their readers, under any cut, against models (KIP-889, KIP-914, KIP-923)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Kafka Streams' own test vectors for assignors, by the reference's names, restated."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """KIP-924's shape: what an own assignor sees, which answers are refused, what the helpers build."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The bytes of a rebalance come back, other versions and damage are told, 1,000 members fit."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 import zlib

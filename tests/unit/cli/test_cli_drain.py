@@ -1,7 +1,5 @@
 """Which pods go for good, and what is asked of the API server."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import ssl

@@ -1,7 +1,5 @@
 """What commands print, and say of their options before anything starts."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

@@ -1,7 +1,5 @@
 """module:name -> topology, and what people read when it is wrong."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions

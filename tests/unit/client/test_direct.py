@@ -1,7 +1,5 @@
 """What is asked directly: past a proxy, and whatever the other side does."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

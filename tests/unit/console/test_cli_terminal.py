@@ -1,7 +1,5 @@
 """Banner, progress line, settings and error texts."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 import pyarrow as pa

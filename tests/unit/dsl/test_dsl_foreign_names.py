@@ -1,7 +1,5 @@
 """Names of other APIs: the message tells the name here, and its example works."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

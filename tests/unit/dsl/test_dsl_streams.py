@@ -1,7 +1,5 @@
 """Lowering of stateless operators and sources: which node, with which types, serdes and names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import timedelta

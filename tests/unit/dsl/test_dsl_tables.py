@@ -1,7 +1,5 @@
 """Tables, windows and joins in time: what is refused with the cure, and what needs no model."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Versioned tables and joins in time: what is refused, and how it is told."""
 
-from __future__ import annotations
-
 import pytest
 from pyspark.sql import functions as F
 

@@ -1,7 +1,5 @@
 """What a fleet decides: Spark's settings, a keeper's next act, what is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

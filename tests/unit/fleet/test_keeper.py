@@ -1,7 +1,5 @@
 """A keeper over an instance that is none, and a driver that is a function."""
 
-from __future__ import annotations
-
 import fcntl
 import zipfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The driver's side without Spark: places, slots, the door, the packed program."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.error

@@ -1,7 +1,5 @@
 """The commit gate's rules: failure scenarios 6, 7, 8, 10 and 34, as values and over the socket."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence

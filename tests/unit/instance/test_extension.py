@@ -1,7 +1,5 @@
 """Topics that come while an instance runs (note 037): in which order, and those refused."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence

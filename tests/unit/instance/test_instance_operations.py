@@ -1,7 +1,5 @@
 """What operators and settings may ask of an instance: pause, clean up, shut down, bounds."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

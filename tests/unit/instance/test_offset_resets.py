@@ -1,7 +1,5 @@
 """Where an input without offsets begins: its own word, else the setting; internal ones at 0."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pyarrow as pa

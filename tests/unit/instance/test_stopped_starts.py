@@ -1,7 +1,5 @@
 """Starts that are told to stop or meet a busy broker, and ends of which a part hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Users' listeners: they reach what tells them, and what they raise is logged and ends nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

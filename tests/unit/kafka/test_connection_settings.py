@@ -1,7 +1,5 @@
 """Settings of clients: TLS, tokens, Java's names, and refusals under the name that was given."""
 
-from __future__ import annotations
-
 import json
 import logging
 import ssl

@@ -1,7 +1,5 @@
 """How closely a member watches its group, and what errors of clients and brokers mean."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from itertools import pairwise

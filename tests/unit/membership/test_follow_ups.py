@@ -1,7 +1,5 @@
 """When a member asks for a rebalance: gathered, never within one, not what the join said."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """One member over the test's channel: what becomes an event, what is taken, what is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The leader's glue between the group protocol and the assignor, and its decision in words."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``task.assignor.class`` and other code of the user's own: loaded, seen, not waited for."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """examples/own_assignor.py does what its text says, loaded as ``task.assignor.class`` loads it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What there is of memory, what a batch takes, and that what was freed goes back."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What `/metrics` and OTLP say, and that the table of figures names all of it."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 import threading

@@ -1,7 +1,5 @@
 """What `/status`, the probes and the pages say of tasks, transactions and instances."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Aggregates of every column type, and sessions in blocks against one sorted list."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import gc

@@ -1,7 +1,5 @@
 """Processors' shared stores, tables and stores with a ttl, under any cut, against a model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import suppress

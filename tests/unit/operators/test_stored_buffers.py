@@ -1,7 +1,5 @@
 """Buffers read the bytes that the first release wrote (``stored_buffers.json``), and write them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a store was, folded from its changelog: every kind, and what has to be said of it."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
 from pathlib import Path

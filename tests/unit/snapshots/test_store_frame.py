@@ -1,7 +1,5 @@
 """Stores and changelogs as rows: every kind, places, errors, and stores of one moment."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Each of our sockets refuses what is larger than anything that is sent there on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import socket

@@ -1,7 +1,5 @@
 """A daemon that has imported ahead takes the place of Spark's, if it would be the same."""
 
-from __future__ import annotations
-
 import os
 import pty
 import struct

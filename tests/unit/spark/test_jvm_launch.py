@@ -1,7 +1,5 @@
 """Starts that fail end their JVM; workers' paths, py4j's lines, and a Spark that has ended."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

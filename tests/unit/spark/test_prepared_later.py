@@ -1,7 +1,5 @@
 """Columns that a worker prepares when it first asks for them: once, and named if they cannot be."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

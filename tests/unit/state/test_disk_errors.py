@@ -1,7 +1,5 @@
 """A disk that refuses: what happened, to which store, why, and what to do; nothing is lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

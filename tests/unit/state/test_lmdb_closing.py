@@ -1,7 +1,5 @@
 """Closing a store while another thread reads it; where stores in memory lie, and when they go."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator

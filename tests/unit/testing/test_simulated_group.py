@@ -1,7 +1,5 @@
 """The simulated coordinator behaves as the broker does, request by request."""
 
-from __future__ import annotations
-
 import pytest
 
 from everflow_simulation.group_coordinator import (

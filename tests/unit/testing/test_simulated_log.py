@@ -1,7 +1,5 @@
 """Virtual time, fibers and the simulated log, and a coordinator that forgets (note 064)."""
 
-from __future__ import annotations
-
 import threading
 from random import Random
 

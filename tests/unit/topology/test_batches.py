@@ -1,7 +1,5 @@
 """Batches that are joined, and text that comes back from the JVM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a notebook shows of a topology and an instance: complete, escaped, with nothing loaded."""
 
-from __future__ import annotations
-
 import math
 import re
 from xml.etree import ElementTree

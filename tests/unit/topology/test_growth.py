@@ -1,7 +1,5 @@
 """Topics that come while a program runs: what is taken, and what would change what runs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Numbering, internal topics, partition counts and tasks, on graphs written by hand."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

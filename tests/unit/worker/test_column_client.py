@@ -1,7 +1,5 @@
 """A worker's client of the JVM, its held pages, its resident reader, and times."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

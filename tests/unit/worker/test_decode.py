@@ -1,7 +1,5 @@
 """Decoding of records, and the check of where their keys lie."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a failure says: the user's line, the record, the cause in Spark's text."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Dead letters, and records that are too large or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

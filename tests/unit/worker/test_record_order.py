@@ -1,7 +1,5 @@
 """What comes by several ways comes as Kafka Streams forwards it: depth first (note 031)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

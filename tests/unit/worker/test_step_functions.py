@@ -1,7 +1,5 @@
 """Record-by-record operators: results, and the record that a failure names (design D10)."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from typing import Any

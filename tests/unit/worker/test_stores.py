@@ -1,7 +1,5 @@
 """Views of stores in one step: the batch's own changes, and global tables of several partitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Rows of docs/differences.md that no other test holds, of tables and processors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

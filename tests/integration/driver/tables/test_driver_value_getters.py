@@ -1,7 +1,5 @@
 """Joins with tables that have no store of their own give what those with one give (note 035)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Tables that are loaded: swapped as a whole, kept over failures, removed when unread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

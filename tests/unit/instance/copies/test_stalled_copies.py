@@ -1,7 +1,5 @@
 """A copy whose log's leader is silent waits by itself, counted and named (note 051)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

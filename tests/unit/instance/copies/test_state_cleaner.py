@@ -1,7 +1,5 @@
 """State that nobody needs is removed after `state.cleanup.delay.ms`, and nothing else (I5, I6)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

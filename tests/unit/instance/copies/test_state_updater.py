@@ -1,7 +1,5 @@
 """Copies follow their changelogs to the stable end, say once that they are hot, are handed over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path

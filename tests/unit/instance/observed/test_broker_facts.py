@@ -1,7 +1,5 @@
 """What the brokers and other instances are asked, and what an instance tells of itself."""
 
-from __future__ import annotations
-
 import ssl
 import threading
 from collections.abc import Collection, Mapping

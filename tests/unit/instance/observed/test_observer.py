@@ -1,7 +1,5 @@
 """What the page gets of an instance: rates between looks, and the lines since it is watched."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Partition of a key, and which topics' keys a store holds."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """Which copies a query reads, who is named otherwise, and how far copies lag."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator

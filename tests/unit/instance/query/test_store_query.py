@@ -1,7 +1,5 @@
 """Queries of real stores: keys, ranges, prefixes, windows, pages, stores that move."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

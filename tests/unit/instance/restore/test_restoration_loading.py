@@ -1,7 +1,5 @@
 """Loading stores in chunks from a log, suspending, going on, and what listeners see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The address of the query service, who may ask there, and its client where nobody answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The query service over two instances on this machine: real stores, real HTTP, no brokers."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The order of recovery (D5) and what it refuses: failure scenarios 1, 2, 4 and 15."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks are dealt to threads, change by the table only (reference 5.1), and have one writer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Recover what was assigned, release after the revocation only, never keep a lost task."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

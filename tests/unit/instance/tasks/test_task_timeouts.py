@@ -1,7 +1,5 @@
 """`task.timeout.ms` of each task (KIP-572): its begin, its end, and who is tried meanwhile."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

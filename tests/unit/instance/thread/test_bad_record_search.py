@@ -1,7 +1,5 @@
 """What becomes of a batch that fails: fewer records, or all but one (notes 041, 042)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

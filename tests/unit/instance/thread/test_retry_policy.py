@@ -1,7 +1,5 @@
 """What a stream thread does after each event: the table of the module, row by row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

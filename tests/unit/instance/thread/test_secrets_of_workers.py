@@ -1,7 +1,5 @@
 """What is packed for workers: variables as at the start, and no secret, which Spark would show."""
 
-from __future__ import annotations
-
 import base64
 import threading
 from types import SimpleNamespace

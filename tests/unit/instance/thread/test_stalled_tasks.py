@@ -1,7 +1,5 @@
 """One task's brokers are silent: the others go on, and the error names it (notes 018, 051)."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The loop of a stream thread with a fake job: what runs when, and what an abort means."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import replace

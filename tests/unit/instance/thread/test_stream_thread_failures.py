@@ -1,7 +1,5 @@
 """What a stream thread does about a failed batch: D6's order, tries, ends."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

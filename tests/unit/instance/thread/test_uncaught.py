@@ -1,7 +1,5 @@
 """A stream thread that cannot go on (KIP-671): what the handler's answers do, how often."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The inputs' ends: a log that has shrunk below what was read is never passed over in silence."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Internal and output topics, racks: created once (I10), validated, expired (scenario 15)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations_with_replacement
 

@@ -1,7 +1,5 @@
 """Topics that are no longer those of the start: made again, or with more partitions."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Our own fetches without a broker: slices, passing errors, leaders that move, no long waits."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

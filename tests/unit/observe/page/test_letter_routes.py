@@ -1,7 +1,5 @@
 """Dead letters over HTTP: who may look and replay, once at a time, and never by accident."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

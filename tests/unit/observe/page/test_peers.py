@@ -1,7 +1,5 @@
 """Other instances are asked rarely, within bounds, and with nothing that is for others."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json
