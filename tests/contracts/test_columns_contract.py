@@ -20,14 +20,7 @@ from everflow.protocol.messages import BatchFailure
 from everflow.records import EdgeBatch
 from everflow.sockets import MOST_MESSAGE_BYTES
 from everflow.topology.graph import ColumnExpr
-from everflow.topology.plan import (
-    ARROW,
-    Choice,
-    ColumnsOp,
-    PhysicalPlan,
-    Projection,
-    computed_by,
-)
+from everflow.topology.plan import ARROW, Choice, ColumnsOp, PhysicalPlan, Projection, computed_by
 from everflow.worker.columns import ColumnClient
 from everflow.worker.failures import SparkSays
 from everflow.worker.order import Records

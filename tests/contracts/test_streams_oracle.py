@@ -118,12 +118,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "of",
         lambda of: lambda _, stored, now_ms: of(-1, stored, now_ms),
     ),
-    "a window without its begin": (
-        "inner join of streams",
-        StreamStreamJoin,
-        "run",
-        _narrower,
-    ),
+    "a window without its begin": ("inner join of streams", StreamStreamJoin, "run", _narrower),
     "what has met waits on": (
         "outer join of streams",
         WaitingRecords,
@@ -137,12 +132,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         lambda _: lambda self, records, met, results: {},
     ),
     "a sliding window less": ("sliding windows", SlidingBook, "_begin", _without_the_right_window),
-    "a version is never late": (
-        "versioned table",
-        VersionedTableSpec,
-        "_process",
-        _never_behind,
-    ),
+    "a version is never late": ("versioned table", VersionedTableSpec, "_process", _never_behind),
     "a table one ms later": ("join with grace", JoinedTable, "held", _later),
     "a global table without entries": (
         "join with global table",

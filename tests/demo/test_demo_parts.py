@@ -274,11 +274,7 @@ def test_a_status_line_comes_through_and_other_lines_are_nobodys() -> None:
 
 def test_the_matrix_has_a_row_for_each_instance() -> None:
     instances = {"first": {A: ACTIVE, B: RESTORING}, "second": {B: STANDBY}}
-    rows = [
-        "        0_0      1_0",
-        "first   active   restore",
-        "second           standby",
-    ]
+    rows = ["        0_0      1_0", "first   active   restore", "second           standby"]
     assert matrix(instances, [A, B], {}) == rows
     assert matrix(instances, [A, B], {A: 0.25, B: 12.0}) == [*rows, "pause   0.25 s   12.00 s"]
 

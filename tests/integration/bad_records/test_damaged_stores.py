@@ -11,13 +11,7 @@ from everflow.errors import DamagedEntryError
 from everflow.records import StoreChanges
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
-from integration.lifecycle.lifecycle_cluster import (
-    Application,
-    Cluster,
-    Record,
-    text,
-    until_failed,
-)
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text, until_failed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 DAMAGE = b"\1\2\3"

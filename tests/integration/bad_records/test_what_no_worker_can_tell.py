@@ -7,13 +7,7 @@ from typer.testing import CliRunner
 
 from everflow import StreamsBuilder, serdes
 from everflow.cli.app import app as command
-from integration.lifecycle.lifecycle_cluster import (
-    Application,
-    Cluster,
-    Record,
-    text,
-    until_failed,
-)
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text, until_failed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 GOOD, BAD_AT = 60, 25

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from everflow.config import StreamsConfig
-from everflow.errors import (
-    EverflowError,
-    GenerationChanged,
-    TaskMigratedError,
-)
+from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError
 from everflow.instance.start_up import ClusterTopics
 from everflow.kafka.admin import ClusterAdmin, TransactionState
 from everflow.kafka.broker_link import BrokerLink

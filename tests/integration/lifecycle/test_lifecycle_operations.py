@@ -30,9 +30,7 @@ from everflow import (
     punctuate,
     serdes,
 )
-from everflow import (
-    Record as ProcessorRecord,
-)
+from everflow import Record as ProcessorRecord
 from everflow.instance import assembly, kafka_streams, life
 from everflow.instance.thread.stream_thread import StreamThread
 from everflow.memory import MIB, WORKER_BYTES, BatchMemory, MemoryBudget, least_budget

@@ -20,12 +20,7 @@ from everflow import (
 )
 from everflow.metrics import DROPPED_RECORDS, ENFORCED_PROCESSING, LAG
 from everflow.testing import TopologyTestDriver, wait_until
-from integration.lifecycle.lifecycle_cluster import (
-    Application,
-    Cluster,
-    Record,
-    text,
-)
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -14,13 +14,7 @@ from everflow.instance.tasks.task import TaskRole
 from everflow.records import TaskId
 from everflow.spark.session import get_session
 from everflow.testing import wait_until
-from integration.lifecycle.lifecycle_cluster import (
-    CAUGHT_UP_S,
-    Application,
-    Cluster,
-    in_json,
-    text,
-)
+from integration.lifecycle.lifecycle_cluster import CAUGHT_UP_S, Application, Cluster, in_json, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

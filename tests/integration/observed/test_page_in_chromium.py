@@ -24,12 +24,7 @@ from everflow.observe.observation import (
     StableLag,
 )
 from everflow.observe.page.history import Event, Facts, RoleSpan, TimedLook, TrendPoint
-from everflow.observe.page.letters import (
-    CauseLetters,
-    LetterCause,
-    LettersFound,
-    LettersReplayed,
-)
+from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
 from everflow.observe.page.peers import Peer
 from everflow.observe.page.routes import Page
 from everflow.observe.page.verdict import with_rates

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.operators import (
-    AggregateSpec,
-    PythonAggregateSpec,
-    PythonReducer,
-    TableSpec,
-    agg,
-)
+from everflow.operators import AggregateSpec, PythonAggregateSpec, PythonReducer, TableSpec, agg
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore

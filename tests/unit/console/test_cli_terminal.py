@@ -6,12 +6,7 @@ import pyarrow as pa
 
 from everflow import serdes
 from everflow.config import StreamsConfig
-from everflow.console.terminal import (
-    Progress,
-    Sample,
-    StateWait,
-    error_text,
-)
+from everflow.console.terminal import Progress, Sample, StateWait, error_text
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import banner, topology_lines
 from everflow.operators.table import TableSpec

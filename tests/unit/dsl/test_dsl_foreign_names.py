@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import (
-    SessionWindows,
-    StreamsBuilder,
-    TimeWindows,
-    serdes,
-)
+from everflow import SessionWindows, StreamsBuilder, TimeWindows, serdes
 from everflow.errors import UnknownNameError
 from everflow.foreign_names import foreign_names
 from unit.builders import PUBLIC

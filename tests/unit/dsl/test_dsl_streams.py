@@ -33,11 +33,7 @@ from everflow.dsl.streams import (
 )
 from everflow.errors import UnknownBranchError
 from everflow.testing import TopologyTestDriver
-from everflow.topology.graph import (
-    MergeNode,
-    SinkNode,
-    SourceNode,
-)
+from everflow.topology.graph import MergeNode, SinkNode, SourceNode
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

@@ -3,13 +3,7 @@
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import (
-    JoinWindows,
-    Materialized,
-    StreamsBuilder,
-    TopologyError,
-    serdes,
-)
+from everflow import JoinWindows, Materialized, StreamsBuilder, TopologyError, serdes
 from everflow.operators.joins import StreamStreamJoin
 from everflow.topology.graph import StatefulNode
 from everflow.topology.subtopologies import cut, internal_topics

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from everflow.fleet.decision import (
-    DRIVER_SILENT_S,
-    STOP_S,
-    Report,
-    SlotOrder,
-    SlotOutcome,
-    Wanted,
-)
+from everflow.fleet.decision import DRIVER_SILENT_S, STOP_S, Report, SlotOrder, SlotOutcome, Wanted
 from everflow.fleet.keeper import EARLIER_S, NOBODY, Keeper, LogTail
 
 

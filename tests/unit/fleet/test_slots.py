@@ -17,14 +17,7 @@ from everflow.cli.fleet import fleet_lines, planned
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.fleet.command import Fleet, pack, require_master_answers
 from everflow.fleet.control import HEARD_S, MOST_BODY_BYTES, Door, Places, application
-from everflow.fleet.decision import (
-    STOP_S,
-    TOKEN_HEADER,
-    Report,
-    SlotOrder,
-    SlotOutcome,
-    Wanted,
-)
+from everflow.fleet.decision import STOP_S, TOKEN_HEADER, Report, SlotOrder, SlotOutcome, Wanted
 from everflow.fleet.slot_job import FAILED, SlotJob, last_words
 from everflow.observe.http_server import HttpServer
 from everflow.testing import wait_until

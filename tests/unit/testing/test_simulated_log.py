@@ -14,12 +14,7 @@ from everflow_simulation.checks import InvariantError
 from everflow_simulation.group_coordinator import GroupCoordinator
 from everflow_simulation.history import History
 from everflow_simulation.log import FencedError, Fold, SimulatedLog, fold_of
-from everflow_simulation.scheduler import (
-    Process,
-    Scheduler,
-    SimulatedClock,
-    SimulationError,
-)
+from everflow_simulation.scheduler import Process, Scheduler, SimulatedClock, SimulationError
 from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
 from everflow_simulation.simulation import Simulation
 

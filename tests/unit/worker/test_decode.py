@@ -21,14 +21,7 @@ from everflow.serdes.by_record import adopted
 from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
 from everflow.topology.plan import Source
 from everflow.windows import Windowed
-from everflow.worker.decode import (
-    ALL_UP_TO,
-    MOST_KEYS,
-    ONE_OF,
-    Judge,
-    KeyCheck,
-    decoded_records,
-)
+from everflow.worker.decode import ALL_UP_TO, MOST_KEYS, ONE_OF, Judge, KeyCheck, decoded_records
 from unit.builders import edge_batch
 from unit.builders import source as made_source
 from unit.instance.own_serde import OwnSerde

@@ -33,13 +33,7 @@ from everflow.state.left_out import KeptEntry
 from everflow.topology.plan import DEAD_LETTER_TYPE
 from everflow.worker.failures import failure_of
 from everflow.worker.global_records import GlobalRecords
-from everflow.worker.letters import (
-    Letter,
-    LetterTooLargeError,
-    named,
-    refused,
-    take_letters,
-)
+from everflow.worker.letters import Letter, LetterTooLargeError, named, refused, take_letters
 from everflow.worker.ports import WorkerPorts
 from everflow.worker.sink import KafkaSink, left_out_entries
 from everflow.worker.task_step import SinkOutput, StepResult

@@ -16,13 +16,7 @@ from everflow.records import TaskId
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import StateMovingError, StoreKindError
 from everflow.state.lmdb_store import LmdbStore
-from unit.instance.query.query_stores import (
-    COUNTS,
-    WINDOWS,
-    Instance,
-    by_first_letter,
-    windows,
-)
+from unit.instance.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows
 
 
 @pytest.fixture
