@@ -12,7 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from docs.page_program import BlockError, PageProgram, in_folder
+from made_pages import GUIDE, made, marked, semantics
 from markdown_pages import Block, blocks, page_id, pages
+from semantics.families import PAGES
 
 TEXTS = {page_id(path): path.read_text() for path in pages()}
 
@@ -104,3 +106,11 @@ def _run(found: list[Block], folder: Path) -> None:
     program = PageProgram(folder, None)
     for block in found:
         program.run(block)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tables_of_a_page_are_what_the_driver_gives(page: str, spark: SparkSession) -> None:
+    text, parts = (GUIDE / page).read_text(), semantics(page)
+    assert set(marked(text)) == set(parts)
+    assert text == made(text, parts), "run .venv/bin/python tests/made_pages.py"

@@ -20,7 +20,7 @@ from everflow.protocol.messages import (
     BatchRequest,
     BatchResult,
 )
-from everflow.records import CommittedOffset, TopicPartition
+from everflow.records import CommittedOffset, TaskId, TopicPartition
 from unit.instance.thread.stream_thread_world import IN, TASK, World
 
 PAYMENTS = TopicPartition("payments", 0)
@@ -72,7 +72,7 @@ class MergedWorld(World):
         super().__init__()
         self.each, self.paid = orders_each, 0
 
-    def give_task(self) -> ActiveTask:
+    def give_task(self, task_id: TaskId = TASK, tp: TopicPartition = IN) -> ActiveTask:
         task = ActiveTask(
             id=TASK,
             inputs=(IN, PAYMENTS),
