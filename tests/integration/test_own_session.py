@@ -40,7 +40,7 @@ except Exception as error:
 JAVA = ("\tat ", "Traceback", "ERROR Executor", "TaskSetManager", "PythonWorkerFactory", "[Stage")
 
 
-def test_a_column_that_fails_prints_everflow_s_words_and_no_java(
+def test_a_failure_prints_no_java(
     topic: Callable[..., str], bootstrap: str, tmp_path: Path
 ) -> None:
     source, output = topic(1), topic(1)

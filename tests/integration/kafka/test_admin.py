@@ -63,9 +63,7 @@ def test_offsets_by_time_and_of_no_group(admin: ClusterAdmin, topic: Topic, name
 
 
 @pytest.mark.broker
-def test_lag_is_told_of_all_that_a_group_has_committed(
-    admin: ClusterAdmin, bootstrap: str, topic: Topic, name: str
-) -> None:
+def test_lag_is_of_all_topics(admin: ClusterAdmin, bootstrap: str, topic: Topic, name: str) -> None:
     """The topics are not named: `everflow lag` knows none."""
     assert admin.all_committed(name) == {}
     one, other = topic(2), topic(1)

@@ -319,9 +319,7 @@ def child(bootstrap: str, name: str, topic: Topic) -> Iterator[tuple[Child, str]
     made.close()
 
 
-def test_a_process_that_stood_still_comes_back_as_a_new_member(
-    join: Callable[..., Instance], child: tuple[Child, str]
-) -> None:
+def test_who_stood_still_is_new(join: Callable[..., Instance], child: tuple[Child, str]) -> None:
     """Scenario 8, and long pauses of any kind: what it owned is lost, even when it gets the same
     again."""
     paused, source = child

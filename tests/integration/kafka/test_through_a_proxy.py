@@ -190,9 +190,7 @@ def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(
 @pytest.mark.parametrize(
     "code", [K.COORDINATOR_NOT_AVAILABLE, K.COORDINATOR_LOAD_IN_PROGRESS, K.NOT_COORDINATOR]
 )
-def test_a_coordinator_that_nobody_names_yet_is_looked_for_again(
-    proxy: KafkaProxy, topic: Topic, name: str, code: int
-) -> None:
+def test_coordinators_are_retried(proxy: KafkaProxy, topic: Topic, name: str, code: int) -> None:
     tp = TopicPartition(topic(1), 0)
     fault = proxy.refuse("FindCoordinator", code, 2)
     write_one(RecordWriter({"bootstrap.servers": proxy.bootstrap_servers}, name), tp)

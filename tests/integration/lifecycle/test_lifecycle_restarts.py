@@ -186,9 +186,7 @@ def test_a_deleted_state_folder_is_restored_from_a_log(app: Application, cluster
     assert sum(progress.records for kind, progress in listener.calls if kind == "end") == changelog
 
 
-def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_what_a_new_aggregate_can_do(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     """The cures that EF-STORE-LAYOUT names, and the one that it says is none."""
     source = cluster.topic("in", 1)
     cluster.write(source, [text("k", "v")] * 3)

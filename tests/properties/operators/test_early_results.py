@@ -180,9 +180,7 @@ def test_count_windows_are_those_of_a_loop(
 
 @settings(max_examples=20)
 @given(records=RECORDS, sizes=CUTS, size=st.integers(1, 5))
-def test_functions_over_count_windows_give_the_same_under_every_cut(
-    records: list[Record], sizes: list[int], size: int
-) -> None:
+def test_count_functions_under_any_cut(records: list[Record], sizes: list[int], size: int) -> None:
     windows = CountWindows.of_size(size).advance_by(max(1, size // 2))
     full = [(key, value or 0, time) for key, value, time in records]
 

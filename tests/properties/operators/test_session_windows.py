@@ -215,9 +215,7 @@ def test_a_bare_count_is_javas_long(split: list[Any], windows: SessionWindows, e
 @example(
     split=[[("a", 1, 5)], [("a", 0, 5), ("a", 1, 5)]], windows=SessionWindows(5, 5), every=False
 )
-def test_functions_that_delete_and_change_in_place(
-    split: list[Any], windows: SessionWindows, every: bool
-) -> None:
+def test_functions_change_in_place(split: list[Any], windows: SessionWindows, every: bool) -> None:
     def merger(key: str, one: Any, two: Any) -> Any:
         one["items"] += ["+", *two["items"]]
         return one

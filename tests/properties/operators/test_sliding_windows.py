@@ -286,7 +286,7 @@ def test_a_bare_count_is_javas_long(split: list[Any], windows: SlidingWindows, e
 @given(
     split=split_of(st.none() | st.integers(0, 6)), windows=sliding, every=st.booleans(), entries=few
 )
-def test_functions_that_delete_and_change_in_place(
+def test_functions_change_in_place(
     split: list[Any], windows: SlidingWindows, every: bool, entries: int
 ) -> None:
     retention_ms = windows.retention_ms

@@ -121,9 +121,7 @@ def test_nobody_to_drain_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
-def test_the_api_server_is_asked_past_a_proxy(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxies_are_not_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a pod that has one in its environment would stay silent at a scale-in, too."""
     monkeypatch.setenv(name, "http://127.0.0.1:1")
     with api_server(tmp_path, 200, stateful_set(2)) as (environment, _):

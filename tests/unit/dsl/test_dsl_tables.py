@@ -287,7 +287,7 @@ def test_a_field_may_be_merger(sessions: SessionWindowedKStream, builder: Stream
     assert [field.name for field in last(builder).out.value] == ["merger"]
 
 
-def test_a_built_in_function_merges_the_aggregates_not_the_key(
+def test_a_built_in_merges_no_key(
     sessions: SessionWindowedKStream, builder: StreamsBuilder
 ) -> None:
     sessions.aggregate(

@@ -137,9 +137,7 @@ class Hangs(Exits):
 @pytest.mark.parametrize(
     ("name", "says"), [("Exits", "raised SystemExit"), ("Hangs", "has not answered within 0.05 s")]
 )
-def test_one_that_exits_or_hangs_leaves_everyone_what_it_has(
-    name: str, says: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_exit_or_hang_moves_nobody(name: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     task = TaskId(0, 0)
     tasks = {task: TaskInfo(task, (TopicPartition("in", 0),))}
     cluster = ClusterState(

@@ -84,9 +84,7 @@ class Worker:
     st.floats(1.0, FIRST_TIMES),
     st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40),
 )
-def test_a_worker_never_takes_more_than_its_share(
-    total: int, idle: int, times: float, backlogs: list[float]
-) -> None:
+def test_no_worker_takes_more(total: int, idle: int, times: float, backlogs: list[float]) -> None:
     """For what is no worse than the first guess; ``backlogs``: how much of the most there was."""
     share, memory, worker = WorkerMemory(total), BatchMemory(), Worker(idle, times)
     for filled in backlogs:

@@ -98,9 +98,7 @@ def test_where_the_log_ends_is_asked_for_first(known: BrokerFacts, brokers: Brok
     assert brokers.asked == ["written", "stable", "states"]
 
 
-def test_an_open_transaction_has_the_time_since_its_begin(
-    known: BrokerFacts, brokers: Brokers, clock: ManualClock
-) -> None:
+def test_a_transaction_has_an_age(known: BrokerFacts, brokers: Brokers, clock: ManualClock) -> None:
     (writer,) = known.writers()
     assert (writer.state, writer.open_s) == (None, None), "nobody has asked"
     known.ask()

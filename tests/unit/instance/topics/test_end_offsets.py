@@ -79,9 +79,7 @@ def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_t
         (RetriableError("nobody answers"), "nobody answers", "lost records"),
     ],
 )
-def test_why_a_log_is_shorter_is_what_the_topics_id_tells(
-    ids: tuple[str, str] | EverflowError, said: str, unsaid: str
-) -> None:
+def test_a_topic_id_says_why(ids: tuple[str, str] | EverflowError, said: str, unsaid: str) -> None:
     polled = Polled(100, 12)
     polled.ids = ids
     polled.poll()
