@@ -398,8 +398,7 @@ def test_a_static_member_with_an_empty_disk_does_not_get_its_tasks_cold() -> Non
 
 
 def test_a_standby_that_catches_up_at_once_says_so_too() -> None:
-    """It is cold when the leader looks and hot after one round of its updater: somebody waits to
-    hear of it."""
+    """Cold when the leader looks, hot after one round: somebody waits to hear of it."""
     rules = AssignmentRules(acceptable_lag=2_000, num_standbys=2)
     with Simulation(replace(SMALL, rules=rules, input_rate=100.0), seed=18) as group:
         grown(group, 4, records=2_500, static=True)

@@ -112,8 +112,7 @@ def _of_lengths(*entries: bytes | None) -> bytes:
 
 
 def test_a_list_of_numbers_is_read_in_the_other_form_too() -> None:
-    """As Java's ListDeserializer does, whatever it would write itself; in one column with lists
-    that it has written."""
+    """As Java's ListDeserializer does, in one column with lists that it has written."""
     serde = serdes.list_(serdes.int_())
     four = bytes.fromhex("00000004")
     rows = [_of_lengths(four, None), serde.encode([4]), None, _of_lengths()]

@@ -111,8 +111,7 @@ def test_what_a_compacted_topic_refuses_is_a_letter(app: Application, cluster: C
 
 
 def test_a_letter_its_topic_refuses_is_made_smaller(app: Application, cluster: Cluster) -> None:
-    """Above what the producer sends, for what it tells of the error; then above what the topic
-    takes."""
+    """Above what the producer sends, for its error's text; then above what the topic takes."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     dead = cluster.topic("dead", 1, max_message_bytes="3000")
     values = [b"{}", b"{" + b"x" * 990_000, b"{x", b"{}"]

@@ -159,8 +159,7 @@ def test_offsets_are_committed_deferred_or_refused(
 
 
 def test_a_silent_member_loses_all_and_returns(topic: Topic, join: Callable[..., Instance]) -> None:
-    """Evicted while it held the rejoin longer than the rebalance time-out: Lost, then new
-    ownerships."""
+    """Evicted for holding the rejoin beyond its time-out: Lost, then new ownerships."""
     subtopologies = {0: [topic(2)]}
     first = join(subtopologies, "a", rebalance_timeout_ms=1500, session_timeout_ms=6000)
     await_settled([first], 2)
@@ -320,8 +319,7 @@ def child(bootstrap: str, name: str, topic: Topic) -> Iterator[tuple[Child, str]
 
 
 def test_who_stood_still_is_new(join: Callable[..., Instance], child: tuple[Child, str]) -> None:
-    """Scenario 8, and long pauses of any kind: what it owned is lost, even when it gets the same
-    again."""
+    """Scenario 8, and any long pause: what it owned is lost, even if it gets the same again."""
     paused, source = child
     wait_until(lambda: "Assigned 2\n" in paused.told, 30, "the process has both tasks", paused.told)
     other = join({0: [source]}, "other", session_timeout_ms=2_000)

@@ -282,8 +282,7 @@ def test_a_late_commit_ends_nothing_of_ours(
 def test_a_late_record_of_an_aborted_transaction_holds_no_reader_back(
     proxy: KafkaProxy, bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, version: int
 ) -> None:
-    """KIP-890's first part: a Produce request that comes after the abort would open a transaction
-    that nobody ends."""
+    """KIP-890, part 1: a Produce behind the abort would open a transaction that nobody ends."""
     tp = TopicPartition(topic(1), 0)
     writer = RecordWriter({**client(proxy), "request.timeout.ms": 1_000}, name)
     writer.begin()

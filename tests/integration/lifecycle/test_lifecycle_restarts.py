@@ -386,8 +386,7 @@ def test_two_instances_share_and_hand_over_partitions(app: Application, cluster:
 
 
 def test_metadata_is_kept_for_partitions_that_stay(app: Application, cluster: Cluster) -> None:
-    """A task of two inputs commits both with the same batch id and stream time, also where only one
-    has records."""
+    """A task commits both inputs with one batch id and stream time, records or not."""
     left, right = cluster.topic("left", 1), cluster.topic("right", 1)
     cluster.write(left, [text("k", "x", 20_000)])
     builder = StreamsBuilder()

@@ -384,8 +384,7 @@ def told(join: StreamJoin, rows: Sequence[Row]) -> list[Result]:
 
 @pytest.mark.parametrize("kind", list(JoinKind))
 def test_no_record_gives_a_result_with_and_one_without_a_match(kind: JoinKind) -> None:
-    """What the original does (KAFKA-19536): a record that comes when its window is over is
-    unmatched at once, and matched again within the grace."""
+    """KAFKA-19536: in the original who comes when its window is over is matched once more."""
     join = StreamJoin(kind, JoinWindows.of_time_difference(10).grace(5))
     rows = [
         Row(True, 0, "a", 1, 100),

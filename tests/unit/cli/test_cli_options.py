@@ -199,8 +199,7 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
     ],
 )
 def test_slow_samples_come_less_often(took_s: float, state: ClientState, pause_s: float) -> None:
-    """Of 1,000 partitions it takes a tenth of a second of a core; who waits for a start is told
-    more often."""
+    """1,000 partitions take 0.1 s of a core; who waits for a start is told more often."""
     assert run_module.pause_s(took_s, state) == pause_s
 
 

@@ -70,8 +70,7 @@ def test_a_task_that_was_lost_and_came_back_needs_recovery_before_a_batch() -> N
 
 
 def test_a_revoked_task_commits_in_the_generation_that_revoked_it_and_in_no_later_one() -> None:
-    """Evicted while its last batch runs, a member that holds nothing else is told of no loss and
-    joins again at once."""
+    """Evicted in its last batch, who holds nothing else hears of no loss and joins at once."""
     book = GateBook()
     book.own([TASK])
     epoch = book.epoch(TASK)
@@ -250,8 +249,7 @@ def test_at_least_once_commits_through_the_member(gate: tuple[GateBook, str], gr
 
 
 def test_only_a_second_attempt_holds_the_next_generation_back() -> None:
-    """A task that stays pauses for two micro-batches at most: the group may refuse one, but not the
-    one after it."""
+    """Two micro-batches of pause at most: the group may refuse one, not the one after it."""
     book = GateBook()
     book.own([TASK])
     epochs = {TASK: book.epoch(TASK)}

@@ -234,8 +234,7 @@ def ended_ms(group: Simulation, name: str) -> float:
 def test_a_batch_of_which_no_worker_is_known_holds_no_end_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where others have all of Spark's places: its job waits, nobody has said hello, nobody can
-    be killed."""
+    """As where others have all of Spark's places: no hello was said, nobody can be killed."""
     with Simulation(SMALL, seed=21) as group:
         group.add(2)
         group.settle(60_000)

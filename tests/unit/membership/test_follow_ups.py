@@ -57,8 +57,7 @@ def test_what_the_join_said_is_asked_again_if_the_leader_left_it(follow_ups: Fol
 
 
 def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: FollowUps) -> None:
-    """Found under load: a static member came back with standbys beyond the acceptable lag, and each
-    bounce made a generation."""
+    """Under load each bounce of a static member with lagging standbys made a generation."""
     follow_ups.joining()
     follow_ups.completed({A}, {B}, None, 0.0, stale=True)
     follow_ups.became_hot(A, 10.0)
@@ -125,8 +124,7 @@ def test_a_lost_membership_forgets_its_copies(follow_ups: FollowUps) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("hjca"), st.floats(0, 3_000)), max_size=60))
 def test_asked_once_per_join_and_every_hot_warm_up_is_told(steps: list[tuple[str, float]]) -> None:
-    """Whatever the order: between two joins one question; a hot task is told by a join within the
-    gathering time of calm."""
+    """In any order: one question between two joins, a hot task told within the gathering time."""
     follow_ups, now, asked, hot = FollowUps(), 0.0, 0, False
     for what, wait in steps:
         now += wait

@@ -228,8 +228,7 @@ def test_the_claims_are_as_of_the_last_completed_generation(driven: Driven) -> N
 
 
 def test_an_eviction_is_noticed_before_a_claim_goes_out(driven: Driven) -> None:
-    """Scenarios 7, 8: without a generation the tasks are lost, also when they come back with the
-    next one."""
+    """Scenarios 7, 8: without a generation tasks are lost, though the next one has them."""
     driven.given(T0, T1)
     driven.member.request_rejoin()
     driven.given(T0)
@@ -302,8 +301,7 @@ def test_a_drain_is_said_at_once_and_over_when_nothing_is_left(driven: Driven) -
 
 @pytest.mark.parametrize("leave_group", [None, True])
 def test_a_drained_member_leaves_and_asks_nothing(driven: Driven, leave_group: bool | None) -> None:
-    """Leaving starts the rebalance in which the others get what was released last: another before
-    it would only cost time."""
+    """Leaving starts the rebalance that deals what was released last: one before costs time."""
     driven.given(T0)
     driven.member.drain(leave_group)
     assert [type(event) for event in driven.given(followup_ms=0)] == [Revoked, Roles]
@@ -386,8 +384,7 @@ def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
 
 
 def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> None:
-    """Such an answer repeats no nonce: taken for an old one, it would be asked for again and
-    again."""
+    """Such an answer repeats no nonce: as an old one it would be asked for again and again."""
     (told,) = driven.given(error=AnswerError.ASSIGNMENT_FAILED, answers=UNREAD)
     assert isinstance(told, Failed)
 

@@ -337,8 +337,7 @@ def test_draining_is_done_only_where_nobody_else_could_take_anything(others: boo
 
 
 def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers() -> None:
-    """``scheduled.rebalance.max.delay.ms``; the decision itself is tested in
-    tests/unit/assignment."""
+    """``scheduled.rebalance.max.delay.ms``; tests/unit/assignment has the decision itself."""
     clock = ManualClock(0)
     leader = assignor(Ports(ends={TASK_0: 1000, TASK_1: 1000}), max_delay_ms=5_000, clock=clock)
     both = {

@@ -78,8 +78,7 @@ def test_readers_see_a_transaction_when_its_markers_have_landed(cluster: Cluster
 
 
 def test_a_marker_that_lands_late_does_not_bring_an_older_offset_back(cluster: Cluster) -> None:
-    """A task that moved to another stream thread: two transactional ids, one input. The broker goes
-    by the order of sending."""
+    """Two transactional ids, one input: the broker goes by the order of sending."""
     log = cluster.log
     for name, end, marker_ms in (("t0", 5, 500.0), ("t1", 9, 10.0)):
         epoch = log.init_transactions(name)

@@ -232,8 +232,7 @@ def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
 def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_the_table_has() -> (
     None
 ):
-    """What this batch has made of the key, else what is stored; also of what had no time, and of
-    nobody who is not left out."""
+    """What this batch made of the key, else what is stored; also of what had no time."""
     task = TaskId(0, 0)
     request = batch_request(
         {IN: OffsetRange(17, 21)},

@@ -108,8 +108,7 @@ def test_after_a_crash_or_an_eviction_everything_waits_for_the_group(world: Worl
 
 
 def test_a_copy_that_a_join_may_have_told_of_stays(world: World) -> None:
-    """The rebalance begins between the decision and the removal: the leader may give us the task
-    because of the copy."""
+    """Between decision and removal a rebalance may give us the task because of the copy."""
     world.leave_copy(A)
     forget = world.copies.forget
 

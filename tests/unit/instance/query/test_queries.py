@@ -127,8 +127,7 @@ def test_a_lag_beyond_the_bound_is_named(instance: Instance) -> None:
 
 
 def test_a_copy_that_lags_refuses_nothing_but_its_own_keys(instance: Instance) -> None:
-    """It is looked into for a key that was partitioned otherwise; whether a key is elsewhere does
-    not hang on it."""
+    """It is looked into for a key of another partition; where a key is does not hang on it."""
     counts = instance.store("counts", stale=True, max_lag=3, partitioner=by_first_letter)
     instance.put(0, COUNTS, {b"cz": 9})  # belongs to partition 2
     instance.end = 1_000

@@ -194,8 +194,7 @@ def test_keys_are_partitioned_as_java_does(key: bytes, hashed: int) -> None:
 
 
 def test_a_store_holds_the_keys_of_the_topics_that_reach_it() -> None:
-    """Not those of its whole sub-topology, which may have a wider topic that its keys never
-    meet."""
+    """Not of its whole sub-topology, which may have a wider topic that its keys never meet."""
     edge, data = EdgeType(pa.binary(), pa.binary()), serdes.bytes_()
     topology = Topology(
         (

@@ -211,8 +211,7 @@ class StorePorts(FakePorts):
 
 
 def test_the_store_decides_what_is_replayed_not_the_input_s_offsets(tmp_path: Path) -> None:
-    """Scenario 2: another instance had the task and changed the store while its input's offsets
-    stood still."""
+    """Scenario 2: another instance changed the store while its input's offsets stood still."""
     directory = StateDirectory.open(tmp_path, "app", boot_id="x")
     ports, active = StorePorts(directory), task()
     ports.ends[LOG] = 40
@@ -420,8 +419,7 @@ def test_what_has_settled_does_not_go_down_when_an_earlier_offset_settles() -> N
 
 
 def test_another_task_s_offset_that_is_gone_makes_the_coordinator_untrue_too() -> None:
-    """Of a group that began behind the piece that was loaded it knows nothing: who takes a task
-    over would begin with a first start."""
+    """It knows nothing of a group behind what it loaded: a taken task would start afresh."""
     clock = ManualClock()
     lower_bounds = CommittedLowerBounds(clock)
     lower_bounds.raised({OTHER: 30})

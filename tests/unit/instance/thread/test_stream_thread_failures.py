@@ -92,8 +92,7 @@ def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
 
 
 def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
-    """Its new owner's transactions are open for as long as it works: waiting for their end would
-    stop the tasks that stay."""
+    """To wait for its new owner's transactions would stop the tasks that stay."""
 
     def lose_and_fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
@@ -174,8 +173,7 @@ def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause(world: Wor
 
 
 def test_a_full_disk_behind_each_commit_ends_the_thread(world: World) -> None:
-    """The recovery makes room for a moment: the batch counts, and the next one fails the same
-    way."""
+    """The recovery makes room for a moment: this batch counts, the next fails the same way."""
 
     def commit_and_fail_to_apply(request: BatchRequest) -> BatchResult:
         world.commit(request)
@@ -338,8 +336,7 @@ def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
 
 
 def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -> None:
-    """The watchdog ends its workers; how those died is not why. The line of a loop is another one
-    each time."""
+    """How the watchdog's victims died is not why; a loop's line is another one each time."""
     sizes: list[int] = []
 
     def hangs_at_7(request: BatchRequest) -> BatchResult:

@@ -130,8 +130,7 @@ def test_the_error_reaches_the_stream_threads() -> None:
 
 
 def test_an_instance_that_ends_is_refused_by_its_client_not_by_brokers() -> None:
-    """They counted as away then: after four seconds the batch in flight was cut off, though they
-    would have taken its commit."""
+    """Counted as away, they cut off after 4 s a batch whose commit they would have taken."""
     polled, stopping = Polled(0, 12), threading.Event()
 
     def read(asked: Sequence[TopicPartition]) -> Ends:
@@ -329,8 +328,7 @@ def test_an_answer_that_is_older_than_what_was_told_does_not_go_back() -> None:
 
 
 def test_who_comes_to_wait_is_not_held_up_by_what_is_known_already(following: Following) -> None:
-    """A fetch that was held back while nobody waited tells of old growth: the next one is not
-    paused for."""
+    """A fetch that was held back tells of old growth: the next one is not paused for."""
     paused: list[float] = []
     following.ends.idle(0, True)
     following.until_live()
