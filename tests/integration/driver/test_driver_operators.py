@@ -1,4 +1,4 @@
-"""What operators do in real segments and steps that no model, oracle or table of the guide has."""
+"""What operators do (reference 1.2, reference 1.3 and 1.4) in real segments, without a model."""
 
 from collections import Counter
 from collections.abc import Callable
