@@ -4,8 +4,6 @@ change run it:
 .venv/bin/python tests/grafana_dashboard.py
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

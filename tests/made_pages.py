@@ -5,8 +5,6 @@ of a foreign name or of an operator, run it:
 .venv/bin/python tests/made_pages.py
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads the code blocks of a page and its invisible comments on them (docs/WRITING.md)."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

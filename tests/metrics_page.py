@@ -1,7 +1,5 @@
 """The table of docs/guide/metrics.md, made of the code; `made_pages` puts it in."""
 
-from __future__ import annotations
-
 from everflow.observe.figures import FIGURES
 
 

@@ -4,8 +4,6 @@ one:
 .venv/bin/python tests/reference_page.py
 """
 
-from __future__ import annotations
-
 import enum
 import importlib
 import inspect

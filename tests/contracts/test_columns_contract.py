@@ -1,7 +1,5 @@
 """One contract, two computers of Columns: Spark jobs, and the service of the JVM without one."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading
@@ -152,8 +150,7 @@ JOBS: dict[tuple[str, int], dict[int, EdgeBatch]] = {}
 def test_columns_are_what_a_spark_job_makes_of_them_batch_after_batch(
     plan: PhysicalPlan, run: Run, request: pytest.FixtureRequest
 ) -> None:
-    """On one connection, whose memory is used again: nothing of a larger batch is seen in a smaller
-    one."""
+    """On one connection with one memory: a smaller batch shows nothing of a larger one."""
     for at, listed in enumerate((records() * 50, records()[:1], records() * 3, [])):
         numbered = [
             Record((*record.place[:2], offset), record.data, record.time, record.head)

@@ -1,7 +1,4 @@
-"""One contract, two places where Columns call Python functions: a DataFrame's select, which is the
-truth, and the segments of a resident step."""
-
-from __future__ import annotations
+"""Columns that call functions: a resident step gives what a DataFrame's select gives, the truth."""
 
 import datetime as dt
 import decimal
@@ -304,9 +301,7 @@ SEVENTH = [(b"k", b'{"a": %d}' % a) for a in (1, 2, 3, 8, 7, 9, 7, 1)]
         (lambda: pickled(only_positive)("value.a"), "ZeroDivisionError"),
     ],
 )
-def test_a_function_that_fails_names_its_record_and_its_line(
-    column: Callable[[], Column], says: str
-) -> None:
+def test_a_failing_function_names_record_and_line(column: Callable[[], Column], says: str) -> None:
     with pytest.raises(RecordFailure) as failed:
         mapped(column)(SEVENTH)
     failure = failed.value.failure

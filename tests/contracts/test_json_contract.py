@@ -3,8 +3,6 @@
 A further way of reading or writing JSON is one more entry of `DECODERS` or `ENCODERS`.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import math

@@ -1,7 +1,5 @@
 """Exact ranges by every reader: aborted records left out, markers read, nothing waits for ever."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -135,9 +133,7 @@ def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
     fence_all({"bootstrap.servers": bootstrap}, [name], 10)
 
 
-def test_a_range_may_begin_and_end_inside_a_batch(
-    reader: LogReader, bootstrap: str, topic: Topic
-) -> None:
+def test_ranges_begin_and_end_in_batches(reader: LogReader, bootstrap: str, topic: Topic) -> None:
     tp = TopicPartition(topic(1, message_timestamp_type="LogAppendTime"), 0)
     keys = [b"k%d" % i for i in range(100)]
     write(bootstrap, tp.topic, keys)

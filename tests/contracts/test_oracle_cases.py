@@ -1,7 +1,5 @@
 """Cases that the oracle is not left to draw: scenarios, and where the original is at fault."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,11 +109,8 @@ def test_scenario_16_streams_of_different_pace_in_one_batch(count: int, told: To
 
 
 @pytest.mark.parametrize("history", [5, 40])
-def test_scenario_28_a_restored_versioned_store_has_its_history(
-    history: int, told: Told, tmp_path: Path
-) -> None:
-    """Versions that a changelog gave back, in chunks with several of one key, are those that Kafka
-    Streams had."""
+def test_scenario_28_versions_survive_a_restore(history: int, told: Told, tmp_path: Path) -> None:
+    """Chunks of a changelog with several versions of a key are what Kafka Streams had."""
     drawn, program = random.Random(28), _versions(history)
     topology = built(program)
     cuts = [

@@ -1,7 +1,5 @@
 """Exact ranges batch after batch, every way to read: markers, gaps, reading ahead, failures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -103,9 +101,7 @@ def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> No
     assert values_of(reader.read({one: OffsetRange(7, 11)}, 10), one) == [b"d", b"e", None]
 
 
-def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(
-    bootstrap: str, log: list[TopicPartition], name: str
-) -> None:
+def test_a_warm_up_leaves_no_trace(bootstrap: str, log: list[TopicPartition], name: str) -> None:
     """Also while records arrive, between two reads, and where one of the topics does not exist."""
     one, two = log
     reader = RangeReader({"bootstrap.servers": bootstrap}, True)
@@ -137,9 +133,7 @@ def test_nothing_is_asked_of_no_partition(opened: Opened) -> None:
     assert opened().read({}, 10) == Read({}, {})
 
 
-def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(
-    opened: Opened, log: list[TopicPartition]
-) -> None:
+def test_an_end_that_is_not_there_fails_in_time(opened: Opened, log: list[TopicPartition]) -> None:
     with pytest.raises(RetriableError, match=f"{log[0]}"):
         opened().read({log[0]: OffsetRange(7, 50)}, 1.0)
 

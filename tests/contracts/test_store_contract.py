@@ -1,7 +1,5 @@
 """What operators may expect of any store: the reference in memory and LMDB pass the same tests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,21 +21,12 @@ from unit.builders import store_spec
 
 MINUTE_MS = 60_000
 KEY_VALUE = store_spec("s", key=serdes.bytes_(), value=serdes.bytes_())
-WINDOW = StoreSpec(
-    name="s",
-    kind="window",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.bytes_(),
-    retention_ms=4 * MINUTE_MS,
-    window_size_ms=MINUTE_MS,
+RAW = serdes.bytes_()
+KEPT_MS = 4 * MINUTE_MS
+WINDOW = store_spec(
+    "s", "window", key=RAW, value=RAW, retention_ms=KEPT_MS, window_size_ms=MINUTE_MS
 )
-SESSION = StoreSpec(
-    name="s",
-    kind="session",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.bytes_(),
-    retention_ms=4 * MINUTE_MS,
-)
+SESSION = store_spec("s", "session", key=RAW, value=RAW, retention_ms=KEPT_MS)
 
 Change = tuple[bytes, bytes | None]
 
@@ -258,9 +247,7 @@ def test_windows_are_found_in_all_segments_in_key_order(windows: Store, time_key
         assert None not in view.get_many([keys[7], keys[0], keys[3]])
 
 
-def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(
-    windows: Store, time_key: TimeKey
-) -> None:
+def test_windows_behind_retention_go_from_any_segment(windows: Store, time_key: TimeKey) -> None:
     keys = [time_key(b"a", minute * MINUTE_MS) for minute in range(12)]
     for key in keys:
         windows.apply([(key, b"v")])

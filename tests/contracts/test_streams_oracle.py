@@ -3,8 +3,6 @@
 A slice of `./run oracle`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -121,12 +119,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "of",
         lambda of: lambda _, stored, now_ms: of(-1, stored, now_ms),
     ),
-    "a window without its begin": (
-        "inner join of streams",
-        StreamStreamJoin,
-        "run",
-        _narrower,
-    ),
+    "a window without its begin": ("inner join of streams", StreamStreamJoin, "run", _narrower),
     "what has met waits on": (
         "outer join of streams",
         WaitingRecords,
@@ -140,12 +133,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         lambda _: lambda self, batch: {},
     ),
     "a sliding window less": ("sliding windows", SlidingBook, "_begin", _without_the_right_window),
-    "a version is never late": (
-        "versioned table",
-        VersionedTableSpec,
-        "run",
-        _never_behind,
-    ),
+    "a version is never late": ("versioned table", VersionedTableSpec, "run", _never_behind),
     "a table one ms later": ("join with grace", JoinedTable, "held", _later),
     "a global table without entries": (
         "join with global table",

@@ -1,7 +1,5 @@
 """Every tap: where it reads, what it hands out, and that its position is right behind that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,13 +108,8 @@ def taken(
         }
         for tp, chunk in chunks.items():
             assert before[tp] < chunk.next_position <= ends[tp]
-            assert (
-                len(chunk.keys)
-                == len(chunk.values)
-                == len(chunk.timestamps)
-                == len(chunk)
-                == chunk.records
-            )
+            parts = (chunk, chunk.keys, chunk.values, chunk.timestamps)
+            assert {len(part) for part in parts} == {chunk.records}
             got = [value for at, value in WHOLE.items() if before[tp] <= at < chunk.next_position]
             assert chunk.values == got == chunk.held.arrow(False).values.to_pylist()
             assert chunk.bytes == sum(len(part or b"") for part in chunk.keys + chunk.values)

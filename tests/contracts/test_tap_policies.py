@@ -50,9 +50,6 @@ def test_security_that_kafka_python_cannot_be_told_is_refused() -> None:
         LogReader({"bootstrap.servers": "b:1", "ssl.engine.id": "x"})
 
 
-# --- batch ----------------------------------------------------------------------------------------
-
-
 def reader_of(world: World) -> RangeReader:
     return RangeReader({"bootstrap.servers": "b:1"}, True, tap=world.tap)
 
@@ -67,15 +64,13 @@ def test_what_one_partition_does_not_use_of_the_bytes_another_gets() -> None:
         reader_of(world).read({ONE: OffsetRange(3, 5)}, 1.0)
 
 
-# --- follow ---------------------------------------------------------------------------------------
-
-
 class Followed:
     """What came of each log, and which were seen far behind."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, positions: dict[TopicPartition, int]) -> None:
         self.world = world
         self.follower = CopyFollower({}, clock=lambda: world.tap.now, bulk_lag=FAR, tap=world.tap)
+        self.follower.follow(positions)
         self.values: dict[TopicPartition, list[bytes | None]] = {}
         self.bulk: list[TopicPartition] = []
         self.gone: dict[TopicPartition, str] = {}
@@ -93,8 +88,7 @@ class Followed:
 
 def test_far_behind_the_shortest_that_begins_is_first_and_nobody_who_waits_is_overtaken() -> None:
     world = World(30, 20, 15)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0, TWO: 0})
+    followed = Followed(world, {ONE: 0, TWO: 0})
     followed.follower.poll(100, 1, {}, 0.0)
     assert followed.follower.far_behind == {}, "their ends are not known"
     followed.follower.follow({ONE: 1, TWO: 1})
@@ -108,8 +102,7 @@ def test_far_behind_the_shortest_that_begins_is_first_and_nobody_who_waits_is_ov
 
 def test_near_their_ends_they_are_read_together_and_one_that_falls_behind_in_bulk() -> None:
     world = World(5, 5)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0, TWO: 3})
+    followed = Followed(world, {ONE: 0, TWO: 3})
     assert followed.poll().values == {ONE: numbers(0, 5), TWO: numbers(3, 5)}
     assert followed.bulk == []
     world.logs[TWO] = FakeLog({at: b"%d" % at for at in range(50)}, 50)
@@ -121,8 +114,7 @@ def test_near_their_ends_they_are_read_together_and_one_that_falls_behind_in_bul
 
 def test_what_is_taken_away_in_the_middle_is_not_read_on() -> None:
     world = World(20, 30)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0, TWO: 0})
+    followed = Followed(world, {ONE: 0, TWO: 0})
     followed.follower.poll(100, 1, world.ends(), 0.05)
     assert followed.follower.far_behind == {ONE: 1, TWO: 0}
     followed.follower.unfollow([ONE])
@@ -132,8 +124,7 @@ def test_what_is_taken_away_in_the_middle_is_not_read_on() -> None:
 
 def test_after_a_fault_in_bulk_all_are_read_together_for_a_while() -> None:
     world = World(30, 40)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0, TWO: 0})
+    followed = Followed(world, {ONE: 0, TWO: 0})
     followed.follower.poll(100, 1, world.ends(), 0.05)
     assert followed.follower.far_behind == {ONE: 1, TWO: 0}
     world.tap.faults.append(RetriableError("no broker"))
@@ -152,8 +143,7 @@ def test_after_a_fault_in_bulk_all_are_read_together_for_a_while() -> None:
 
 def test_a_broker_that_cannot_be_reached_loses_no_log() -> None:
     world = World(30, 5)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0, TWO: 0})
+    followed = Followed(world, {ONE: 0, TWO: 0})
     world.tap.faults.append(RetriableError("no broker"))
     with pytest.raises(RetriableError, match="no broker"):
         followed.poll()
@@ -164,8 +154,7 @@ def test_a_broker_that_cannot_be_reached_loses_no_log() -> None:
 
 def test_a_log_near_its_end_that_cannot_be_read_does_not_hold_up_those_far_behind() -> None:
     world = World(5, 30)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0, TWO: 0})
+    followed = Followed(world, {ONE: 0, TWO: 0})
     world.logs[ONE].damage = RetriableError("log-0, offset 0: the record batch cannot be read")
     followed.follower.poll(100, 1, world.ends(), 0.05)
     assert followed.follower.far_behind == {TWO: 1}
@@ -179,8 +168,7 @@ def test_a_log_near_its_end_that_cannot_be_read_does_not_hold_up_those_far_behin
 
 def test_a_broker_that_does_not_answer_is_given_up_after_a_while() -> None:
     world = World(30)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0})
+    followed = Followed(world, {ONE: 0})
     followed.follower.poll(100, 1, {ONE: 30}, 0.05)
     world.logs[ONE].end = 1
     while world.tap.now < 9:
@@ -196,8 +184,7 @@ def test_a_broker_that_does_not_answer_is_given_up_after_a_while() -> None:
 def test_logs_that_were_cut_are_named_and_the_others_go_on(ends: dict[TopicPartition, int]) -> None:
     world = World(30, 30, 5)
     world.logs[ONE].start = world.logs[TWO].start = 4
-    followed = Followed(world)
-    followed.follower.follow({ONE: 1, TWO: 2, THREE: 0})
+    followed = Followed(world, {ONE: 1, TWO: 2, THREE: 0})
     gone: dict[TopicPartition, str] = {}
     chunks: dict[TopicPartition, list[bytes | None]] = {}
     for _ in range(4):
@@ -214,8 +201,7 @@ def test_logs_that_were_cut_are_named_and_the_others_go_on(ends: dict[TopicParti
 
 def test_a_connection_that_nobody_uses_is_dropped() -> None:
     world = World(30)
-    followed = Followed(world)
-    followed.follower.follow({ONE: 0})
+    followed = Followed(world, {ONE: 0})
     followed.poll(2)
     assert world.tap.open
     world.tap.now += 31.0

@@ -1,7 +1,5 @@
 """A versioned store: the reference in memory and LMDB show the same whatever is put (KIP-889)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import OPEN, StoreSpec, Version, memory_store
+from unit.builders import store_spec
 
 MINUTE_MS = 60_000
 HISTORY_MS = 4 * MINUTE_MS
@@ -26,13 +25,8 @@ Put = tuple[bytes, bytes | None, int]
 
 
 def spec_of(history_ms: int) -> StoreSpec:
-    return StoreSpec(
-        name="s",
-        kind="versioned",
-        key_serde=serdes.bytes_(),
-        value_serde=serdes.bytes_(),
-        retention_ms=history_ms,
-    )
+    raw = serdes.bytes_()
+    return store_spec("s", "versioned", key=raw, value=raw, retention_ms=history_ms)
 
 
 class Store(Protocol):

@@ -1,7 +1,5 @@
 """The demo with a slice of its data: real broker, real Spark, as a command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -188,9 +186,7 @@ def test_a_second_instance_comes_and_goes_and_every_result_matches(
 @pytest.mark.parametrize(
     "moment", ["the second instance starts", "the second instance has its share"]
 )
-def test_an_interrupt_ends_the_second_instance_too(
-    demo: Callable[..., Demo], moment: str, temp_folder: Path
-) -> None:
+def test_an_interrupt_ends_both(demo: Callable[..., Demo], moment: str, temp_folder: Path) -> None:
     ran = demo("--limit", str(FLIGHTS), "--instances", "2")
     assert ran.interrupted(moment, signal.SIGINT) == 130, ran.said
     listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
@@ -200,9 +196,7 @@ def test_an_interrupt_ends_the_second_instance_too(
 
 @pytest.mark.broker
 @pytest.mark.spark
-def test_an_interrupted_demo_leaves_nothing_behind(
-    demo: Callable[..., Demo], temp_folder: Path
-) -> None:
+def test_an_interrupted_demo_leaves_nothing(demo: Callable[..., Demo], temp_folder: Path) -> None:
     ran = demo("--limit", str(FLIGHTS))
     assert ran.interrupted("are in topic flights", signal.SIGTERM) == 143, ran.said
     assert list(temp_folder.glob("everflow-*")) == []

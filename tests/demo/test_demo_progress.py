@@ -1,7 +1,5 @@
 """Lag from committed offsets and log ends, against a fake of the admin client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 

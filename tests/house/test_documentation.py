@@ -4,8 +4,6 @@ the commands take.
 What a block says by invisible comments: docs/WRITING.md. tests/docs runs them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -3,8 +3,6 @@
 Imports for the type checker and those inside functions count.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from copy import deepcopy

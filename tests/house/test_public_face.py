@@ -1,7 +1,5 @@
 """What is public: where it is imported from, and that its docstrings are contracts."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import enum

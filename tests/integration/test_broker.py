@@ -1,7 +1,4 @@
-"""The embedded broker is real, survives kill and restart with its data, and never outlives its
-owner."""
-
-from __future__ import annotations
+"""The embedded broker survives kill and restart with its data, and never outlives its owner."""
 
 import os
 import signal
@@ -145,9 +142,7 @@ def test_kill_9_of_the_owner_leaves_no_orphan_and_no_folder() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_kill_9_of_the_guard_takes_the_broker_along_and_a_failed_start_tells_why(
-    tmp_path: Path,
-) -> None:
+def test_kill_9_of_the_guard_takes_the_broker_and_a_failed_start_tells_why(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
         guard, java = sorted(_children(os.getpid()), key=lambda p: p.create_time())[-2:]
         assert "kafka.Kafka" in java.cmdline()

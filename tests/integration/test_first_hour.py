@@ -1,7 +1,4 @@
-"""The transcript of docs/guide/first-hour.md: five commands at the most, and they do what it
-shows."""
-
-from __future__ import annotations
+"""docs/guide/first-hour.md: five commands at the most, and they do what it shows."""
 
 import contextlib
 import doctest

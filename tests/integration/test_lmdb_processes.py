@@ -1,7 +1,4 @@
-"""One store, several processes: killed writers, readers beside a writer, forks, growth, rebuilds
-(scenario 18)."""
-
-from __future__ import annotations
+"""One store, several processes: killed writers, readers, forks, growth, rebuilds (scenario 18)."""
 
 import os
 import signal
@@ -80,9 +77,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_kill_9_in_the_middle_of_an_apply_leaves_the_old_content_and_no_lock(
-    store: LmdbStore, tmp_path: Path
-) -> None:
+def test_kill_9_in_an_apply_leaves_the_old_and_no_lock(store: LmdbStore, tmp_path: Path) -> None:
     points = tmp_path / "points"
     points.mkdir()
     (points / "applying").touch()
@@ -220,9 +215,7 @@ def in_fork(body: Callable[[], str]) -> str:
         return said.read()
 
 
-def test_a_forked_child_opens_the_store_again_and_the_parent_s_stays_whole(
-    store: LmdbStore,
-) -> None:
+def test_a_forked_child_opens_the_store_again_and_the_parent_s_is_whole(store: LmdbStore) -> None:
     def body() -> str:
         mine = LmdbStore.open(store.path)
         mine.apply(
@@ -236,18 +229,14 @@ def test_a_forked_child_opens_the_store_again_and_the_parent_s_stays_whole(
     assert store.meta().last_batch == "i1.2.0"
 
 
-def test_a_later_release_s_store_is_refused(
-    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_release_s_is_refused(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     monkeypatch.setattr("everflow.state.store_meta.FORMAT", 0)
     with pytest.raises(StateFormatError, match=f"format {FORMAT}"):
         LmdbStore.open(store.path)
 
 
-def test_colliding_hashes_of_long_keys_stay_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colliding_long_keys_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everflow.state.stored_keys._digest", lambda key: b"h" * 32)
     store = LmdbStore.open(tmp_path / "s-0", kind="key_value")
     long_keys = [b"l" * 600 + bytes([byte]) for byte in range(4)]

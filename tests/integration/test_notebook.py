@@ -1,7 +1,5 @@
 """The notebook in examples/ is run cell by cell in a kernel, as its reader would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

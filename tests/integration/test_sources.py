@@ -1,8 +1,6 @@
 """Sources on a broker: with a pattern, whose topics may come later (note 037), with partitions that
 come while instances run, and runs that end by themselves."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re
@@ -129,8 +127,7 @@ def of_round(number: int, partitions: int) -> Iterator[Record]:
 def test_two_instances_take_a_topic_up_one_after_the_other(
     app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, guarantee: str
 ) -> None:
-    """One is late: meanwhile the tasks that the topic alone makes wait for it, and nothing is read
-    twice or left out."""
+    """One is late: the topic's own tasks wait for it; nothing is read twice or left out."""
     out, counts, other = cluster.topic("out", 1), cluster.topic("counts", 2), cluster.topic("x", 4)
     first = cluster.topic("in.a", 2)
     late: list[object] = []

@@ -1,7 +1,4 @@
-"""What an instance starts of Spark, and when: nothing for a program without Columns, and SQL with
-the first that is analysed."""
-
-from __future__ import annotations
+"""What an instance starts of Spark: without Columns nothing, SQL with the first that is new."""
 
 import subprocess
 import sys
@@ -88,9 +85,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_sql_is_started_by_the_first_column_that_no_start_has_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_unseen_column_starts_sql(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes seconds, and a program of functions and plain fields never needs it, nor one that
     was started before. The user's session has Spark's settings, the one that computes Columns
     everflow's. PySpark's threads take no areas of memory of their own (note 063)."""
@@ -180,9 +175,7 @@ OWN_SPARK = """
         pytest.param(OWN_SPARK, ["False", "False", "2"], marks=pytest.mark.slow),
     ],
 )
-def test_spark_is_found_launched_unless_the_program_starts_its_own(
-    program: str, expected: list[str]
-) -> None:
+def test_spark_is_launched_unless_a_program_has_its_own(program: str, expected: list[str]) -> None:
     done = run(AHEAD.format(program=program.strip()))
     assert done.stdout.split() == expected, done.stderr
 

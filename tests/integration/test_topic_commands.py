@@ -1,7 +1,4 @@
-"""`everflow topic`, `produce` and `consume` on a real broker, and what is said while none
-answers."""
-
-from __future__ import annotations
+"""`everflow topic`, `produce` and `consume` on a broker, and what is said while none answers."""
 
 import base64
 import json
@@ -94,9 +91,7 @@ def test_records_written_are_read_again(bootstrap: str, topic: Callable[..., str
     assert (late.exit_code, late.stdout) == (0, "")
 
 
-def test_bytes_that_are_no_value_of_that_kind_name_their_record(
-    bootstrap: str, topic: Callable[..., str]
-) -> None:
+def test_bytes_of_another_kind_name_their_record(bootstrap: str, topic: Callable[..., str]) -> None:
     name = topic()
     everflow(bootstrap, "produce", name, text="abc\n")
     wrong = everflow(bootstrap, "consume", name, "--value", "long", "--timeout", "30")
@@ -106,17 +101,13 @@ def test_bytes_that_are_no_value_of_that_kind_name_their_record(
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
-def test_a_missing_topic_is_told_with_the_command_that_creates_it(
-    command: str, bootstrap: str, name: str
-) -> None:
+def test_a_missing_topic_is_told_with_the_command(command: str, bootstrap: str, name: str) -> None:
     done = everflow(bootstrap, command, name, text="x\n")
     assert done.exit_code == 2
     assert f"no such topic: {name}. `everflow topic create {name}` creates it" in done.output
 
 
-def test_a_broker_that_is_away_is_waited_for_with_seconds_and_then_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_absent_broker_is_waited_for_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "REACH_S", 1.5)
     done = everflow("localhost:1", "topic", "list")
     assert done.exit_code == 1

@@ -1,7 +1,5 @@
 """Codes that are cited (D6, I4, "reference 1.6", "note 005") exist; the index has every note."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

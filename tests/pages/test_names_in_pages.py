@@ -1,7 +1,5 @@
 """What pages name is there: code, tests, examples, error codes."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/STOPPING.md and its tests have the same rows: signals, lines and exit codes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A group around the real assignor: disks, restores that take ticks, leaders with old figures."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

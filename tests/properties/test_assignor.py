@@ -1,7 +1,5 @@
 """The assignor over arbitrary cluster states: rules that hold in every single decision."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """However disturbed, the group comes to rest, balanced, and each round keeps I1, I4, I5 and I8."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

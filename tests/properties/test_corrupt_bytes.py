@@ -1,7 +1,5 @@
 """Corrupt bytes from outside end in a value or an error for people, the same on both roads."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct

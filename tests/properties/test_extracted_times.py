@@ -1,7 +1,5 @@
 """Extracted times and the merge by them, against Kafka Streams' queues (reference 1.6)."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +13,13 @@ from everflow import (
     WallclockTimestampExtractor,
 )
 from everflow.protocol.messages import TaskContext
-from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import RecordContext, TimeFunction, TimestampExtractor
 from everflow.topology.plan import Source, TimeOp
 from everflow.worker.order import merge_inputs
 from everflow.worker.times import SKIPPED, extract_times
-from unit.builders import batch_request, source
+from unit.builders import batch_request, edge_batch, source
 
 NOW = 7
 
@@ -155,17 +153,10 @@ def read(inputs: list[Input], ranges: dict[TopicPartition, OffsetRange]) -> Batc
         rows = np.arange(len(hop.offset), len(hop.offset) + len(offset), dtype=np.int64)
         names = pa.array([f"{topic(number)}@{at}" for at in offset], pa.string())
         times = np.array(one.times[start:end], np.int64)
-        hop.batches[number] = EdgeBatch(
-            key=names,
-            value=names,
-            timestamp=times,
-            seq=rows,
-            source=np.full(len(rows), number, np.int32),
-            partition=np.zeros(len(rows), np.int32),
-            offset=offset,
-        )
-        hop.rows[number] = rows
-        hop.source = np.concatenate([hop.source, hop.batches[number].source])
+        of = np.full(len(rows), number, np.int32)
+        batch = edge_batch(names, names, timestamp=times, seq=rows, source=of, offset=offset)
+        hop.batches[number], hop.rows[number] = batch, rows
+        hop.source = np.concatenate([hop.source, of])
         hop.partition = np.concatenate([hop.partition, hop.batches[number].partition])
         hop.offset = np.concatenate([hop.offset, offset])
         hop.timestamp = np.concatenate([hop.timestamp, times])

@@ -1,7 +1,5 @@
 """JSON in columns is JSON record by record, read and written."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """JSON written in columns has the bytes of JSON written value by value, and is read again."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import math

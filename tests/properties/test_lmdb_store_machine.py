@@ -1,7 +1,5 @@
 """LmdbStore against the reference store: batches, crashes, reopening, restores."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from everflow import serdes
 from everflow.errors import StoreMismatchError
 from everflow.records import StoreChanges
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.state.store_meta import Owner
 from everflow.state.stored_keys import SHORT_BYTES
 from unit.builders import store_spec
@@ -155,13 +153,9 @@ class KeyValueMachine(RuleBasedStateMachine):
 
 
 class WindowMachine(KeyValueMachine):
-    spec = StoreSpec(
-        name="s",
-        kind="window",
-        key_serde=serdes.bytes_(),
-        value_serde=serdes.bytes_(),
-        retention_ms=5 * MINUTE_MS,
-        window_size_ms=MINUTE_MS,
+    raw, kept_ms = serdes.bytes_(), 5 * MINUTE_MS
+    spec = store_spec(
+        "s", "window", key=raw, value=raw, retention_ms=kept_ms, window_size_ms=MINUTE_MS
     )
     keys = st.builds(
         lambda key, minute: key + (minute * MINUTE_MS).to_bytes(8, "big") + bytes(4),

@@ -1,7 +1,5 @@
 """The vectorised merge against Kafka Streams' rule: the oldest head is next (reference 1.6)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,10 +8,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everflow.records import EdgeBatch, OffsetRange, TopicPartition
+from everflow.records import OffsetRange, TopicPartition
 from everflow.topology.batches import BatchInput
 from everflow.topology.plan import Source
 from everflow.worker.order import Merged, merge_inputs, merge_tasks
+from unit.builders import edge_batch
 from unit.builders import source as made_source
 
 
@@ -53,15 +52,7 @@ def hop_of(inputs: list[Input]) -> Hop:
     rows = np.arange(len(times), dtype=np.int64)
     zeros = np.zeros(len(times), np.int32)
     names = pa.array([f"{s}@{o}" for s, o in zip(source, offset, strict=True)], pa.string())
-    batch = EdgeBatch(
-        key=names,
-        value=names,
-        timestamp=times,
-        seq=rows.copy(),
-        source=source,
-        partition=zeros,
-        offset=offset,
-    )
+    batch = edge_batch(names, names, timestamp=times, seq=rows.copy(), source=source, offset=offset)
     ranges = {at(i): OffsetRange(10, 10 + len(one.times)) for i, one in enumerate(inputs)}
     log_ends = {at(i): ranges[at(i)].end + int(one.more) for i, one in enumerate(inputs)}
     return Hop(
@@ -143,16 +134,7 @@ def test_what_tasks_write_comes_by_time_and_in_each_tasks_order(tasks: list[list
     )
     names = pa.array([f"{n}@{at}" for n, at in zip(partition, offset, strict=True)], pa.string())
     times = np.array([time for one in tasks for time in one], np.int64)
-    rows = np.arange(len(times), dtype=np.int64)
-    batch = EdgeBatch(
-        key=names,
-        value=names,
-        timestamp=times,
-        seq=rows,
-        source=np.zeros(len(times), np.int32),
-        partition=partition,
-        offset=offset,
-    )
+    batch = edge_batch(names, names, timestamp=times, partition=partition, offset=offset)
     assert merge_tasks(batch).key.to_pylist() == one_by_one(given)[0]
 
 
@@ -173,10 +155,8 @@ def test_one_input_is_left_in_its_own_order_and_consumed_whole() -> None:
 def test_an_input_that_showed_only_markers_holds_the_others_for_one_batch() -> None:
     """Its next record may be older than all of theirs."""
     hop = hop_of([Input([1, 2], False), Input([], False)])
-    hop.ranges[at(1)], hop.log_ends[at(1)] = (
-        OffsetRange(10, 14),
-        20,
-    )  # transaction markers up to 14, more behind them
+    # Transaction markers up to 14, more behind them.
+    hop.ranges[at(1)], hop.log_ends[at(1)] = OffsetRange(10, 14), 20
     batches, consumed = hop.merged()
     assert consumed == {at(0): 10, at(1): 14}
     assert len(batches[1]) == 0

@@ -1,7 +1,5 @@
 """Where copies go by tags: the same however members are grouped, without a look at everyone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence, Set
 

@@ -1,7 +1,5 @@
 """Queries of a store equal those of a sorted dictionary, in any page size, with writes."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -221,8 +219,7 @@ def test_a_scan_with_writes_and_rebuilds_half_way(
     page: int,
     reverse: bool,
 ) -> None:
-    """In order, nothing twice; an entry is as it was at some moment of the scan, and one that was
-    there all the time is seen."""
+    """In order, nothing twice, all that stays; an entry is as at some moment of the scan."""
     history: list[dict[bytes, int]] = [dict(content)]
     seen: list[tuple[bytes, int]] = []
     with place(KEYS, content, page) as access:

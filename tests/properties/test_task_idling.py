@@ -1,7 +1,5 @@
 """`max.task.idle.ms` in micro-batches against Kafka Streams' PartitionGroup (reference 1.6)."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from hypothesis import given
@@ -113,9 +111,7 @@ def _merged_to(times: Any, available: Any, ranges: Any, waits: Any) -> dict[Topi
     st.sampled_from([-1, 0, 1, 3]),
     st.integers(1, 5),
 )
-def test_what_is_processed_and_when_is_what_the_original_does(
-    arrivals: list[Arrival], idle_ms: int, most: int
-) -> None:
+def test_it_does_what_the_original_does(arrivals: list[Arrival], idle_ms: int, most: int) -> None:
     ordered = sorted(arrivals, key=lambda one: one.tick)
     # Where nothing is waited for, a batch that is cut short takes what it has read.
     records = 1_000 if idle_ms == -1 else most

@@ -5,8 +5,6 @@ All programs of a page lie in one topology, each in sub-topologies of its own; t
 are one micro-batch. So a page costs one driver.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

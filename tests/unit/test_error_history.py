@@ -1,7 +1,5 @@
 """What a user sees of an instance's error: what it says, not how it came to be known."""
 
-from __future__ import annotations
-
 import traceback
 
 from everflow.errors import FatalError, without_history

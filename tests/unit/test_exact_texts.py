@@ -1,7 +1,5 @@
 """Texts of numbers and times are read as they are written, or refused, whoever reads them."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 from collections.abc import Callable

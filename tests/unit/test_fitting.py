@@ -1,7 +1,5 @@
 """Which Python values fit which type: nothing is cut off, converted or left out."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 from collections import deque, namedtuple

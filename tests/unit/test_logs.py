@@ -1,7 +1,5 @@
 """People get everflow's lines, each once, with the time; the file gets everything."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import re
@@ -70,9 +68,7 @@ def test_a_full_disk_takes_no_lines_and_does_not_disturb_the_end(tmp_path: Path)
 
 
 @in_a_plain_program
-def test_what_an_earlier_instance_said_is_not_as_old_for_the_next_one(
-    capsys: Capture, tmp_path: Path
-) -> None:
+def test_what_an_earlier_instance_said_is_new_for_the_next(capsys: Capture, tmp_path: Path) -> None:
     for name in ("first", "second"):
         with opened(tmp_path / name):
             logging.getLogger("everflow").warning("no answer from Kafka")
@@ -148,9 +144,7 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_a_plain_program
-def test_whoever_owns_the_screen_gets_the_lines_and_the_programs_file_still_does(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_screen_s_owner_gets_lines_and_the_file_does(tmp_path: Path, capsys: Capture) -> None:
     taken: list[str] = []
     root = logging.getLogger()
     root.addHandler(logging.StreamHandler())

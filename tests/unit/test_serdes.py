@@ -1,6 +1,4 @@
-"""Bytes as Java writes them, values as Arrow holds them, errors that name the row."""
-
-from __future__ import annotations
+"""Bytes as Java writes them, values as Arrow holds them, errors by row; own serdes of users."""
 
 import datetime as dt
 import decimal
@@ -9,29 +7,24 @@ import pickle
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
-from pyspark.sql.types import (
-    CalendarIntervalType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    VariantType,
-)
 
-from everflow import Windowed, serdes
+from everflow import StreamsBuilder, TopologyError, Windowed, serdes
 from everflow.serdes import Serde, SerdeError
 from everflow.serdes.arrow_types import column_of
+from everflow.serdes.by_record import adopted
 from everflow.serdes.windowed import (
     python_keys,
     split_window_store_key,
     window_store_key,
     window_store_keys,
 )
+from everflow.testing import TopologyTestDriver
 
 # what Java's serializers write (kafka-clients 4.2.1: LongSerializer, IntegerSerializer,
 # ShortSerializer, DoubleSerializer, FloatSerializer, BooleanSerializer, StringSerializer,
@@ -119,8 +112,7 @@ def _of_lengths(*entries: bytes | None) -> bytes:
 
 
 def test_a_list_of_numbers_is_read_in_the_other_form_too() -> None:
-    """As Java's ListDeserializer does, whatever it would write itself; in one column with lists
-    that it has written."""
+    """As Java's ListDeserializer does, in one column with lists that it has written."""
     serde = serdes.list_(serdes.int_())
     four = bytes.fromhex("00000004")
     rows = [_of_lengths(four, None), serde.encode([4]), None, _of_lengths()]
@@ -373,7 +365,6 @@ def test_a_schema_that_cannot_be_read_is_quoted(text: str) -> None:
 
 
 def test_a_struct_type_of_spark_is_taken_without_importing_spark() -> None:
-
     schema = t.StructType(
         [
             t.StructField("a", t.LongType()),
@@ -472,17 +463,12 @@ def test_an_arrow_type_that_no_serde_writes_is_refused_declared(type_: pa.DataTy
 
 
 def test_a_struct_type_is_refused_as_ddl_is() -> None:
-    twice = StructType([StructField("a", LongType()), StructField("a", LongType())])
-    for schema in (
-        twice,
-        StructType([StructField("o", twice)]),
-        VariantType(),
-        CalendarIntervalType(),
-    ):
-        with pytest.raises(SerdeError, match=r"appears twice|declare"):
+    twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
+    for schema in (twice, t.StructType([t.StructField("o", twice)])):
+        with pytest.raises(SerdeError, match="appears twice"):
             serdes.json(schema)
     with pytest.raises(SerdeError, match="collation"):
-        serdes.json(StructType([StructField("s", StringType("UTF8_LCASE"))]))
+        serdes.json(t.StructType([t.StructField("s", t.StringType("UTF8_LCASE"))]))
 
 
 def test_a_value_that_cannot_be_written_is_named_with_its_place() -> None:
@@ -517,12 +503,12 @@ def test_a_number_of_a_schema_registry_is_told_as_that(serde: Any) -> None:
     ],
 )
 def test_a_struct_with_what_no_serde_writes_names_the_field(type_: t.DataType, told: str) -> None:
-    inner = StructType([StructField("ok", LongType()), StructField("odd name", type_)])
+    inner = t.StructType([t.StructField("ok", t.LongType()), t.StructField("odd name", type_)])
     for schema, place in (
-        (StructType([StructField("a", type_)]), "a"),
-        (StructType([StructField("a", inner)]), "a.`odd name`"),
-        (StructType([StructField("a", t.ArrayType(inner))]), "a[].`odd name`"),
-        (StructType([StructField("a", t.MapType(StringType(), inner))]), "a[].`odd name`"),
+        (t.StructType([t.StructField("a", type_)]), "a"),
+        (t.StructType([t.StructField("a", inner)]), "a.`odd name`"),
+        (t.StructType([t.StructField("a", t.ArrayType(inner))]), "a[].`odd name`"),
+        (t.StructType([t.StructField("a", t.MapType(t.StringType(), inner))]), "a[].`odd name`"),
         (type_, "the schema"),
     ):
         with pytest.raises(SerdeError, match="declare a ") as caught:
@@ -551,3 +537,109 @@ def test_no_error_of_a_value_tells_its_place_in_a_batch(serde: Any, bad: bytes) 
         serde.decode_array(pa.array([None, None, bad], pa.binary()))
     assert caught.value.index == 2
     assert not re.search(r"\brow \d", str(caught.value))
+
+
+@dataclass(frozen=True)
+class Point:
+    """As a Java user writes one."""
+
+    type = "x bigint, y bigint"
+
+    def encode(self, value: dict[str, int]) -> bytes:
+        return struct.pack(">qq", value["x"], value["y"])
+
+    def decode(self, data: bytes) -> dict[str, int]:
+        x, y = struct.unpack(">qq", data)
+        return {"x": x, "y": y}
+
+
+class NoType:
+    def encode(self, value: Any) -> bytes:
+        return b""
+
+
+class JavaOnes:
+    def serialize(self, value: Any) -> bytes:
+        return b""
+
+
+def test_values_and_columns_go_both_ways() -> None:
+    serde = adopted(Point())
+    column = pa.array([{"x": 1, "y": 2}, None, {"x": 3, "y": 4}], serde.type)
+    data = serde.encode_array(column)
+    assert data.type == pa.binary()
+    assert serde.decode_array(data).equals(column)
+    assert serde.decode_array(data[1:]).equals(column[1:])
+    assert serde.decode(serde.encode({"x": 5, "y": 6})) == {"x": 5, "y": 6}
+    assert (serde.encode(None), serde.decode(None)) == (None, None)
+    assert adopted(Point()) == serde
+    assert repr(serde) == "Point()"
+
+
+def test_what_is_no_bytes_names_the_serde_and_its_row() -> None:
+    class Dicts(Point):
+        def encode(self, value: Any) -> Any:
+            return value if value["x"] == 3 else super().encode(value)
+
+    serde = adopted(Dicts())
+    with pytest.raises(SerdeError, match=r"encode.*Dicts.*\{'x'.*3.*'y'.*4\}") as caught:
+        serde.encode_array(pa.array([{"x": 1, "y": 2}, None, {"x": 3, "y": 4}], serde.type))
+    assert caught.value.index == 2
+    with pytest.raises(SerdeError, match="not bytes"):
+        serde.encode({"x": 3, "y": 4})
+
+
+def test_an_error_names_its_row() -> None:
+    with pytest.raises(SerdeError, match=r"requires.*16") as caught:
+        adopted(Point()).decode_array(pa.array([bytes(16), None, b"short", b"short"]))
+    assert caught.value.index == 2
+
+    class Wrong(Point):
+        def decode(self, data: bytes) -> Any:
+            return super().decode(data) if len(data) == 16 else "a text"
+
+    with pytest.raises(
+        SerdeError, match=r"decode gave 'a text', which does not fit: the value .struct<"
+    ) as caught:
+        adopted(Wrong()).decode_array(pa.array([bytes(16), b"short"]))
+    assert caught.value.index == 1
+
+
+@pytest.mark.spark
+def test_a_program_reads_and_writes_with_it() -> None:
+    builder = StreamsBuilder()
+    points = builder.stream("points", key=serdes.string(), value=Point())  # type: ignore[arg-type]
+    turned = points.map_values(lambda p: {"x": p["y"], "y": p["x"]}, returns=Point())
+    turned.group_by_key().reduce(lambda older, newer: newer, store="last").to_stream().to("turned")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("points", serdes.string(), Point()).pipe_input(  # type: ignore[arg-type]
+            "a", {"x": 1, "y": 2}
+        )
+        assert driver.create_output_topic(
+            "turned", serdes.string(), serdes.bytes_()
+        ).read_value() == struct.pack(">qq", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("string", r"key='string'.*serde.*serdes\.string"),
+        ("a int", r"key='a int' is not a serde; write for example serdes\.json\('a int'\)"),
+        (serdes.long, r"serde.*serdes\.long"),
+        (Point, r"class.*object"),
+        (NoType(), r"is not a whole serde: it lacks type, decode\. It needs encode\(value\) ->"),
+        (JavaOnes(), r"encode.*decode"),
+        (7, r"key=7.*serde.*serdes\.string.*serdes\.json"),
+    ],
+)
+def test_what_is_no_serde_is_told_how_to_be_one(given: Any, told: str) -> None:
+    with pytest.raises(TopologyError, match=told):
+        StreamsBuilder().stream("points", key=given)
+
+
+def test_a_type_that_is_none_is_told() -> None:
+    class Odd(Point):
+        type = "x bigint, y no"
+
+    with pytest.raises(TopologyError, match=r"stream.*value="):
+        StreamsBuilder().stream("points", value=Odd())  # type: ignore[arg-type]

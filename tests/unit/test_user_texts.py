@@ -1,7 +1,5 @@
 """What somebody else's text may do to a terminal or a file of lines: nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Which windows a record falls into, and until when they are open."""
 
-from __future__ import annotations
-
 import datetime as dt
 from typing import Any
 

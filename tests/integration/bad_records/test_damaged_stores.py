@@ -1,7 +1,4 @@
-"""A store with bytes that its serde does not read: mended from the changelog, or told as what it
-is; never the fault of a record (note 041)."""
-
-from __future__ import annotations
+"""A store with unreadable bytes is mended from the changelog, or named; no record is (note 041)."""
 
 import logging
 from pathlib import Path
@@ -14,13 +11,7 @@ from everflow.errors import DamagedEntryError
 from everflow.records import StoreChanges
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
-from integration.lifecycle.lifecycle_cluster import (
-    Application,
-    Cluster,
-    Record,
-    text,
-    until_failed,
-)
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text, until_failed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 DAMAGE = b"\1\2\3"

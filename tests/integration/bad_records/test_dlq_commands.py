@@ -1,7 +1,4 @@
-"""Dead letters on a real broker, as the command and the page have them: listed, grouped, replayed
-once each."""
-
-from __future__ import annotations
+"""Dead letters on a broker, by the command and the page: listed, grouped, replayed once each."""
 
 import base64
 import json
@@ -249,9 +246,7 @@ def desk_of(cluster: Cluster, topic: str) -> DeadLetterTopic:
     return found
 
 
-def test_they_are_replayed_once_and_the_command_knows(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_are_replayed_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     dlq = Dlq(cluster)
     desk = desk_of(cluster, dlq.topic)
     values, lookup = desk.look().causes
@@ -272,9 +267,7 @@ def test_they_are_replayed_once_and_the_command_knows(
     assert "1 dead letter replayed" in dlq("replay", dlq.topic).output, "of the other cause"
 
 
-def test_letters_that_are_older_than_their_topic_are_counted_and_may_get_the_present_time(
-    cluster: Cluster,
-) -> None:
+def test_letters_older_than_their_topic_are_counted_and_may_be_made_new(cluster: Cluster) -> None:
     dlq = Dlq(cluster)
     desk = desk_of(cluster, dlq.topic)
     assert [one.late for one in desk.look().causes] == [0, 0]
@@ -296,9 +289,7 @@ def test_a_topic_that_is_gone_is_said_and_holds_nobody_up(cluster: Cluster) -> N
     assert desk.look().causes[0].open == 1
 
 
-def test_only_the_end_of_a_large_topic_is_looked_at(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_end_of_a_topic_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     dlq = Dlq(cluster)
     monkeypatch.setattr(observer, "MOST_LOOKED", 1)
     found = desk_of(cluster, dlq.topic).look()

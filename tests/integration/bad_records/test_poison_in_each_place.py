@@ -1,7 +1,4 @@
-"""One bad record in each place where a program can meet one, all in one program: each goes to its
-handler alone, and everything else comes out."""
-
-from __future__ import annotations
+"""A bad record in each place of one program goes to its handler alone; all else comes out."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -271,9 +268,7 @@ def test_what_enters_no_global_table_is_counted_and_told(
     assert "dropped 1 record without a key" in caplog.text
 
 
-def test_a_handler_that_fails_on_a_global_table_is_named_at_once(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_handler_failing_on_a_global_table_is_named(app: Application, cluster: Cluster) -> None:
     """And not after task.timeout.ms, as brokers that do not answer."""
     source, output, table = (cluster.topic(name, 1) for name in ("in", "out", "table"))
     cluster.write(table, [text("a", "{")])

@@ -1,15 +1,20 @@
-"""Records whose time no topic takes: brokers refuse what is more than an hour ahead of their clock.
-Each is left to its handler, wherever it was to be written, and its dead letter is not refused."""
-
-from __future__ import annotations
+"""Records too far ahead for the brokers are letters; headers of any bytes come through whole."""
 
 import time
+from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 from pyspark.sql import functions as F
+from typer.testing import CliRunner
 
+from contracts.odd_records import OddRecord, write
 from everflow import StreamsBuilder, serdes
+from everflow.cli.app import app as command
 from everflow.errors import RecordRefusedError
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.records import TopicPartition, listed_headers
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,
@@ -38,9 +43,7 @@ def written(cluster: Cluster, topic: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
-    app: Application, cluster: Cluster
-) -> None:
+def test_each_is_a_dead_letter_wherever_it_was_to_go(app: Application, cluster: Cluster) -> None:
     dead, builder = cluster.topic("dead", 1), StreamsBuilder()
     names = ("output", "repartition", "changelog")
     sources = {name: cluster.topic(f"{name}-in", 1) for name in names}
@@ -83,9 +86,7 @@ def test_each_is_a_dead_letter_wherever_it_was_to_be_written(
         assert f"Its time is {at} ms" in message
 
 
-def test_without_a_topic_it_stops_the_instance_and_names_record_and_cure(
-    app: Application, cluster: Cluster
-) -> None:
+def test_without_a_topic_it_stops_with_record_and_cure(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     written(cluster, source)
     builder = StreamsBuilder()
@@ -98,9 +99,7 @@ def test_without_a_topic_it_stops_the_instance_and_names_record_and_cure(
     assert "timestamp= of the source" in str(error)
 
 
-def test_a_dead_letter_that_is_too_far_ahead_for_its_topic_has_the_present_time(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_letter_too_far_ahead_gets_the_present_time(app: Application, cluster: Cluster) -> None:
     source = cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1))
     output, dead = cluster.topic("out", 1), cluster.topic("dead", 1)
     now = int(time.time() * 1000)
@@ -127,3 +126,74 @@ def test_a_dead_letter_that_is_too_far_ahead_for_its_topic_has_the_present_time(
     assert beyond.timestamp == 2_000, "that of its neighbour: nothing holds its own"
     assert b"which Spark cannot hold" in (dict(beyond.headers)["__streams.errors.message"] or b"")
     assert dict(beyond.headers)["__streams.errors.exception"] == b"everflow.errors.RecordTimeError"
+
+
+HEADERS = (
+    ("été".encode("latin-1"), b"\xff"),
+    (b"trace\0id", b"1"),
+    (b"trace\0id", None),
+    (b"", b""),
+    (b"__everflow.replayed", b"0@0"),
+    (b"__everflow.errors.left.out", b"x"),
+    (b"__streams.errors.topic", b"elsewhere"),
+)
+RECORDS = [
+    OddRecord(b"a", b"plain", 1_000),
+    OddRecord(b"a", b"odd", 1_001, HEADERS),
+    OddRecord(b"b", b"bad", 1_002, HEADERS),
+    OddRecord(b"a", b"last", 1_003, HEADERS[:2]),
+]
+
+
+def refuse_bad(value: str) -> str:
+    if value == "bad":
+        raise LookupError("no such value")
+    return value
+
+
+def headers_of(cluster: Cluster, topic: str, count: int) -> dict[bytes, Sequence[object]]:
+    tp = TopicPartition(topic, 0)
+    found: dict[bytes, Sequence[object]] = {}
+    with closing(FetchTap.over({"bootstrap.servers": cluster.bootstrap})) as tap:
+        tap.go_to({tp: 0})
+        while len(found) < count:
+            taken = tap.take({tp: 1 << 40}, 30)
+            assert taken, f"{len(found)} of {count} records"
+            for chunk in taken.values():
+                columns = chunk.columns(headers=True)
+                listed = listed_headers(columns.headers, len(columns))
+                found.update(zip(columns.values.to_pylist(), listed, strict=True))
+    return found
+
+
+def test_any_header_passes_program_letters_and_replay(app: Application, cluster: Cluster) -> None:
+    source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
+    with closing(RecordWriter({"bootstrap.servers": cluster.bootstrap}, None)) as writer:
+        write(writer, TopicPartition(source, 0), RECORDS)
+    builder = StreamsBuilder()
+    text = serdes.string()
+    stream = builder.stream(source, key=text, value=text)
+    stream.repartition(name="again", partitions=1).map_values(refuse_bad, returns="string").to(
+        output
+    )
+    app.run_through(
+        builder.build(),
+        source,
+        f"{app.id}-again-repartition",
+        errors_dead_letter_queue_topic_name=dead,
+    )
+    named = [(name.decode(errors="replace"), data) for name, data in HEADERS]
+    assert headers_of(cluster, output, 3) == {
+        b"plain": [],
+        b"odd": named,
+        b"last": named[:2],
+    }
+    (letter,) = headers_of(cluster, dead, 1).values()
+    assert letter[:4] == named[:4]
+    assert letter[4:7] == [(f"__everflow.own.{name}", data) for name, data in named[4:]]
+    environment = {"EVERFLOW_BOOTSTRAP_SERVERS": cluster.bootstrap}
+    other = cluster.topic("other", 1)
+    arguments = ["dlq", "replay", dead, "--to", other, "--yes"]
+    done = CliRunner().invoke(command, arguments, env=environment)
+    assert "1 dead letter replayed" in done.stderr, done.output
+    assert headers_of(cluster, other, 1)[b"bad"][:7] == named

@@ -1,7 +1,5 @@
 """Records that end their worker, or that a broker refuses: found, and left to their handler."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -9,13 +7,7 @@ from typer.testing import CliRunner
 
 from everflow import StreamsBuilder, serdes
 from everflow.cli.app import app as command
-from integration.lifecycle.lifecycle_cluster import (
-    Application,
-    Cluster,
-    Record,
-    text,
-    until_failed,
-)
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text, until_failed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 GOOD, BAD_AT = 60, 25
@@ -69,9 +61,7 @@ def test_the_record_is_a_dead_letter_and_the_others_come_out_in_order(
     assert headers["__everflow.errors.stage"] == stage.encode()
 
 
-def test_the_record_that_makes_an_aggregate_too_large_is_a_dead_letter(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_record_too_much_for_an_aggregate_is_a_letter(app: Application, cluster: Cluster) -> None:
     """Its changelog does not take it; the others of its key and of its batch are in."""
     source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
     values = [("big", f"{n}" * 6_000) if n % 2 else ("k", "v") for n in range(9)]
@@ -103,9 +93,7 @@ def test_the_record_that_makes_an_aggregate_too_large_is_a_dead_letter(
 
 
 @pytest.mark.slow
-def test_a_record_that_a_compacted_topic_refuses_is_a_dead_letter(
-    app: Application, cluster: Cluster
-) -> None:
+def test_what_a_compacted_topic_refuses_is_a_letter(app: Application, cluster: Cluster) -> None:
     source, dead = cluster.topic("in", 1), cluster.topic("dead", 1)
     output = cluster.topic("out", 1, cleanup_policy="compact")
     cluster.write(
@@ -122,11 +110,8 @@ def test_a_record_that_a_compacted_topic_refuses_is_a_dead_letter(
     assert b"compacted topic" in (headers["__streams.errors.message"] or b"").lower()
 
 
-def test_a_dead_letter_that_its_topic_does_not_take_is_made_smaller(
-    app: Application, cluster: Cluster
-) -> None:
-    """Above what the producer sends, for what it tells of the error; then above what the topic
-    takes."""
+def test_a_letter_its_topic_refuses_is_made_smaller(app: Application, cluster: Cluster) -> None:
+    """Above what the producer sends, for its error's text; then above what the topic takes."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     dead = cluster.topic("dead", 1, max_message_bytes="3000")
     values = [b"{}", b"{" + b"x" * 990_000, b"{x", b"{}"]
@@ -151,9 +136,7 @@ def test_a_dead_letter_that_its_topic_does_not_take_is_made_smaller(
     assert f"It is {source}-0@1: read it there" in replayed.output
 
 
-def test_without_a_topic_a_record_that_is_too_large_stops_the_instance(
-    app: Application, cluster: Cluster
-) -> None:
+def test_without_a_topic_a_too_large_record_stops_it(app: Application, cluster: Cluster) -> None:
     source = cluster.topic("in", 1)
     output = cluster.topic("out", 1, max_message_bytes="20000")
     cluster.write(source, [text("k", "large")])

@@ -1,7 +1,4 @@
-"""A real instance in a process of its own, which tests stop at named points, kill, restart and
-check."""
-
-from __future__ import annotations
+"""A real instance in a process of its own, which tests stop at named points, kill and restart."""
 
 import json
 import os

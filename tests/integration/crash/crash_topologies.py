@@ -4,8 +4,6 @@ crash_topologies NAME SETTINGS``.
 Topics are named after the application, so that every test has its own.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import logging

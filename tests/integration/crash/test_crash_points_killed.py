@@ -6,8 +6,6 @@ the instance's own affair; after the death of the driver or of the JVM the insta
 again.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import uuid
@@ -67,8 +65,7 @@ def shared(
 def test_nothing_is_lost_doubled_or_wiped(
     way: str, victim: str, point: str, request: pytest.FixtureRequest
 ) -> None:
-    """Scenario 11's kill, and 32's unknown outcome: between send_offsets and commit, and after the
-    commit."""
+    """Scenarios 11 and 32: between send_offsets and commit, and after the commit."""
     app: Application = request.getfixturevalue("shared" if way == SHARED else "standing")
     if not app.running:
         app.start()

@@ -2,8 +2,6 @@
 orphans, idleness. The cases share one running application.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -38,11 +36,8 @@ def app(standing: Application) -> Application:
     return standing
 
 
-def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_seconds(
-    app: Application,
-) -> None:
-    """Scenario 11: the instance fences the dead worker's transaction at once, it does not time
-    out."""
+def test_a_worker_killed_in_a_transaction_delays_others_under_two_seconds(app: Application) -> None:
+    """Scenario 11: the instance fences the transaction at once, it does not time out."""
     app.arm(OFFSETS_SENT)
     app.produce(records(KEYS, 20, "reader"))
     worker = app.wait_reached(OFFSETS_SENT)
@@ -84,8 +79,7 @@ def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_sec
 
 
 def test_the_sink_of_a_failed_job_is_ended_before_the_retry(app: Application) -> None:
-    """Scenarios 34 and 9: Spark lets it live (it would reach its commit later), and must not run it
-    again by itself."""
+    """Scenarios 34 and 9: Spark lets it live, up to its commit, and must not run it again."""
     app.arm(FIRST_RECORD)
     app.produce(records(KEYS, 20, "zombie"))
     worker = app.wait_reached(FIRST_RECORD)
@@ -99,8 +93,7 @@ def test_the_sink_of_a_failed_job_is_ended_before_the_retry(app: Application) ->
 
 
 def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Application) -> None:
-    """Scenario 32: EndTxn is on its way when the worker dies; whatever the broker makes of it is
-    found and respected."""
+    """Scenario 32: the worker dies behind EndTxn; what the broker makes of it is respected."""
     app.arm(OFFSETS_SENT)
     app.produce(records(KEYS, 20, "unknown"))
     worker = app.wait_reached(OFFSETS_SENT)
@@ -128,8 +121,7 @@ def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Applicatio
 
 
 def test_nothing_is_read_beyond_an_open_transaction_of_the_input(app: Application) -> None:
-    """Scenario 5: ranges end at the last stable offset; what was open is read when its writer
-    commits."""
+    """Scenario 5: ranges end at the last stable offset; the rest is read once it is committed."""
     foreign = Producer(
         {
             "bootstrap.servers": app.broker.bootstrap_servers,
@@ -156,8 +148,7 @@ def test_nothing_is_read_beyond_an_open_transaction_of_the_input(app: Applicatio
 
 @pytest.mark.slow
 def test_after_an_idle_minute_the_same_workers_answer_at_once(app: Application) -> None:
-    """Scenario 39: without keep-alive jobs Spark would have ended them, and this record would wait
-    for new ones."""
+    """Scenario 39: Spark would have ended them, and the record would wait for new ones."""
     workers = _python_workers(app)
     assert workers
     since = time.monotonic()
@@ -197,8 +188,7 @@ def test_a_second_instance_on_the_same_state_folder_is_refused(app: Application)
     ],
 )
 def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application) -> None:
-    """Scenarios 10 and 3: it wakes up while its successor runs; its transaction is fenced, its
-    batch unknown, its apply refused."""
+    """Scenarios 10 and 3: transaction fenced, batch unknown, apply refused by its successor."""
     app.arm(point)
     app.produce(records(KEYS, 20, "orphan"))
     orphan = app.wait_reached(point)

@@ -1,8 +1,6 @@
 """A record, or a call of a clock, that fails goes to its handler alone: the others of its batch
 come out, in order. What a store holds is blamed on no record (note 041)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -209,9 +207,7 @@ REGISTERED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("place", REGISTERED)
-def test_a_registry_that_is_away_is_waited_for_wherever_its_serde_writes(
-    place: str, tmp_path: Path
-) -> None:
+def test_an_absent_registry_is_waited_for_wherever_it_writes(place: str, tmp_path: Path) -> None:
     away = tmp_path / "away"
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=VALUE)

@@ -2,8 +2,6 @@
 n records cost a few times n, whatever k is; nothing of theirs is in what others give, and no record
 is left out for what another one did."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -308,10 +306,7 @@ def sent(without: frozenset[int] = frozenset()) -> list[tuple[str, dict[str, int
 
 
 def run(
-    program: Topology,
-    records: list[Any],
-    updates: list[Any] | None = None,
-    behind: int = 20,
+    program: Topology, records: list[Any], updates: list[Any] | None = None, behind: int = 20
 ) -> tuple[list[Any], list[int]]:
     """Output keys, values and times, and the n of the dead letters: of one micro-batch, and then of
     a few records that show what it has left in the stores. ``updates``: of topic ``table``."""
@@ -520,9 +515,7 @@ def test_a_function_is_called_once_for_each_of_them(tmp_path: Path, all_fail: bo
 
 
 @pytest.mark.parametrize("what", ["topic", "partitioner", "timestamp"])
-def test_other_functions_of_records_tell_all_that_they_fail_on_at_once(
-    tmp_path: Path, what: str
-) -> None:
+def test_other_functions_of_records_tell_all_faults_at_once(tmp_path: Path, what: str) -> None:
     path = tmp_path / "calls"
 
     def gives(result: Any) -> Callable[..., Any]:

@@ -1,7 +1,5 @@
 """A record with a field of every type goes through every kind of store and comes back."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 from collections.abc import Callable

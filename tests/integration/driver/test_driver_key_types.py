@@ -1,7 +1,4 @@
-"""Every operator, with keys, groups, foreign keys and ids of every type: the results are those of
-texts, with the values of that type in the texts' place."""
-
-from __future__ import annotations
+"""With keys, groups, foreign keys and ids of any type operators give what they give for texts."""
 
 import datetime as dt
 import functools

@@ -1,7 +1,4 @@
-"""The test driver as a kit: misspelt topics, what was written, times in stores, several topics at
-once, many cases."""
-
-from __future__ import annotations
+"""The test driver as a kit: misspelt topics, what was written, times in stores, many cases."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -50,9 +47,7 @@ def driver(shared: TopologyTestDriver) -> TopologyTestDriver:
     return shared
 
 
-def test_a_misspelt_topic_is_refused_with_those_the_topology_writes(
-    driver: TopologyTestDriver,
-) -> None:
+def test_a_misspelt_topic_is_refused_with_those_it_writes(driver: TopologyTestDriver) -> None:
     with pytest.raises(
         TopologyError, match=r"'count-of-words'; it writes counts-of-words, joined-words"
     ) as caught:
@@ -105,9 +100,7 @@ def test_topics_chosen_per_record_may_have_any_name() -> None:
         assert driver.create_output_topic("to-b", TEXT, TEXT).is_empty()
 
 
-def test_produced_topics_are_all_that_were_written_to_internal_ones_too_read_or_not(
-    driver: TopologyTestDriver,
-) -> None:
+def test_produced_topics_are_all_written_ones_internal_too(driver: TopologyTestDriver) -> None:
     assert driver.produced_topics() == set()
     driver.create_input_topic("more-words", TEXT, TEXT).pipe_input("k", "so")
     counts = driver.create_output_topic("counts-of-words", TEXT, LONG)
@@ -162,9 +155,7 @@ def test_several_topics_are_one_micro_batch_in_merge_order(driver: TopologyTestD
         words.pipe_batch(["kv"])  # type: ignore[list-item]
 
 
-def test_after_a_reset_it_is_as_it_was_in_the_beginning_and_handles_go_on(
-    driver: TopologyTestDriver,
-) -> None:
+def test_after_a_reset_it_is_as_at_first_and_handles_go_on(driver: TopologyTestDriver) -> None:
     words = driver.create_input_topic("words", TEXT, TEXT, start_ms=4, advance_ms=1)
     joined = driver.create_output_topic("joined-words", serdes.time_windowed(TEXT, 10), TEXT)
     store = driver.get_window_store("joined")

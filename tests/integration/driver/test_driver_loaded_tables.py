@@ -1,7 +1,5 @@
 """Global tables of DataFrames in the test driver: loaded at once, and again by its clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast

@@ -1,8 +1,6 @@
 """What comes out does not depend on the machine: Python functions of every kind see UTC, and so do
 Columns; what goes by the small and capital letters of a language is refused."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import time
@@ -232,9 +230,7 @@ def test_the_process_keeps_its_own_zone() -> None:
         lambda: F.element_at(F.lit([NAIVE]), 1) > F.col("value.t"),
     ],
 )
-def test_a_constant_without_a_zone_is_refused_where_it_would_be_another(
-    condition: Callable[[], Any],
-) -> None:
+def test_a_constant_without_a_zone_is_refused_where_it_shifts(condition: Callable[[], Any]) -> None:
     def built() -> None:
         StreamsBuilder().stream("in", key=TEXT, value=VALUE).filter(condition())
 

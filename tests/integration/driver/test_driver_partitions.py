@@ -1,7 +1,4 @@
-"""Partitions in the test driver: what is lost where equal keys do not meet, partitioners of sinks,
-and topics that a pattern names."""
-
-from __future__ import annotations
+"""The driver's partitions: what is lost where equal keys do not meet, partitioners, patterns."""
 
 import re
 import zlib
@@ -202,9 +199,7 @@ def asked(topic: str, key: str, value: int, partitions: int) -> Any:
         (lambda: asked, lambda: F.lit("out")),
     ],
 )
-def test_no_partition_drops_the_record_and_none_leaves_it_to_the_key(
-    partitioner: Any, topic: Any
-) -> None:
+def test_no_partition_drops_it_and_none_leaves_it_to_the_key(partitioner: Any, topic: Any) -> None:
     StreamsBuilder()
     given = topic() if callable(topic) and topic.__code__.co_argcount == 0 else topic
     assert written(partitioner(), given) == [0, 1]

@@ -1,7 +1,5 @@
 """Where a time comes from: of a record, and of a source that is silent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -149,9 +147,7 @@ def test_the_default_is_for_sources_that_say_nothing() -> None:
         ),
     ],
 )
-def test_an_extractor_without_an_answer_stops_and_names_the_record(
-    timestamp: Any, rows: Any, says: str
-) -> None:
+def test_an_extractor_without_answer_names_the_record(timestamp: Any, rows: Any, says: str) -> None:
     StreamsBuilder()
     with pytest.raises((RecordError, RecordTimeError), match=says):
         seen(timestamp(), rows)

@@ -1,7 +1,4 @@
-"""A fleet in a standalone cluster: it grows, loses a host, shrinks and ends; each record counts
-once."""
-
-from __future__ import annotations
+"""A fleet in a cluster grows, loses a host, shrinks and ends; each record counts once."""
 
 import json
 import os

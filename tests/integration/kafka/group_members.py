@@ -1,7 +1,5 @@
 """Members for tests against a real broker, of which every event is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,4 @@
-"""Logs of a broker: copies far behind and near their ends, logs of another leader or of another
-topic."""
-
-from __future__ import annotations
+"""Logs of a broker: copies far behind and near the end, logs of another leader or another topic."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -173,9 +170,7 @@ def of_one_key(writer: RecordWriter, tp: TopicPartition, count: int) -> None:
 
 
 @pytest.mark.parametrize("every", [True, False])
-def test_in_bulk_every_record_is_handed_out_where_each_counts(
-    bootstrap: str, topic: Topic, name: str, every: bool
-) -> None:
+def test_each_record_counts_in_bulk(bootstrap: str, topic: Topic, name: str, every: bool) -> None:
     """A versioned store's history is its records, those of one key included."""
     tp = TopicPartition(topic(1), 0)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
@@ -195,9 +190,7 @@ def test_in_bulk_every_record_is_handed_out_where_each_counts(
     assert len(seen) == 5_000 if every else len(seen) < 5_000
 
 
-def test_nothing_is_read_beyond_the_ends_where_they_bind(
-    bootstrap: str, topic: Topic, name: str
-) -> None:
+def test_nothing_is_read_beyond_ends_that_bind(bootstrap: str, topic: Topic, name: str) -> None:
     """A table's topic holds what the group has not processed yet."""
     tp = TopicPartition(topic(1), 0)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, name)

@@ -1,7 +1,4 @@
-"""The exactly-once writer against a real broker: positions, fencing, and what the broker refuses
-and accepts."""
-
-from __future__ import annotations
+"""The exactly-once writer on a broker: positions, fencing, what the broker refuses and accepts."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +7,7 @@ import numpy as np
 import pytest
 
 from everflow.config import StreamsConfig
-from everflow.errors import (
-    EverflowError,
-    GenerationChanged,
-    TaskMigratedError,
-)
+from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError
 from everflow.instance.start_up import ClusterTopics
 from everflow.kafka.admin import ClusterAdmin, TransactionState
 from everflow.kafka.broker_link import BrokerLink
@@ -163,8 +156,7 @@ def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
 def test_the_broker_fences_commits_by_generation_and_member(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
-    """Scenarios 6 and 7: stale generation and unknown member are refused, no identity at all is
-    accepted."""
+    """Scenarios 6, 7: a stale generation or unknown member is refused, no identity is taken."""
     source, target = topic(1), topic(1)
     member = member_of(bootstrap, name, source)
     now = member.metadata()
@@ -205,8 +197,7 @@ def test_the_broker_fences_commits_by_generation_and_member(
 def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
-    """Scenarios 11 and 12: an abandoned transaction hides the offsets until its id is fenced, then
-    soon."""
+    """Scenarios 11, 12: an abandoned transaction hides the offsets until its id is fenced."""
     source, target = topic(1), topic(1)
     config = {"bootstrap.servers": bootstrap, "transaction.timeout.ms": 60_000}
     tp, out = TopicPartition(source, 0), TopicPartition(target, 0)

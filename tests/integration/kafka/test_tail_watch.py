@@ -1,7 +1,5 @@
 """Logs that grow on a real broker are told of at once; that they do not costs next to nothing."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,4 @@
-"""What the tests of whole instances share: a cluster to write to and read from, and instances that
-are always closed."""
-
-from __future__ import annotations
+"""For tests of whole instances: a cluster to write to and read from, instances that are closed."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,4 @@
-"""A whole instance under faults: on the wire to the brokers, in the user's code, and of a schema
-registry that is away."""
-
-from __future__ import annotations
+"""An instance under faults: on the wire, in the user's code, of a schema registry that is away."""
 
 import threading
 import urllib.request
@@ -106,9 +103,7 @@ def test_an_instance_counts_once_whatever_happens_on_the_wire(
     behind.close()
 
 
-def test_a_task_whose_code_fails_rests_while_the_others_go_on(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_failing_task_rests_alone(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
     flag = tmp_path / "service-is-away"
     flag.touch()
@@ -143,9 +138,7 @@ def test_a_task_whose_code_fails_rests_while_the_others_go_on(
     assert Counter(record.value for record in cluster.read(output)) == {b"1": 2, b"2": 1}
 
 
-def test_a_handler_ends_the_whole_application(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_handler_ends_the_application(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
     flag = tmp_path / "service-is-away"
     flag.touch()
@@ -234,9 +227,7 @@ def program(cluster: Cluster, registry: Registry) -> Topology:
 
 
 @pytest.mark.slow
-def test_an_outage_is_waited_for_and_no_record_is_skipped(
-    app: Application, cluster: Cluster, registry: Registry
-) -> None:
+def test_an_outage_skips_no_record(app: Application, cluster: Cluster, registry: Registry) -> None:
     *_, dead = (cluster.topic(name, 1) for name in ("in-a", "in-b", "out-a", "out-b", "dead"))
 
     def written(name: str) -> list[bytes | None]:
@@ -265,9 +256,7 @@ def test_an_outage_is_waited_for_and_no_record_is_skipped(
 
 
 @pytest.mark.slow
-def test_an_outage_that_lasts_names_the_task_and_the_cause(
-    cluster: Cluster, registry: Registry, tmp_path: Path
-) -> None:
+def test_a_long_outage_names_a_cause(cluster: Cluster, registry: Registry, tmp_path: Path) -> None:
     *_, dead = (cluster.topic(name, 1) for name in ("in-a", "in-b", "out-a", "out-b", "dead"))
     app = Application(
         cluster,

@@ -1,7 +1,4 @@
-"""A Java application's topics and group are continued, and the other way round: what Java and
-everflow make in turns is what Java makes alone."""
-
-from __future__ import annotations
+"""What a Java application and everflow make in turns is what Java makes alone."""
 
 import random
 import subprocess

@@ -1,8 +1,6 @@
 """What may be asked of a running instance: threads more and fewer, a pause, clean-up, calls of the
 clock, an end while a batch hangs; and how it runs in Spark, with little memory too (note 045)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -32,9 +30,7 @@ from everflow import (
     punctuate,
     serdes,
 )
-from everflow import (
-    Record as ProcessorRecord,
-)
+from everflow import Record as ProcessorRecord
 from everflow.instance import assembly, kafka_streams, life
 from everflow.instance.thread.stream_thread import StreamThread
 from everflow.memory import MIB, WORKER_BYTES, BatchMemory, MemoryBudget, least_budget
@@ -86,9 +82,7 @@ def threads_of(streams: KafkaStreams) -> list[StreamThread]:
     return streams._life.instance.threads
 
 
-def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(
-    app: Application, cluster: Cluster
-) -> None:
+def test_threads_change_a_pause_holds_a_start_restores(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
     topology, restores, sent = counting(source, output), Restores(), 0
     streams = app.instance(topology)
@@ -187,9 +181,7 @@ def test_one_worker_serves_all_batches(app: Application, cluster: Cluster) -> No
     assert long(cluster.read(counts)[-1].value) == 410
 
 
-def test_spark_s_ui_names_instance_thread_and_sub_topologies(
-    app: Application, cluster: Cluster, spark: SparkSession
-) -> None:
+def test_sparks_ui_names_the_parts(app: Application, cluster: Cluster, spark: SparkSession) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
@@ -248,9 +240,7 @@ def ticks(cluster: Cluster, output: str) -> dict[str, tuple[int, int]]:
     return {key.decode(): (int(calls), int(records)) for key, (calls, records) in told.items()}
 
 
-def test_tasks_without_records_are_called_and_a_restart_goes_on(
-    app: Application, cluster: Cluster
-) -> None:
+def test_idle_tasks_are_called_and_a_restart_goes_on(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, [text("k", "v", partition=0)])
     topology = program(source, output)
@@ -277,9 +267,6 @@ def test_tasks_without_records_are_called_and_a_restart_goes_on(
     for task in (b"0_0", b"0_1"):
         calls = [n for key, n in every if key == task]
         assert calls == list(range(1, len(calls) + 1)), "a call twice, or lost"
-
-
-# --- stores in memory ---------------------------------------------------------------------------
 
 
 def in_memory_program(source: str, cities: str, output: str) -> Topology:

@@ -1,7 +1,5 @@
 """Partitions on a broker: of a producer in Python, and of a partitioner of the program."""
 
-from __future__ import annotations
-
 import logging
 import zlib
 from typing import Any
@@ -46,9 +44,7 @@ def spread(topic: str, key: str, value: str, partitions: int) -> Any:
     return [None, partitions - 1, list(range(partitions)), []][int(value)]
 
 
-def test_records_go_where_the_partitioner_and_the_topic_by_record_say(
-    app: Application, cluster: Cluster
-) -> None:
+def test_records_go_where_partitioner_and_topic_say(app: Application, cluster: Cluster) -> None:
     source, called, chosen = (cluster.topic(name, 3) for name in ("in", "called", "chosen"))
     only = [cluster.topic(f"only-{n}", 1) for n in range(4)]
     builder = StreamsBuilder()

@@ -1,7 +1,4 @@
-"""An instance over its whole life: states, stop and restart, what a restart finds again, what it
-refuses."""
-
-from __future__ import annotations
+"""An instance over its life: states, restarts, what a restart finds again, what it refuses."""
 
 import shutil
 from collections import Counter
@@ -97,9 +94,7 @@ class Listener:
         self.calls.append(("suspended", progress))
 
 
-def test_a_restart_goes_on_where_the_last_instance_committed(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_restart_goes_on_where_the_last_one_committed(app: Application, cluster: Cluster) -> None:
     """At least once; exactly once `test_crash_points_killed` and the families have it."""
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(70))
@@ -157,9 +152,7 @@ def test_a_quiet_store_stays_fresh_and_state_without_a_role_is_removed(
     assert cluster.longs(output) == counts_of(words(77))
 
 
-def test_a_deleted_state_folder_is_restored_from_the_changelog(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_deleted_state_folder_is_restored_from_a_log(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(700))
     topology = counting(source, output)
@@ -193,9 +186,7 @@ def test_a_deleted_state_folder_is_restored_from_the_changelog(
     assert sum(progress.records for kind, progress in listener.calls if kind == "end") == changelog
 
 
-def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_what_a_new_aggregate_can_do(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     """The cures that EF-STORE-LAYOUT names, and the one that it says is none."""
     source = cluster.topic("in", 1)
     cluster.write(source, [text("k", "v")] * 3)
@@ -237,9 +228,7 @@ def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
     own.cluster.close()
 
 
-def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_new_store_comes_if_asked_a_lost_one_does_not(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(20))
 
@@ -274,9 +263,7 @@ def test_a_new_store_comes_in_when_asked_and_one_that_was_lost_does_not(
         assert lost in str(error.value)
 
 
-def test_an_input_made_again_while_stopped_is_told_and_read_from_its_beginning(
-    app: Application, cluster: Cluster
-) -> None:
+def test_an_input_made_again_is_told_and_read_from_0(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(20))
     topology = counting(source, output)
@@ -327,9 +314,7 @@ def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Clus
     assert {cluster.config(name)["message.timestamp.type"] for name in own} == {"CreateTime"}
 
 
-def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_repartition_topic_is_purged_up_to_the_commit(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(100))
     builder = StreamsBuilder()
@@ -352,9 +337,7 @@ def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
     assert cluster.longs(output) == counts_of(words(110))
 
 
-def test_two_instances_share_the_partitions_and_hand_them_over(
-    app: Application, cluster: Cluster
-) -> None:
+def test_two_instances_share_and_hand_over_partitions(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in", 4), cluster.topic("out")
 
     def batch(number: int) -> list[Record]:
@@ -402,11 +385,8 @@ def test_two_instances_share_the_partitions_and_hand_them_over(
     assert cluster.longs(output) == counts_of([*batch(1), *batch(2), *batch(3)])
 
 
-def test_metadata_is_kept_for_partitions_that_did_not_move(
-    app: Application, cluster: Cluster
-) -> None:
-    """A task of two inputs commits both with the same batch id and stream time, also where only one
-    has records."""
+def test_metadata_is_kept_for_partitions_that_stay(app: Application, cluster: Cluster) -> None:
+    """A task commits both inputs with one batch id and stream time, records or not."""
     left, right = cluster.topic("left", 1), cluster.topic("right", 1)
     cluster.write(left, [text("k", "x", 20_000)])
     builder = StreamsBuilder()

@@ -1,8 +1,6 @@
 """Times over restarts: partition times and stream times are kept with the committed offsets, so an
 instance that starts again takes, drops and closes what one that went on would."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable
@@ -22,12 +20,7 @@ from everflow import (
 )
 from everflow.metrics import DROPPED_RECORDS, ENFORCED_PROCESSING, LAG
 from everflow.testing import TopologyTestDriver, wait_until
-from integration.lifecycle.lifecycle_cluster import (
-    Application,
-    Cluster,
-    Record,
-    text,
-)
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -114,9 +107,7 @@ def test_a_partitions_time_is_kept_over_a_restart(app: Application, cluster: Clu
     assert dropped > len(skipped) > 0
 
 
-def test_a_task_waits_for_the_late_input_and_then_goes_on_without_it(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_task_waits_for_late_input_then_goes_on(app: Application, cluster: Cluster) -> None:
     early, late, out = (cluster.topic(name, 1) for name in ("early", "late", "out"))
     builder = StreamsBuilder()
     first = builder.stream(early, key=TEXT, value=TEXT)
@@ -143,9 +134,7 @@ def closing_in_silence(source: str, direct: str, rekeyed: str) -> Topology:
     return builder.build()
 
 
-def test_windows_close_in_silence_and_stay_closed_behind_a_restart(
-    app: Application, cluster: Cluster
-) -> None:
+def test_windows_close_in_silence_and_over_a_restart(app: Application, cluster: Cluster) -> None:
     source, direct, rekeyed = (cluster.topic(name, 2) for name in ("in", "direct", "rekeyed"))
     program = closing_in_silence(source, direct, rekeyed)
     cluster.write(source, [text("a", "x", 1_000), text("b", "y", 1_100), text("a", "x", 1_200)])

@@ -1,7 +1,4 @@
-"""Tables that are read whole, on a broker: global tables of topics and of DataFrames, and lookup
-joins that wait for their entries."""
-
-from __future__ import annotations
+"""Tables that are read whole, of topics and DataFrames, and lookup joins that wait for entries."""
 
 import shutil
 from datetime import timedelta
@@ -17,13 +14,7 @@ from everflow.instance.tasks.task import TaskRole
 from everflow.records import TaskId
 from everflow.spark.session import get_session
 from everflow.testing import wait_until
-from integration.lifecycle.lifecycle_cluster import (
-    CAUGHT_UP_S,
-    Application,
-    Cluster,
-    in_json,
-    text,
-)
+from integration.lifecycle.lifecycle_cluster import CAUGHT_UP_S, Application, Cluster, in_json, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -42,9 +33,7 @@ def global_program(orders: str, cities: str, out: str) -> Topology:
     return builder.build()
 
 
-def test_a_global_table_is_whole_before_the_first_record_and_over_restarts(
-    app: Application, cluster: Cluster
-) -> None:
+def test_a_global_table_is_whole_at_every_start(app: Application, cluster: Cluster) -> None:
     orders, out, dead = (cluster.topic(name, 2) for name in ("orders", "out", "dead"))
     cities = cluster.topic("cities", 3)
     program = global_program(orders, cities, out)
@@ -151,9 +140,7 @@ def write(lake: Path, **cities: str) -> None:
 
 
 @pytest.mark.slow
-def test_rows_are_there_for_the_first_record_and_refreshed(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_rows_are_there_and_refreshed(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     orders, out, late = (cluster.topic(name, 1) for name in ("orders", "out", "late"))
     lake = tmp_path / "lake"
     write(lake, ann="Rome", bob="Oslo")
@@ -208,9 +195,7 @@ def test_rows_are_there_for_the_first_record_and_refreshed(
 
 
 @pytest.mark.slow
-def test_records_wait_for_a_global_table_and_the_clock_where_nothing_else_comes(
-    app: Application, cluster: Cluster
-) -> None:
+def test_records_wait_for_a_global_table_and_the_clock(app: Application, cluster: Cluster) -> None:
     orders, cities, out = (cluster.topic(name, 2) for name in ("orders", "cities", "out"))
     builder = StreamsBuilder()
     table = builder.global_table(cities, key=TEXT, value=TEXT, store="cities")

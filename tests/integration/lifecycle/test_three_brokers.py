@@ -1,7 +1,5 @@
 """An instance on three brokers, of which one or the other is away: each record counts once."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -127,9 +125,7 @@ class Counted:
         assert found == Counter(b"k%d" % (n % 7) for n in range(self.sent))
 
 
-def test_leaders_change_and_every_broker_restarts(
-    three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_every_broker_restarts(three: EmbeddedCluster, spark: SparkSession, tmp_path: Path) -> None:
     counted = Counted(three, tmp_path, "three")
     counted.create_topics()
     with counted.app.running(counted.topology) as streams:
@@ -186,9 +182,7 @@ def test_coordinators_and_partitions_move(
     counted.cluster.close()
 
 
-def test_a_partition_without_a_leader_holds_up_its_own_task(
-    three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_one_task_is_held_up(three: EmbeddedCluster, spark: SparkSession, tmp_path: Path) -> None:
     """The broker that alone has one input stands still, then is gone, then is back (note 051)."""
     cluster = Cluster(three.bootstrap_servers, "alone")
     app = Application(cluster, tmp_path, {"task_timeout_ms": 600_000})
@@ -229,7 +223,7 @@ def test_a_partition_without_a_leader_holds_up_its_own_task(
     cluster.close()
 
 
-def test_a_copy_of_a_log_without_a_leader_waits_by_itself(
+def test_copies_wait_one_by_one(
     three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
     """The broker that alone has the changelog of one store is gone: its copies are named, the other

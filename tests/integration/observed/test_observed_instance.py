@@ -1,7 +1,5 @@
 """What an instance says over HTTP, against what is true: counters, states, probes."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

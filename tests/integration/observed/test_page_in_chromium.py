@@ -1,7 +1,5 @@
 """The page as a browser shows it; its pictures in the docs are made here."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -394,9 +392,7 @@ class Desk:
 
 
 @pytest.mark.parametrize("pressed", [0, 1])
-def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(
-    tmp_path: Path, pressed: int
-) -> None:
+def test_dead_letters_are_seen_and_replayed_by_a_second_press(tmp_path: Path, pressed: int) -> None:
     """Which is one of two: with the records' times, or with the present one."""
     desk, facts = Desk(), facts_of(*looks())
     button = "document.querySelector('#letters-found button')"

@@ -1,7 +1,5 @@
 """The stores of a real instance, read by a client over TLS with a token while it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,7 @@ def topology(source: str) -> Topology:
     return builder.build()
 
 
-def test_a_client_reads_what_was_committed(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_client_reads_the_committed(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source = cluster.topic("in", 3)
     authority, certificate, key = (tmp_path / name for name in ("ca", "certificate", "key"))
     made = trustme.CA()

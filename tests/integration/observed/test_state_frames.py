@@ -1,7 +1,5 @@
 """Stores of a real instance as DataFrames, and what their changelogs say without it: the same."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -129,11 +127,7 @@ def changelog(app: Application, store: str) -> str:
 
 
 def told(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    app: Application,
-    cluster: Cluster,
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, app: Application, cluster: Cluster
 ) -> None:
     """`everflow state`, of a program in a file."""
     module = f"state_{app.id.replace('-', '_')}"

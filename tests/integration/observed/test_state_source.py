@@ -1,7 +1,5 @@
 """``everflow-state`` in a Spark of the user's own, whose executors are other processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -46,9 +44,7 @@ spark.stop()
 """
 
 
-def test_a_cluster_reads_a_store_by_its_program_and_by_one_that_names_it(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_cluster_reads_it_both_ways(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source = cluster.topic("in", 3)
     with app.running(topology(source)) as streams:
         for round_ in (1, 2):

@@ -2,8 +2,6 @@
 group, as under a terminal, and what is printed and left is what the row says. Three of the rows
 are in the default suite."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -320,17 +318,8 @@ class World:
     def run(
         self, *more: str, state: str = "state", terminal: bool = False, **options: Any
     ) -> AbstractContextManager[StopProcess]:
-        given = [
-            "--application-id",
-            self.app,
-            "--bootstrap-servers",
-            self.servers,
-            "--threads",
-            "1",
-            "--state-dir",
-            state,
-        ]
-        given += ["--guarantee", "exactly_once_v2"]
+        given = ["--application-id", self.app, "--bootstrap-servers", self.servers]
+        given += ["--threads", "1", "--state-dir", state, "--guarantee", "exactly_once_v2"]
         return process(
             everflow("run", "program:topology", *given, *more),
             self.folder,
@@ -367,8 +356,6 @@ def on_shared_broker(world: World, program: str = COUNT) -> None:
 PATIENT = ("--set", "session.timeout.ms=120000")
 """Who has died, or stands still, is a member for so long: on a busy machine all else takes a
 while."""
-
-# --- the moments ----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -584,9 +571,6 @@ def describe(world: World) -> Iterator[StopProcess]:
     with process(everflow("describe", "program:topology"), world.folder) as child:
         child.until(lambda: len(child.family()) > 0)
         yield child
-
-
-# --- the rows -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """As-of joins of two streams, under any cut, against a model of record after record."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -107,9 +105,7 @@ def test_each_record_meets_the_latest_that_is_not_later(
 
 
 @given(TOLERANCES, st.lists(ROWS, min_size=1, max_size=1), st.randoms(use_true_random=False))
-def test_within_the_grace_the_order_of_arrival_does_not_matter(
-    tolerance: int, drawn: list[list[Row]], dice: object
-) -> None:
+def test_in_grace_no_order_matters(tolerance: int, drawn: list[list[Row]], dice: object) -> None:
     """Of times that differ; behind them comes one that lets all out."""
     rows = list({(row.left, row.partition, row.key, row.time): row for row in drawn[0]}.values())
     last = [Row(True, task, "z", 1, 1_000) for task in TASKS]

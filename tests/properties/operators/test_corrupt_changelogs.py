@@ -1,7 +1,5 @@
 """Corrupt changelog entries give a result or an error that says where; `--all` draws more."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import struct

@@ -5,8 +5,6 @@ The programs are those of the guide's tables (`semantics.families`): one topolog
 every intermediate result wanted.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Sequence

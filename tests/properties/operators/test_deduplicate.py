@@ -1,7 +1,5 @@
 """Deduplication against one record after the other, whatever the micro-batches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -11,9 +9,9 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.operators.table import DeduplicateSpec
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.topology.graph import beside
-from properties.operators.operator_batches import done_by_one_task, edge_batch, rows_of
+from properties.operators.operator_batches import done_by_one_task, edge_batch, of_type, rows_of
 
 Row = tuple[str | None, int, int]
 ROWS = st.lists(
@@ -66,15 +64,7 @@ def test_it_is_what_one_record_after_the_other_gives(
     rows: list[Row], within: int, grace: int, cuts: set[int], by_value: bool
 ) -> None:
     spec = spec_of(within, grace, by_value)
-    store = InMemoryStore(
-        StoreSpec(
-            name="s",
-            kind="window",
-            key_serde=spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=spec.retention_ms,
-        )
-    )
+    store = InMemoryStore(of_type(spec, "window", spec.retention_ms))
     found: list[Row] = []
     dropped = Counter[str]()
     stream_time, begin = -1, 0

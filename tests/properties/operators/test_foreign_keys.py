@@ -1,7 +1,5 @@
 """A join by a foreign key comes to the join of both tables, however all is cut and delayed."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Records that wait for an entry of a global table, or by the clock, against a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,7 +29,7 @@ from properties.operators.test_joins import (
     results,
     side,
 )
-from properties.operators.test_lookup_joins import WAITING, unique
+from properties.operators.test_lookup_joins import WAITING, room, unique
 
 GLOBAL = StoreSpec(name="g", kind="key_value", key_serde=KEY, value_serde=VALUE, logging=False)
 STEPS = st.lists(
@@ -47,17 +45,6 @@ KINDS = st.sampled_from([JoinKind.INNER, JoinKind.LEFT])
 LIMIT = st.sampled_from([None, 0, 3, 10])
 PATIENCE = st.sampled_from([None, 1, 5, 20])
 MOST = st.sampled_from([None, 1, 2])
-
-
-def room(grace_ms: int | None, timeout_ms: int | None, most: int | None) -> WaitingRoom:
-    return WaitingRoom(
-        store=WAITING,
-        key_serde=KEY,
-        value_serde=VALUE,
-        grace_ms=grace_ms,
-        most=most,
-        timeout_ms=timeout_ms,
-    )
 
 
 class Told:
@@ -194,7 +181,7 @@ def test_a_record_waits_for_an_entry_of_a_global_table(
     cuts: list[int],
     steps: list[tuple[int, dict[str, int | None]]],
 ) -> None:
-    own, records = room(grace_ms, timeout_ms, most), unique(rows)
+    own, records = room(grace_ms, most, timeout_ms), unique(rows)
     told, expected = (run(kind, own, records, cuts, steps) for run in (joined, model))
     assert told.all() == expected.all()
 
@@ -205,7 +192,7 @@ def test_the_clock_ends_the_wait_for_a_table_of_the_same_tasks(
 ) -> None:
     """Nothing but the clock ends it: each record comes once, with its entry, or when its time is
     over."""
-    own, table = room(None, timeout_ms, None), Table("t")
+    own, table = room(None, None, timeout_ms), Table("t")
     stores = {task: InMemoryStore(WAITING) for task in TASKS}
     join = LookupJoin(table=table.joined, kind=kind, room=own)
     times, came, records = dict.fromkeys(TASKS, -1), dict[int, int](), unique(rows)

@@ -1,7 +1,5 @@
 """Joins in micro-batches, however they are cut, against models that take record after record."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,9 +87,6 @@ def results(batch: EdgeBatch) -> list[Result]:
     ]
 
 
-# --- a table --------------------------------------------------------------------------------------
-
-
 class Table:
     """A table beside a join: its operator, and each task's store."""
 
@@ -141,13 +136,8 @@ def stream_table_model(kind: JoinKind, rows: Sequence[Row]) -> list[Result]:
 
 
 @given(st.sampled_from([JoinKind.INNER, JoinKind.LEFT]), ROWS, CUTS)
-def test_a_stream_sees_a_table_as_it_was_at_each_record(
-    kind: JoinKind, rows: list[Row], cuts: list[int]
-) -> None:
+def test_records_see_the_table_as_it_was(kind: JoinKind, rows: list[Row], cuts: list[int]) -> None:
     assert stream_table(kind, rows, cuts) == stream_table_model(kind, rows)
-
-
-# --- two tables -----------------------------------------------------------------------------------
 
 
 def table_table(
@@ -216,9 +206,6 @@ def test_two_tables_give_the_last_change(kind: JoinKind, rows: list[Row], cuts: 
         kept = {(one.partition, one.key): one for one in every}
         assert {(one.partition, one.key): one for one in last} == kept
         assert len(last) == len(kept)
-
-
-# --- two streams ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -397,8 +384,7 @@ def told(join: StreamJoin, rows: Sequence[Row]) -> list[Result]:
 
 @pytest.mark.parametrize("kind", list(JoinKind))
 def test_no_record_gives_a_result_with_and_one_without_a_match(kind: JoinKind) -> None:
-    """What the original does (KAFKA-19536): a record that comes when its window is over is
-    unmatched at once, and matched again within the grace."""
+    """KAFKA-19536: in the original who comes when its window is over is matched once more."""
     join = StreamJoin(kind, JoinWindows.of_time_difference(10).grace(5))
     rows = [
         Row(True, 0, "a", 1, 100),

@@ -1,7 +1,5 @@
 """A join whose records wait for their entry, under any cut, against a model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -33,9 +31,14 @@ from unit.builders import store_spec
 WAITING = store_spec("w", key=serdes.bytes_(), value=serdes.bytes_())
 
 
-def room(grace_ms: int, most: int | None) -> WaitingRoom:
+def room(grace_ms: int | None, most: int | None, timeout_ms: int | None = None) -> WaitingRoom:
     return WaitingRoom(
-        store=WAITING, key_serde=KEY, value_serde=VALUE, grace_ms=grace_ms, most=most
+        store=WAITING,
+        key_serde=KEY,
+        value_serde=VALUE,
+        grace_ms=grace_ms,
+        most=most,
+        timeout_ms=timeout_ms,
     )
 
 

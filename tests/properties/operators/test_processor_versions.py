@@ -1,7 +1,5 @@
 """A processor's versioned store, and LMDB's versions, beside the reference."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Sessions equal Kafka Streams' algorithm, record by record, under any cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,33 +19,28 @@ from everflow.operators import (
 )
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import session_key
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.windows import SessionWindows
 from properties.operators.operator_batches import (
     AGGREGATES,
     INPUT,
+    NOTHING,
     done_by_one_task,
     edge_batch,
+    fold,
     items_layout,
     items_step,
+    of_type,
+    split_of,
     values,
 )
 
-NOTHING = {"i": None, "x": None, "t": None}
-
 BRIDGED = [("a", NOTHING | {"t": t}, time) for t, time in (("later", 10), ("early", 0), ("mid", 5))]
-keys = st.none() | st.sampled_from(["", "a", "a\x00\x00\x00\x00\x00\x00\x00\x00", "b"])
 sessions = (
     st.tuples(st.integers(0, 12), st.integers(0, 20))
     .filter(any)
     .map(lambda gap_and_grace: SessionWindows(*gap_and_grace))
 )
-
-
-def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple[Any, Any, int]]]]:
-    """Micro-batches of (key, value, time); times near each other, so that sessions merge."""
-    records = st.tuples(keys, value, st.integers(-2, 25) | st.integers(0, 60))
-    return st.lists(st.lists(records, max_size=14), max_size=5)
 
 
 @dataclass
@@ -98,14 +91,8 @@ def check(
     decode: Any,
 ) -> None:
     """Run both; outputs, positions, drops, stream time and store have to agree after each batch."""
-    store_spec = StoreSpec(
-        name="s",
-        kind="session",
-        key_serde=spec.key_serde,
-        value_serde=spec.value_serde,
-        retention_ms=spec.windows.retention_ms + model.more_ms,
-    )
-    whole, trimmed = InMemoryStore(), InMemoryStore(store_spec)
+    kept_ms = spec.windows.retention_ms + model.more_ms
+    whole, trimmed = InMemoryStore(), InMemoryStore(of_type(spec, "session", kept_ms))
     stream_time, seq = -1, 0
     for rows in split:
         updates = updates_of(model, rows, seq, spec.emit_every_update)
@@ -165,22 +152,8 @@ def session_of(key: dict[str, Any]) -> tuple[str, int, int]:
     return key["key"], key["start"], key["end"]
 
 
-def state_of(value: Any) -> dict[str, Any]:
-    i, x, t = (value or NOTHING)["i"], (value or NOTHING)["x"], (value or NOTHING)["t"]
-    state = {
-        "n": 1,
-        "n_x": int(x is not None),
-        "sum_i": i,
-        "sum_x": x,
-        "min_x": x,
-        "max_i": i,
-        "mean": x,
-    }
-    return state | {"first_t": t, "last_t": t, "max_t": t, "min_t": t}
-
-
 def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """The aggregates of two sessions, or of a session and a record."""
+    """The aggregates of two sessions."""
 
     def both(name: str, merge: Callable[[Any, Any], Any]) -> Any:
         return (
@@ -203,10 +176,6 @@ def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
-    return state_of(value) if before is None else merged(before, state_of(value))
-
-
 @given(
     split=split_of(st.none() | values),
     windows=sessions,
@@ -223,13 +192,11 @@ def test_built_in_aggregates(
     retention_ms = windows.retention_ms + more
     spec = SessionAggregateSpec(layout, windows, retention_ms=retention_ms, emit_every_update=every)
 
-    check(spec, Model(windows, add, merged, more), split, INPUT, partial(decode_one, spec.results))
+    check(spec, Model(windows, fold, merged, more), split, INPUT, partial(decode_one, spec.results))
 
 
 @given(split=split_of(st.none() | st.just(True)), windows=sessions, every=st.booleans())
-def test_a_bare_count_counts_null_values_and_is_javas_long(
-    split: list[Any], windows: SessionWindows, every: bool
-) -> None:
+def test_a_bare_count_is_javas_long(split: list[Any], windows: SessionWindows, every: bool) -> None:
     layout = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
     model = Model(windows, lambda key, value, before: (before or 0) + 1, lambda a, b: a + b)
     check(
@@ -248,9 +215,7 @@ def test_a_bare_count_counts_null_values_and_is_javas_long(
 @example(
     split=[[("a", 1, 5)], [("a", 0, 5), ("a", 1, 5)]], windows=SessionWindows(5, 5), every=False
 )
-def test_functions_that_delete_and_change_in_place(
-    split: list[Any], windows: SessionWindows, every: bool
-) -> None:
+def test_functions_change_in_place(split: list[Any], windows: SessionWindows, every: bool) -> None:
     def merger(key: str, one: Any, two: Any) -> Any:
         one["items"] += ["+", *two["items"]]
         return one

@@ -1,7 +1,5 @@
 """Sliding windows equal Kafka Streams' algorithm, record by record, under any cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,8 +21,9 @@ from everflow.operators import (
 from everflow.operators.aggregates import sliding_aggregate
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.windows import SlidingWindows
+from properties.operators import operator_batches
 from properties.operators.operator_batches import (
     INPUT,
     done_by_one_task,
@@ -32,36 +31,21 @@ from properties.operators.operator_batches import (
     entries,
     items_layout,
     items_step,
+    of_type,
+    split_of,
     values,
 )
 
 Window = tuple[str, int]
 Update = tuple[Window, Any, int]
 
-AGGREGATES = {
-    "n": agg.count(),
-    "n_x": agg.count("x"),
-    "sum_x": agg.sum("x"),
-    "max_i": agg.max("i"),
-    "mean": agg.avg("x"),
-    "first_t": agg.first("t"),
-    "last_t": agg.last("t"),
-    "min_t": agg.min("t"),
-    "list_i": agg.collect_list("i"),
-}
-keys = st.none() | st.sampled_from(["", "a", "a", "a\x00\x00\x00\x00\x00\x00\x00\x00", "b"])
+AGGREGATES = operator_batches.AGGREGATES | {"list_i": agg.collect_list("i")}
 sliding = st.builds(SlidingWindows, st.integers(0, 12), st.integers(0, 20)).filter(
     lambda windows: windows.retention_ms > 0
 )
 longer = st.sampled_from([0, 0, 5, 60])
 few = st.sampled_from([1, 5, 1 << 18])
 """How many entries of the log are folded at a time."""
-
-
-def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple[Any, Any, int]]]]:
-    """Micro-batches of (key, value, time); times near each other, so that windows meet."""
-    records = st.tuples(keys, value, st.integers(-2, 25) | st.integers(0, 60))
-    return st.lists(st.lists(records, max_size=14), max_size=5)
 
 
 @dataclass
@@ -201,16 +185,8 @@ def check(
     decode: Any,
 ) -> None:
     """Run both; outputs, positions, drops, stream time and store have to agree after each batch."""
-    store = InMemoryStore(
-        StoreSpec(
-            name="s",
-            kind="window",
-            key_serde=spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=model.retention_ms,
-            window_size_ms=spec.windows.difference_ms,
-        )
-    )
+    size_ms = spec.windows.difference_ms
+    store = InMemoryStore(of_type(spec, "window", model.retention_ms, window_size_ms=size_ms))
     stream_time, seq = -1, 0
     for rows in split:
         updates = updates_of(model, rows, seq, spec.emit_every_update)
@@ -262,27 +238,9 @@ def updates_of(model: Model, rows: list[tuple[Any, Any, int]], seq: int, every: 
 
 def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
     """The aggregates of one record more."""
-    i, x, t = value["i"], value["x"], value["t"]
-    if before is None:
-        before = dict.fromkeys(AGGREGATES) | {"n": 0, "n_x": 0, "first_t": t}
-
-    def both(name: str, new: Any, merge: Callable[[Any, Any], Any]) -> Any:
-        old = before[name]
-        return old if new is None else new if old is None else merge(old, new)
-
-    total = both("sum_x", x, lambda one, two: one + two)
-    count = before["n_x"] + (x is not None)
-    return {
-        "n": before["n"] + 1,
-        "n_x": count,
-        "sum_x": total,
-        "max_i": both("max_i", i, max),
-        "mean": None if count == 0 else total / count,
-        "first_t": before["first_t"],
-        "last_t": t,
-        "min_t": both("min_t", t, min),
-        "list_i": [*(before["list_i"] or []), *([] if i is None else [i])],
-    }
+    listed = [] if before is None else before["list_i"] or []
+    more = [] if value["i"] is None else [value["i"]]
+    return operator_batches.fold(key, value, before) | {"list_i": [*listed, *more]}
 
 
 CROWDED = [("a", {"i": at, "x": at / 10, "t": None}, 20 + at % 7) for at in range(12)]
@@ -328,7 +286,7 @@ def test_a_bare_count_is_javas_long(split: list[Any], windows: SlidingWindows, e
 @given(
     split=split_of(st.none() | st.integers(0, 6)), windows=sliding, every=st.booleans(), entries=few
 )
-def test_functions_that_delete_and_change_in_place(
+def test_functions_change_in_place(
     split: list[Any], windows: SlidingWindows, every: bool, entries: int
 ) -> None:
     retention_ms = windows.retention_ms

@@ -1,7 +1,5 @@
 """A suppressed table equals one update after the other under any cut; its buffer has the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

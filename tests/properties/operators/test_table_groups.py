@@ -1,7 +1,5 @@
 """Groups are always the fold of the table's entries, under any cut, changes in order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

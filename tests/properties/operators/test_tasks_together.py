@@ -1,7 +1,5 @@
 """Keyed operators that take a batch of several tasks at once do what they do task by task."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
@@ -22,10 +20,10 @@ from everflow.operators.aggregates.aggregate import (
 from everflow.operators.aggregates.windowed_aggregate import SessionAggregateSpec
 from everflow.operators.table import DeduplicateSpec, TableSpec
 from everflow.records import EdgeBatch, TasksResult
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore
 from everflow.topology.graph import Inputs, Operator
 from everflow.windows import SessionWindows, TimeWindows
-from properties.operators.operator_batches import apply_all, edge_batch, rows_of
+from properties.operators.operator_batches import apply_all, edge_batch, of_type, rows_of
 
 SESSIONS = SessionWindows.of_inactivity_gap("5 seconds").grace("5 seconds")
 WINDOW = TimeWindows.of_size("10 seconds").grace("5 seconds")
@@ -73,8 +71,7 @@ def _sessions(every: bool) -> Any:
 
 
 def _reduced_sessions(every: bool) -> Any:
-    reduced = _reduced(every)
-    return SessionAggregateSpec(reduced, SESSIONS, emit_every_update=every)
+    return SessionAggregateSpec(_reduced(every), SESSIONS, emit_every_update=every)
 
 
 def _deduplicated(every: bool) -> Any:
@@ -122,13 +119,8 @@ class Stores:
 
     def __init__(self, spec: Any) -> None:
         sessions = getattr(spec, "windows", None)
-        kept = StoreSpec(
-            name="s",
-            kind="key_value" if sessions is None else "session",
-            key_serde=spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=None if sessions is None else sessions.retention_ms,
-        )
+        kind, kept_ms = ("session", sessions.retention_ms) if sessions else ("key_value", None)
+        kept = of_type(spec, kind, kept_ms)
         self.stores = {partition: InMemoryStore(kept) for partition in range(5)}
         self.times = dict.fromkeys(range(5), -1)
 

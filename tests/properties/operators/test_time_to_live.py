@@ -1,7 +1,4 @@
-"""Entries with a time to live equal a model that takes one record after the other, wherever the
-micro-batches are cut; so do the tombstones of those that have ended."""
-
-from __future__ import annotations
+"""Entries with a time to live, and the tombstones of ended ones, equal a model under any cut."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

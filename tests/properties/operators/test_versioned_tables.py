@@ -1,7 +1,5 @@
 """Versioned tables and their readers, under any cut, against models (KIP-889, KIP-914, KIP-923)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -197,9 +195,7 @@ def test_a_record_that_waits_sees_what_the_table_heard_late(
 
 
 @given(HISTORIES, ROWS, CUTS)
-def test_only_the_latest_updates_reach_what_works_on_latest_values(
-    history_ms: int, rows: list[Row], cuts: list[int]
-) -> None:
+def test_only_the_latest_updates_go_on(history_ms: int, rows: list[Row], cuts: list[int]) -> None:
     table, store = Table(history_ms), Model(history_ms)
     latest = LatestUpdates(table.joined)
     found, dropped = list[tuple[int, str, int | None, int]](), 0

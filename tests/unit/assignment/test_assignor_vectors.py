@@ -1,7 +1,5 @@
 """Kafka Streams' own test vectors for assignors, by the reference's names, restated."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -220,8 +218,6 @@ def test_v15_nobody_has_anything() -> None:
     assert decided(state).movements == 0
 
 
-# --- movements: the ideal is given ----------------------------------------------------------------
-
 T0, T1, T2 = (TaskId(0, number) for number in range(3))
 IDEAL = Placement({T0: "c1", T1: "c2", T2: "c3"}, {})
 
@@ -285,9 +281,6 @@ def test_m5_nobody_is_hot_but_some_are_nearer() -> None:
     assert placement.active == {T0: "c1", T1: "c3", T2: "c2"}
     assert placement.warmup == {T1: {"c2"}, T2: {"c3"}}
     assert placement.movements == 2
-
-
-# --- racks ----------------------------------------------------------------------------------------
 
 
 def racked(traffic: int, overlap: int) -> tuple[ClusterState, TaskAssignment]:
@@ -355,9 +348,6 @@ def test_r2_without_traffic_cost_nothing_moves() -> None:
     assert cost(state, start, start) == 0
 
 
-# --- tags -----------------------------------------------------------------------------------------
-
-
 def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
     """Nine members in three zones of three clusters; six tasks, all running in zone 1."""
     tasks = stateful(6)
@@ -397,9 +387,6 @@ def test_g2_too_few_tags_still_give_all_standbys() -> None:
     assert all(len(followers) == 2 for followers in standby.values())
     load = Counter([*active.values(), *(one for some in standby.values() for one in some)])
     assert max(load.values()) - min(load.values()) <= 1
-
-
-# --- what the leader cannot know ------------------------------------------------------------------
 
 
 def test_x1_a_copy_beyond_the_end_counts_as_none() -> None:

@@ -1,7 +1,5 @@
 """What waits for a lost member, for how long; and the values an assignor works with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from everflow.assignment.assignor import assign

@@ -1,7 +1,5 @@
 """KIP-924's shape: what an own assignor sees, which answers are refused, what the helpers build."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -183,9 +181,7 @@ GARBAGE: list[Any] = [
 @pytest.mark.parametrize(
     "assignor", [Raises(), Raises(SystemExit(1)), *(Fixed(answer) for answer in GARBAGE)]
 )
-def test_nobody_stops_because_an_assignor_fails(
-    assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_stops_nobody(assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture) -> None:
     decide = decide_with(assignor)
     for _ in range(2):
         assert decide(TWO).active == {"m1": {A, FREE}, "m2": {B, C}}

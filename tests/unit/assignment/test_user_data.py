@@ -1,7 +1,5 @@
 """The bytes of a rebalance come back, other versions and damage are told, 1,000 members fit."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 import zlib
@@ -146,8 +144,7 @@ def test_a_body_of_another_shape_is_damage(body: bytes) -> None:
     ids=["large", "many tasks", "nested", "infinite"],
 )
 def test_user_data_are_bounded_before_they_are_memory(body: bytes, why: str) -> None:
-    """A few bytes of a member may say a great deal: each member decodes the leader's, the leader
-    each member's."""
+    """Each member decodes the leader's, the leader each member's: a few bytes may say much."""
     blob = b"ef\x02\x02" + zlib.compress(body)
     assert len(blob) < 50_000
     tracemalloc.start()

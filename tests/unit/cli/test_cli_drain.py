@@ -1,7 +1,5 @@
 """Which pods go for good, and what is asked of the API server."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import ssl
@@ -123,9 +121,7 @@ def test_nobody_to_drain_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
-def test_the_api_server_is_asked_past_a_proxy(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxies_are_not_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a pod that has one in its environment would stay silent at a scale-in, too."""
     monkeypatch.setenv(name, "http://127.0.0.1:1")
     with api_server(tmp_path, 200, stateful_set(2)) as (environment, _):
@@ -177,13 +173,7 @@ def status(active: int, state: str = "RUNNING", error: str = "") -> dict[str, An
 
 def test_a_drain_says_how_far_it_is_until_nobody_answers() -> None:
     said: list[str] = []
-    looks: tuple[dict[str, Any], ...] = (
-        status(2),
-        status(1),
-        status(0),
-        status(0, "PENDING_SHUTDOWN"),
-        {},
-    )
+    looks = [status(2), status(1), status(0), status(0, "PENDING_SHUTDOWN"), {}]
     with draining(*looks) as (address, asked):
         assert drained(address, 60, said.append) == 0
     assert asked == ["/drain"]

@@ -1,7 +1,5 @@
 """What commands print, and say of their options before anything starts."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys
@@ -200,9 +198,7 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
         (0.5, ClientState.REBALANCING, 10.0),
     ],
 )
-def test_a_sample_that_takes_long_is_taken_less_often(
-    took_s: float, state: ClientState, pause_s: float
-) -> None:
+def test_slow_samples_come_less_often(took_s: float, state: ClientState, pause_s: float) -> None:
     """Of 1,000 tasks it takes some hundredths of a second of a core; who waits for a start is
     told more often."""
     assert run_module.pause_s(took_s, state) == pause_s

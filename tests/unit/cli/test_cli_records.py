@@ -1,7 +1,5 @@
 """`everflow produce` and `everflow consume`: lines to bytes and bytes to lines."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`everflow reset`: what its plan says, and what it refuses before it asks a broker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import cast
 

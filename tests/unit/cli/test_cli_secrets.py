@@ -1,7 +1,5 @@
 """Secrets on a command line: a warning, a folder instead with every command, and none on a page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

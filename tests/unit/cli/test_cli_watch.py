@@ -1,7 +1,5 @@
 """What `everflow status`, `tasks` and `lag` show."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What is asked directly: past a proxy, and whatever the other side does."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading
@@ -60,11 +58,7 @@ def test_instances_are_asked_past_a_proxy() -> None:
         server.close()
 
 
-BROKEN = (
-    b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{",
-    b"220 mail.example ESMTP\r\n",
-    b"",
-)
+BROKEN = (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{", b"220 mail.example ESMTP\r\n", b"")
 """Cut off in the middle, no HTTP at all, and nothing."""
 
 

@@ -1,7 +1,5 @@
 """The progress line, with a terminal and without one, and what stands above it."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -1,7 +1,5 @@
 """Banner, progress line and error texts."""
 
-from __future__ import annotations
-
 import math
 from importlib.metadata import version
 

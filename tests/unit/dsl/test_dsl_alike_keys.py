@@ -1,7 +1,5 @@
 """Streams and tables meet where equal keys are equal bytes, and are refused elsewhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

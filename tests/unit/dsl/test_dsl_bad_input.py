@@ -1,7 +1,5 @@
 """Every mistake fails at once, names the user's line and says what to write instead."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -23,14 +23,13 @@ from everflow import (
     Materialized,
     SessionWindows,
     StreamsBuilder,
-    StreamsConfig,
     TimeWindows,
     TopologyError,
     agg,
     serdes,
 )
 from everflow.topology.graph import WallclockTimestampExtractor
-from unit.builders import PUBLIC
+from unit.builders import PUBLIC, streams_config
 
 pytestmark = pytest.mark.spark
 
@@ -222,19 +221,13 @@ def test_a_table_names_itself() -> None:
     ],
 )
 def test_the_setting_takes_the_name_in_java_too(given: Any) -> None:
-    settings = StreamsConfig(
-        application_id="a", bootstrap_servers="b:1", default_timestamp_extractor=given
-    )
+    settings = streams_config(default_timestamp_extractor=given)
     assert settings.default_timestamp_extractor.endswith("WallclockTimestampExtractor")
 
 
 def test_the_setting_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match=r"timestamp.*timestamp="):
-        StreamsConfig(
-            {"default.timestamp.extractor": "mine:Extractor"},
-            application_id="a",
-            bootstrap_servers="b:1",
-        )
+        streams_config(default_timestamp_extractor="mine:Extractor")
 
 
 NAMES = {**PUBLIC, "TEXT": serdes.string()}

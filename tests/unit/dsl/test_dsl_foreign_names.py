@@ -1,19 +1,12 @@
 """Names of other APIs: the message tells the name here, and its example works."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import (
-    SessionWindows,
-    StreamsBuilder,
-    TimeWindows,
-    serdes,
-)
+from everflow import SessionWindows, StreamsBuilder, TimeWindows, serdes
 from everflow.errors import UnknownNameError
 from everflow.foreign_names import foreign_names
 from unit.builders import PUBLIC
@@ -21,16 +14,9 @@ from unit.builders import PUBLIC
 pytestmark = pytest.mark.spark
 VALUE = "item string, amount double"
 OWNERS = (
-    *(
-        "StreamsBuilder",
-        "KStream",
-        "KTable",
-        "KGroupedStream",
-        "TimeWindowedKStream",
-        "SessionWindowedKStream",
-    ),
-    *("BranchedKStream", "TimeWindows", "SlidingWindows", "SessionWindows"),
-    *("Topology", "agg", "serdes"),
+    *("StreamsBuilder", "KStream", "KTable", "KGroupedStream", "TimeWindowedKStream"),
+    *("SessionWindowedKStream", "BranchedKStream", "TimeWindows", "SlidingWindows"),
+    *("SessionWindows", "Topology", "agg", "serdes"),
 )
 EXAMPLES = [
     (owner, entry.advice)
@@ -45,15 +31,9 @@ class World:
 
     def __init__(self, owner: str) -> None:
         self.builder = StreamsBuilder()
-        reads = owner != "StreamsBuilder"  # its examples read the topics themselves
-        stream = (
-            StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.json(VALUE))
-            if not reads
-            else None
-        )
-        self.stream = stream or self.builder.stream(
-            "orders", key=serdes.string(), value=serdes.json(VALUE)
-        )
+        # The builder's examples read the topics themselves.
+        reader = StreamsBuilder() if owner == "StreamsBuilder" else self.builder
+        self.stream = reader.stream("orders", key=serdes.string(), value=serdes.json(VALUE))
         self.other = self.builder.stream("more", key=serdes.string(), value=serdes.json(VALUE))
         self.grouped = self.stream.group_by_key()
         sessions = SessionWindows.of_inactivity_gap("5 minutes")
@@ -62,7 +42,7 @@ class World:
             self.windowed = self.grouped.windowed_by(sessions)
         self.split = self.stream.split()
         self.table = self.grouped.count(store="a-store")
-        self.customers = (self.builder if reads else StreamsBuilder()).table(
+        self.customers = reader.table(
             "customers", key=serdes.string(), value=serdes.json("city string"), store="customers"
         )
 

@@ -1,7 +1,5 @@
 """What a join refuses while the topology is built, with the line and the cure; how it is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

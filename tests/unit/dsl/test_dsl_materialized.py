@@ -1,7 +1,5 @@
 """Options of one store: what each does, and what is refused with the user's line and the cure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """By which partitioner topics are spread: what a source says, and what follows for the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lowering of stateless operators and sources: which node, with which types, serdes and names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -35,11 +33,7 @@ from everflow.dsl.streams import (
 )
 from everflow.errors import UnknownBranchError
 from everflow.testing import TopologyTestDriver
-from everflow.topology.graph import (
-    MergeNode,
-    SinkNode,
-    SourceNode,
-)
+from everflow.topology.graph import MergeNode, SinkNode, SourceNode
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

@@ -1,7 +1,5 @@
 """Tables, windows and joins in time: what is refused with the cure, and what needs no model."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -246,9 +244,7 @@ def last(builder: StreamsBuilder) -> StatefulNode:
     return node
 
 
-def test_a_count_has_a_session_store_and_session_keys(
-    sessions: SessionWindowedKStream, builder: StreamsBuilder
-) -> None:
+def test_a_count_keeps_sessions(sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
     table = sessions.count(store="visits")
     node = last(builder)
     assert node.label == "AGGREGATE"
@@ -291,7 +287,7 @@ def test_a_field_may_be_merger(sessions: SessionWindowedKStream, builder: Stream
     assert [field.name for field in last(builder).out.value] == ["merger"]
 
 
-def test_a_built_in_function_merges_the_aggregates_not_the_key(
+def test_a_built_in_merges_no_key(
     sessions: SessionWindowedKStream, builder: StreamsBuilder
 ) -> None:
     sessions.aggregate(

@@ -1,17 +1,9 @@
 """Versioned tables and joins in time: what is refused, and how it is told."""
 
-from __future__ import annotations
-
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import (
-    JoinWindows,
-    Materialized,
-    StreamsBuilder,
-    TopologyError,
-    serdes,
-)
+from everflow import JoinWindows, Materialized, StreamsBuilder, TopologyError, serdes
 from everflow.operators.joins import StreamStreamJoin
 from everflow.topology.graph import StatefulNode
 from everflow.topology.subtopologies import cut, internal_topics

@@ -1,7 +1,5 @@
 """The driver's side without Spark: places, slots, the door, the packed program."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.error
@@ -27,14 +25,7 @@ from everflow.fleet.command import (
     require_master_answers,
 )
 from everflow.fleet.control import HEARD_S, MOST_BODY_BYTES, Door, Places, application
-from everflow.fleet.decision import (
-    STOP_S,
-    TOKEN_HEADER,
-    Report,
-    SlotOrder,
-    SlotOutcome,
-    Wanted,
-)
+from everflow.fleet.decision import STOP_S, TOKEN_HEADER, Report, SlotOrder, SlotOutcome, Wanted
 from everflow.observe.http_server import HttpServer
 from everflow.testing import wait_until
 
@@ -286,9 +277,7 @@ def test_operators_are_heard_from_the_drivers_host_alone(tmp_path: Path) -> None
     stranger.server.close()
 
 
-def test_a_program_is_packed_with_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_pack_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "packed_program"
     (package / "__pycache__").mkdir(parents=True)

@@ -1,7 +1,5 @@
 """What driver and workers tell each other comes back as it was, whatever the topic is called."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

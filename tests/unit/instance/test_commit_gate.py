@@ -1,7 +1,5 @@
 """The commit gate's rules: failure scenarios 6, 7, 8, 10 and 34, as values and over the socket."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +24,6 @@ from everflow.protocol.messages import AT_LEAST_ONCE, EXACTLY_ONCE_V2, WorkerCli
 from everflow.records import CommittedOffset, MemberMetadata, TaskId, TopicPartition
 from everflow.worker.serve import GateClient
 from unit.manual_clock import ManualClock
-
-# --- commit gate ----------------------------------------------------------------------------------
-
 
 TASK, OTHER = TaskId(0, 0), TaskId(0, 1)
 MEMBER = MemberMetadata(4, "member-1", None)
@@ -75,8 +70,7 @@ def test_a_task_that_was_lost_and_came_back_needs_recovery_before_a_batch() -> N
 
 
 def test_a_revoked_task_commits_in_the_generation_that_revoked_it_and_in_no_later_one() -> None:
-    """Evicted while its last batch runs, a member that holds nothing else is told of no loss and
-    joins again at once."""
+    """Evicted in its last batch, who holds nothing else hears of no loss and joins at once."""
     book = GateBook()
     book.own([TASK])
     epoch = book.epoch(TASK)
@@ -206,9 +200,7 @@ def test_a_socket_that_was_deleted_is_an_error_not_aborted_batches_for_ever(grou
         gate.close()
 
 
-def test_no_place_for_the_socket_is_said(
-    group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_socket_is_said(group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     monkeypatch.setattr(sockets, "_SHORT_BASE", str(tmp_path / "none"))
     gate = CommitGate(book=GateBook(), backend=backend_of(group))
@@ -217,9 +209,7 @@ def test_no_place_for_the_socket_is_said(
     gate.close()
 
 
-def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(
-    gate: tuple[GateBook, str], group: Group
-) -> None:
+def test_the_answer_has_that_moment_s_metadata(gate: tuple[GateBook, str], group: Group) -> None:
     book, path = gate
     assert len(path) < 100
     book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
@@ -247,9 +237,7 @@ def test_a_worker_is_told_its_clients_settings_over_the_socket_unseen(group: Gro
     assert "hunter2" not in f"{clients!r} {backend!r}"
 
 
-def test_at_least_once_commits_through_the_member_and_tells_of_deferral(
-    gate: tuple[GateBook, str], group: Group
-) -> None:
+def test_at_least_once_commits_through_the_member(gate: tuple[GateBook, str], group: Group) -> None:
     book, path = gate
     group.takes = False  # the group is rebalancing: scenario 26
     book.begin("i.1.0", 0, AT_LEAST_ONCE, {TASK: book.epoch(TASK)})
@@ -261,8 +249,7 @@ def test_at_least_once_commits_through_the_member_and_tells_of_deferral(
 
 
 def test_only_a_second_attempt_holds_the_next_generation_back() -> None:
-    """A task that stays pauses for two micro-batches at most: the group may refuse one, but not the
-    one after it."""
+    """Two micro-batches of pause at most: the group may refuse one, not the one after it."""
     book = GateBook()
     book.own([TASK])
     epochs = {TASK: book.epoch(TASK)}
@@ -282,9 +269,6 @@ def test_a_driver_that_is_gone_means_abort(tmp_path: Path) -> None:
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("driver gone")
-
-
-# --- deferred offsets -----------------------------------------------------------------------------
 
 
 A, B = TopicPartition("in", 0), TopicPartition("in", 1)

@@ -1,7 +1,5 @@
 """Topics that come while an instance runs (note 037): in which order, and those refused."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -156,9 +154,7 @@ def test_what_has_no_answer_is_tried_again(world: World, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_without_slots_the_topic_waits_for_another_start(
-    world: World, caplog: pytest.LogCaptureFixture, ends: bool
-) -> None:
+def test_without_slots_it_waits(world: World, caplog: pytest.LogCaptureFixture, ends: bool) -> None:
     world.replaces, world.alive = False, not ends
     with caplog.at_level(logging.WARNING, "everflow"):
         world.extension.check()

@@ -1,6 +1,4 @@
-"""What operators and settings may ask of an instance: pause, clean up, shut down, bounds."""
-
-from __future__ import annotations
+"""What may be asked of an instance: pause, clean up, shut down, bounds, where its inputs begin."""
 
 import os
 import re
@@ -11,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from everflow import (
@@ -30,19 +29,32 @@ from everflow.handlers import Handlers, dead_letter_and_continue, is_outage
 from everflow.instance.assembly import Dependencies
 from everflow.instance.bounded_run import bounded_run
 from everflow.instance.client_state import ClientState, Pause
+from everflow.instance.start_up import offset_resets
 from everflow.records import TaskId
+from everflow.setting_checks import offset_reset, reset_duration_ms
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 from everflow.testing.waiting import wait_until
+from everflow.topology.graph import EdgeType, Reading, SourceNode
+from everflow.topology.subtopologies import cut
+from unit.builders import streams_config
 
 TASK = TaskId(0, 1)
 
 
-def instance(folder: Path) -> KafkaStreams:
+def topology(output: str | None = "out") -> Topology:
     builder = StreamsBuilder()
-    builder.stream("in", key=serdes.string(), value=serdes.string()).to("out")
+    stream = builder.stream("in", key=serdes.string(), value=serdes.string())
+    if output is None:
+        stream.for_each(lambda value: None)
+    else:
+        stream.to(output)
+    return builder.build()
+
+
+def instance(folder: Path, output: str | None = "out") -> KafkaStreams:
     return KafkaStreams(
-        builder.build(), application_id="app", bootstrap_servers="nowhere:1", state_dir=str(folder)
+        topology(output), application_id="app", bootstrap_servers="nowhere:1", state_dir=str(folder)
     )
 
 
@@ -173,16 +185,6 @@ def test_a_signal_closes_it_as_run_was_told(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def topology(output: str | None = "out") -> Topology:
-    builder = StreamsBuilder()
-    stream = builder.stream("in", key=serdes.string(), value=serdes.string())
-    if output is None:
-        stream.for_each(lambda value: None)
-    else:
-        stream.to(output)
-    return builder.build()
-
-
 @pytest.mark.parametrize(
     ("output", "asked", "told"),
     [
@@ -201,9 +203,7 @@ def topology(output: str | None = "out") -> Topology:
 def test_a_bound_that_cannot_be_is_refused_with_the_cure(
     tmp_path: Path, output: str | None, asked: dict[str, Any], told: str
 ) -> None:
-    streams = KafkaStreams(
-        topology(output), application_id="a", bootstrap_servers="x:1", state_dir=str(tmp_path)
-    )
+    streams = instance(tmp_path, output)
     with pytest.raises(TopologyError, match=re.escape(told)) as refused:
         streams.run(**asked)
     assert "test_instance_operations.py:" in str(refused.value)
@@ -212,8 +212,7 @@ def test_a_bound_that_cannot_be_is_refused_with_the_cure(
 
 @pytest.mark.parametrize("timeout", [1.5, "1500 ms", timedelta(milliseconds=1500)])
 def test_a_time_is_seconds_text_or_a_timedelta(timeout: object) -> None:
-    config = StreamsConfig(application_id="a", bootstrap_servers="x:1")
-    bound = bounded_run(topology(), config, None, timeout, None)
+    bound = bounded_run(topology(), streams_config(), None, timeout, None)
     assert bound is not None
     assert bound.timeout_s == 1.5
     assert bound.sinks == {}, "nothing is read that nobody asked for"
@@ -290,9 +289,10 @@ def test_what_they_answer_with_and_without_a_topic() -> None:
     [
         "org.apache.kafka.streams.errors.LogAndContinueExceptionHandler",
         "LogAndContinueProcessingExceptionHandler",
+        "everflow.handlers:log_and_continue",
     ],
 )
-def test_javas_names_mean_the_same(name: str) -> None:
+def test_javas_names_and_a_path_mean_the_same(name: str) -> None:
     handlers = Handlers.of(None, {"processing": name})
     assert handlers.answer(CONTEXT, ValueError()) is Response.CONTINUE
 
@@ -300,21 +300,12 @@ def test_javas_names_mean_the_same(name: str) -> None:
 @pytest.mark.parametrize("given", ["skip", 3, {"parse": "skip"}])
 def test_what_is_no_handler_is_told_with_what_there_is(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"processing\.exception\.handler.*(dead-letter|text)"):
-        StreamsConfig(
-            application_id="app", bootstrap_servers="h:1", processing_exception_handler=given
-        )
+        streams_config(processing_exception_handler=given)
 
 
 def test_a_handler_that_cannot_be_loaded_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no_such_module_here:name.*cannot be loaded"):
         Handlers.of(None, {"processing": "no_such_module_here:name"})
-
-
-def test_a_handler_by_its_name() -> None:
-    name = "everflow.handlers:log_and_continue"
-    assert (
-        Handlers.of(None, {"processing": name}).answer(CONTEXT, ValueError()) is Response.CONTINUE
-    )
 
 
 def dependencies(**settings: Any) -> Dependencies:
@@ -331,16 +322,11 @@ def dependencies(**settings: Any) -> Dependencies:
     )
 
 
-def test_the_rack_reaches_the_readers_of_inputs_and_changelogs() -> None:
-    found = dependencies(**{"client.rack": "zone-a"})
+def test_the_rack_reaches_the_readers_of_inputs_and_changelogs_where_there_is_one() -> None:
+    found, bare = dependencies(**{"client.rack": "zone-a"}), dependencies()
     assert found.reader["client.rack"] == "zone-a"
     assert found.main_reader["client.rack"] == "zone-a"
-
-
-def test_without_a_rack_there_is_no_such_setting() -> None:
-    found = dependencies()
-    assert "client.rack" not in found.reader
-    assert "client.rack" not in found.main_reader
+    assert "client.rack" not in {**bare.reader, **bare.main_reader}
 
 
 def test_each_reader_has_its_prefix() -> None:
@@ -349,3 +335,55 @@ def test_each_reader_has_its_prefix() -> None:
     )
     assert (found.reader["fetch.min.bytes"], found.main_reader["fetch.min.bytes"]) == (1, 2)
     assert found.main_reader["bootstrap.servers"] == "b:9092"
+
+
+BYTES = EdgeType(pa.binary(), pa.binary())
+
+
+def source(topic: str, offset_reset: str | None = None, kind: str = "stream") -> SourceNode:
+    return SourceNode(
+        f"source-{topic}",
+        (),
+        BYTES,
+        (topic,),
+        serdes.bytes_(),
+        serdes.bytes_(),
+        kind,
+        Reading(offset_reset=offset_reset),
+    )
+
+
+def test_a_source_without_a_policy_begins_as_the_setting_says() -> None:
+    topology = Topology((source("orders"), source("prices", "earliest")), ())
+    config = streams_config(auto_offset_reset="latest")
+    assert offset_resets(cut(topology), config) == {"orders": "latest", "prices": "earliest"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "ms"),
+    [
+        ("by_duration:PT12H", 43_200_000),
+        ("by_duration:P1DT6H30M", 109_800_000),
+        ("by_duration:PT0.5S", 500),
+        ("by_duration:pt1m", 60_000),
+        *[(text, None) for text in ("by_duration:", "by_duration:P", "by_duration:PT", "PT1H")],
+        ("by_duration:1 hour", None),
+        ("latest", None),
+    ],
+)
+def test_a_duration_is_written_as_in_java(policy: str, ms: int | None) -> None:
+    assert reset_duration_ms(policy) == ms
+    assert (offset_reset(policy) is None) is (ms is not None or policy == "latest")
+
+
+def test_a_timedelta_is_a_duration() -> None:
+    builder = StreamsBuilder()
+    builder.stream("orders", offset_reset=timedelta(hours=1, milliseconds=5))
+    policies = offset_resets(cut(builder.build()), streams_config())
+    assert reset_duration_ms(policies["orders"]) == 3_600_005
+
+
+def test_a_repartition_topic_is_read_from_its_start_whatever_is_set() -> None:
+    topology = Topology((source("orders"), source("by-key-repartition", kind="repartition")), ())
+    config = streams_config(auto_offset_reset="latest")
+    assert offset_resets(cut(topology), config)["app-by-key-repartition"] == "earliest"

@@ -1,7 +1,5 @@
 """A rebalance is only marked on the client's thread: heart-beats go on (scenario 24)."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Starts that are told to stop or meet a busy broker, and ends of which a part hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -15,7 +13,6 @@ import pytest
 
 from everflow import KafkaStreams, StreamsBuilder
 from everflow.assignment.cluster_state import AssignmentRules
-from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, StateLockedError, TaskTimeoutError
 from everflow.instance.client_state import ClientState
 from everflow.instance.commit_gate import GateBook
@@ -30,22 +27,24 @@ from everflow_simulation.pool import FiberPool
 from everflow_simulation.scheduler import SimulatedClock
 from everflow_simulation.settings import SimulatedSubTopology, SimulationSettings
 from everflow_simulation.simulation import Simulation
+from unit.builders import streams_config
 from unit.manual_clock import ManualClock
 
 SOON_S = 10.0
 """Far less than ``task.timeout.ms`` (five minutes), for which a start waits for a broker."""
 
 
-@pytest.fixture
-def streams(tmp_path: Path) -> Iterator[KafkaStreams]:
+def instance(folder: Path, **more: Any) -> KafkaStreams:
+    """One whose broker does not answer."""
     builder = StreamsBuilder()
     builder.stream("a").to("b")
-    made = KafkaStreams(
-        builder.build(),
-        application_id="app",
-        bootstrap_servers="localhost:1",
-        state_dir=str(tmp_path),
-    )
+    config = streams_config(bootstrap_servers="localhost:1", state_dir=str(folder), **more)
+    return KafkaStreams(builder.build(), config)
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Iterator[KafkaStreams]:
+    made = instance(tmp_path)
     yield made
     made.close(SOON_S)
     StateDirectory.open(tmp_path, "app").close()  # nobody holds it
@@ -128,14 +127,7 @@ def test_an_instance_whose_variable_was_taken_is_found_and_closed(streams: Kafka
 
 
 def test_a_start_that_fails_by_itself_still_ends_in_error(tmp_path: Path) -> None:
-    builder = StreamsBuilder()
-    builder.stream("a").to("b")
-    settings: dict[str, Any] = {
-        "application_id": "app",
-        "bootstrap_servers": "localhost:1",
-        "state_dir": str(tmp_path),
-    }
-    streams = KafkaStreams(builder.build(), **settings, task_timeout_ms=500)
+    streams = instance(tmp_path, task_timeout_ms=500)
     with pytest.raises(TaskTimeoutError, match="no Kafka broker answered"):
         streams.start()
     assert streams.state is ClientState.ERROR
@@ -192,7 +184,7 @@ class BusyCluster:
 def started(cluster: BusyCluster, folder: Path, clock: ManualClock) -> Blueprint:
     builder = StreamsBuilder()
     builder.stream("a").group_by_key().count(store="c").to_stream().to("b")
-    config = StreamsConfig(application_id="app", bootstrap_servers="none:1", task_timeout_ms=60_000)
+    config = streams_config(task_timeout_ms=60_000)
     directory = StateDirectory.open(folder, "app")
     admin: Any = cluster
     try:
@@ -242,8 +234,7 @@ def ended_ms(group: Simulation, name: str) -> float:
 def test_a_batch_of_which_no_worker_is_known_holds_no_end_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where others have all of Spark's places: its job waits, nobody has said hello, nobody can
-    be killed."""
+    """As where others have all of Spark's places: no hello was said, nobody can be killed."""
     with Simulation(SMALL, seed=21) as group:
         group.add(2)
         group.settle(60_000)

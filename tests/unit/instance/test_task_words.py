@@ -1,7 +1,5 @@
 """Tasks in words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Stream threads come and go: tasks to warm threads only, and the group knows the number."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence

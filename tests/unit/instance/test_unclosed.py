@@ -1,7 +1,5 @@
 """A program that ends without close(): its instance ends in order first."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

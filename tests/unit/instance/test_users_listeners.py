@@ -1,7 +1,5 @@
 """Users' listeners: they reach what tells them, and what they raise is logged and ends nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,9 +45,7 @@ class Listener:
         return note
 
 
-def test_what_a_listener_raises_is_logged_with_its_line_and_ever_more_seldom(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_listener_s_errors_are_logged_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
     guard, calls = ListenerGuard("restore listener"), 0
 
     def fails() -> None:
@@ -90,9 +86,7 @@ def test_a_restore_listener_that_raises_ends_no_restore_and_the_figures_stay_rig
     ]
 
 
-def test_a_state_listener_that_raises_does_not_stop_the_change(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_state_listener_that_raises_stops_no_change(caplog: pytest.LogCaptureFixture) -> None:
     machine = StateMachine()
     machine.listener = Listener(RuntimeError("the user's own fault")).state
     assert machine.to(ClientState.REBALANCING)
@@ -104,9 +98,7 @@ class EnoughError(Exception):
     """Ends the start behind the state updater."""
 
 
-def test_the_standby_update_listener_reaches_the_state_updater(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_standby_listener_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updaters: list[StateUpdater] = []
 
     def ports_with_an_updater(

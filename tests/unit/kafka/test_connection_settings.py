@@ -1,7 +1,5 @@
 """Settings of clients: TLS, tokens, Java's names, and refusals under the name that was given."""
 
-from __future__ import annotations
-
 import json
 import logging
 import ssl
@@ -118,9 +116,7 @@ def test_a_token_is_kept_until_it_is_old(endpoint: ThreadingHTTPServer) -> None:
 @pytest.mark.parametrize(
     "answer", [(401, {"error": "no"}), (200, {}), (200, b"<html>"), (200, [1]), (500, b"")]
 )
-def test_an_endpoint_without_a_token_is_named(
-    endpoint: ThreadingHTTPServer, answer: tuple[int, object]
-) -> None:
+def test_no_token_names_endpoint(endpoint: ThreadingHTTPServer, answer: tuple[int, object]) -> None:
     endpoint.answers = [answer]  # type: ignore[attr-defined]
     with pytest.raises(SaslAuthenticationFailedError, match="token endpoint http://127") as refused:
         provider(endpoint, [0.0]).token()

@@ -1,7 +1,5 @@
 """Letters counted by cause while they are read, and taken in portions."""
 
-from __future__ import annotations
-
 import pytest
 
 from everflow.kafka import dead_letters

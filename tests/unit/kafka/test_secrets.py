@@ -1,7 +1,5 @@
 """Secrets are in no error, no line of any log, and no representation of the settings."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What coordinators say of transactional ids, and batches that are made of columns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from types import SimpleNamespace

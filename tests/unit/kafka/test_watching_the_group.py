@@ -1,7 +1,5 @@
 """How closely a member watches its group, and what errors of clients and brokers mean."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -172,8 +170,7 @@ def test_errors_get_reactions(failure: Exception, expected: type[EverflowError],
 
 
 def test_the_client_s_settings_that_guarantees_stand_on() -> None:
-    """Scenario 12: only a read_committed client is made to wait for pending offsets; scenario 21:
-    half a second."""
+    """Scenario 12: only read_committed clients wait for offsets; scenario 21: half a second."""
     config = _client_config(
         GroupSettings(bootstrap_servers="b:1", group_id="app", client={"enable_auto_commit": True}),
         _Assignor(Nothing(), Nothing()),

@@ -1,7 +1,5 @@
 """When a member asks for a rebalance: gathered, never within one, not what the join said."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,9 +30,7 @@ def test_hot_warm_ups_are_gathered_from_the_first(follow_ups: FollowUps) -> None
     assert follow_ups.due(101.0 + GATHER_MS, False) is None, "once per join"
 
 
-def test_during_a_rebalance_nothing_is_asked_and_what_it_settled_is_forgotten(
-    follow_ups: FollowUps,
-) -> None:
+def test_a_rebalance_asks_nothing_and_forgets_what_it_settled(follow_ups: FollowUps) -> None:
     follow_ups.joining()
     follow_ups.became_hot(A, 0.0)
     follow_ups.became_hot(B, 0.0)
@@ -61,8 +57,7 @@ def test_what_the_join_said_is_asked_again_if_the_leader_left_it(follow_ups: Fol
 
 
 def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: FollowUps) -> None:
-    """Found under load: a static member came back with standbys beyond the acceptable lag, and each
-    bounce made a generation."""
+    """Under load each bounce of a static member with lagging standbys made a generation."""
     follow_ups.joining()
     follow_ups.completed({A}, {B}, None, 0.0, stale=True)
     follow_ups.became_hot(A, 10.0)
@@ -129,8 +124,7 @@ def test_a_lost_membership_forgets_its_copies(follow_ups: FollowUps) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("hjca"), st.floats(0, 3_000)), max_size=60))
 def test_asked_once_per_join_and_every_hot_warm_up_is_told(steps: list[tuple[str, float]]) -> None:
-    """Whatever the order: between two joins one question; a hot task is told by a join within the
-    gathering time of calm."""
+    """In any order: one question between two joins, a hot task told within the gathering time."""
     follow_ups, now, asked, hot = FollowUps(), 0.0, 0, False
     for what, wait in steps:
         now += wait

@@ -1,7 +1,4 @@
-"""One member over a channel that the test moves: what becomes an event, what is taken, what is
-asked for."""
-
-from __future__ import annotations
+"""One member over the test's channel: what becomes an event, what is taken, what is asked for."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -203,9 +200,7 @@ def test_nothing_is_joined_until_the_revoked_tasks_are_closed(driven: Driven) ->
     assert driven.member.stable
 
 
-def test_the_next_generation_waits_for_a_batch_that_the_last_one_refused_but_not_for_ever(
-    driven: Driven,
-) -> None:
+def test_the_next_generation_waits_for_a_refused_batch_but_not_for_ever(driven: Driven) -> None:
     driven.given(T0)
     driven.finishing, driven.channel.wanted = True, True
     assert driven.given(T0, warmup=frozenset({T1})) == []
@@ -233,8 +228,7 @@ def test_the_claims_are_as_of_the_last_completed_generation(driven: Driven) -> N
 
 
 def test_an_eviction_is_noticed_before_a_claim_goes_out(driven: Driven) -> None:
-    """Scenarios 7, 8: without a generation the tasks are lost, also when they come back with the
-    next one."""
+    """Scenarios 7, 8: without a generation tasks are lost, though the next one has them."""
     driven.given(T0, T1)
     driven.member.request_rejoin()
     driven.given(T0)
@@ -306,11 +300,8 @@ def test_a_drain_is_said_at_once_and_over_when_nothing_is_left(driven: Driven) -
 
 
 @pytest.mark.parametrize("leave_group", [None, True])
-def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(
-    driven: Driven, leave_group: bool | None
-) -> None:
-    """Leaving starts the rebalance in which the others get what was released last: another before
-    it would only cost time."""
+def test_a_drained_member_leaves_and_asks_nothing(driven: Driven, leave_group: bool | None) -> None:
+    """Leaving starts the rebalance that deals what was released last: one before costs time."""
     driven.given(T0)
     driven.member.drain(leave_group)
     assert [type(event) for event in driven.given(followup_ms=0)] == [Revoked, Roles]
@@ -326,9 +317,7 @@ def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(
     assert len(driven.channel.said) == joins
 
 
-def test_a_member_whose_tasks_nobody_could_take_stays_until_it_is_told_to_leave(
-    driven: Driven,
-) -> None:
+def test_a_member_whose_tasks_nobody_could_take_stays_until_told_to_leave(driven: Driven) -> None:
     driven.given(T0)
     driven.member.drain()
     driven.given(T0, draining_done=True)
@@ -357,9 +346,6 @@ def test_a_drain_is_over_where_nobody_could_take_anything(driven: Driven) -> Non
     driven.member.drain()
     assert driven.given(T0, draining_done=True)[-1] == Roles(1, frozenset(), frozenset(), {}, True)
     assert driven.member.await_drained(0)
-
-
-# --- a static member's old answer -----------------------------------------------------------------
 
 
 def test_a_bounced_static_member_takes_its_old_answer_as_it_is(driven: Driven) -> None:
@@ -398,13 +384,9 @@ def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
 
 
 def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> None:
-    """Such an answer repeats no nonce: taken for an old one, it would be asked for again and
-    again."""
+    """Such an answer repeats no nonce: as an old one it would be asked for again and again."""
     (told,) = driven.given(error=AnswerError.ASSIGNMENT_FAILED, answers=UNREAD)
     assert isinstance(told, Failed)
-
-
-# --- answers that are errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -444,9 +426,7 @@ def asked_to_end(driven: Driven) -> None:
     assert driven.alive, "a member that missed the answer has to be told again"
 
 
-def test_who_ends_the_whole_application_stays_until_all_that_are_left_ask_for_it(
-    driven: Driven,
-) -> None:
+def test_who_ends_the_application_stays_until_all_that_are_left_ask_for_it(driven: Driven) -> None:
     asked_to_end(driven)
     driven.channel.assignor.assign({"m-1": driven.channel.assignor.user_data()}, {"a": 3}, {})
     driven.member.request_rejoin()  # the group does, once the others have left
@@ -457,9 +437,7 @@ def test_who_ends_the_whole_application_stays_until_all_that_are_left_ask_for_it
     assert driven.channel.closed == [True]
 
 
-def test_who_ends_the_whole_application_does_not_wait_for_a_silent_member_for_ever(
-    driven: Driven,
-) -> None:
+def test_who_ends_the_application_waits_for_no_silent_member_for_ever(driven: Driven) -> None:
     asked_to_end(driven)
     driven.member.request_rejoin()
     driven.given(T0)  # by a leader that had joined before it was asked
@@ -471,9 +449,7 @@ def test_who_ends_the_whole_application_does_not_wait_for_a_silent_member_for_ev
     assert "look whether some still run" in str(told[1].error)  # type: ignore[union-attr]
 
 
-def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(
-    driven: Driven,
-) -> None:
+def test_a_newcomer_that_meets_its_former_life_waits_for_its_session_s_end(driven: Driven) -> None:
     """Killed while it joined, started again at once: the group still counts the dead one."""
     assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
     assert not driven.member.stable, "an instance without tasks that waits is not RUNNING"
@@ -498,9 +474,7 @@ def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven
 
 
 @pytest.mark.parametrize("leave_group", [None, False])
-def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(
-    driven: Driven, leave_group: bool | None
-) -> None:
+def test_a_refused_member_closed_meanwhile_leaves(driven: Driven, leave_group: bool | None) -> None:
     """It stayed, and the others' next rebalance waited for it until ``rebalance.timeout.ms``."""
     driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken")
     driven.member.leave(leave_group=leave_group)
@@ -508,9 +482,7 @@ def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(
     assert driven.channel.closed == [True]
 
 
-def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(
-    driven: Driven,
-) -> None:
+def test_without_the_running_program_s_lines_the_refusal_says_what_to_do(driven: Driven) -> None:
     (told,) = driven.given(error=AnswerError.INCOMPATIBLE_TOPOLOGY, topology="abc")
     assert isinstance(told, Failed)
     assert "fingerprint abc" in str(told.error)
@@ -550,9 +522,6 @@ def test_bytes_nobody_can_read_end_the_membership(driven: Driven) -> None:
     (told,) = driven.step()
     assert isinstance(told, Failed)
     assert "not everflow's" in str(told.error)
-
-
-# --- leaving --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leave_group", [None, True, False])

@@ -1,7 +1,5 @@
 """The leader's glue between the group protocol and the assignor, and its decision in words."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
@@ -105,6 +103,11 @@ def member(process_id: str, *owned: TaskId, generation: int = -1, **more: object
 
 def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
     return {member_id: decode_assignment(answer.user_data) for member_id, answer in given.items()}
+
+
+def decided(leader: MemberAssignor, count: int = 2, **said: UserData) -> dict[str, AssignmentData]:
+    """What a leader answers to members that said this, of a topic of ``count`` partitions."""
+    return answers(leader.assign({name: encode(one) for name, one in said.items()}, {"a": count}))
 
 
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
@@ -214,12 +217,8 @@ def test_a_topic_counts_from_when_every_member_reads_it() -> None:
 
 def test_with_the_real_assignor_a_newcomer_warms_up_and_the_owner_goes_on() -> None:
     ends = {TASK_0: 1000, TASK_1: 1000}
-    told = answers(
-        assignor(Ports(ends=ends)).assign(
-            {"m1": encode(member("x", TASK_0, TASK_1, generation=3)), "m2": encode(member("y"))},
-            {"a": 2},
-        )
-    )
+    owner = member("x", TASK_0, TASK_1, generation=3)
+    told = decided(assignor(Ports(ends=ends)), m1=owner, m2=member("y"))
     assert told["m1"].active == {TASK_0, TASK_1}
     assert (told["m2"].active, len(told["m2"].warmup)) == (frozenset(), 1)
     assert RUNNING not in ends.values()
@@ -233,25 +232,14 @@ def test_a_decision_against_the_rules_or_an_exception_is_told_to_everyone() -> N
         raise KeyError("theirs")
 
     for decide, says in ((nobody, "0_0 is on nobody"), (broken, "KeyError('theirs')")):
-        told = answers(
-            assignor(decide=decide).assign(
-                {"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 1}
-            )
-        )
+        told = decided(assignor(decide=decide), 1, m1=member("x"), m2=member("y"))
         assert {data.error for data in told.values()} == {AnswerError.ASSIGNMENT_FAILED}
         assert all(says in data.message for data in told.values())
 
 
 def test_an_incompatible_program_is_refused_with_the_lines_and_the_others_go_on() -> None:
-    told = answers(
-        assignor().assign(
-            {
-                "m1": encode(member("x", TASK_0, generation=4)),
-                "m2": encode(replace(member("a"), topology="other")),
-            },
-            {"a": 2},
-        )
-    )
+    other = replace(member("a"), topology="other")
+    told = decided(assignor(), m1=member("x", TASK_0, generation=4), m2=other)
     assert (told["m2"].error, told["m2"].reference, told["m2"].active) == (
         AnswerError.INCOMPATIBLE_TOPOLOGY,
         LINES,
@@ -283,12 +271,8 @@ def test_the_group_s_program_is_that_of_the_newest_owners_not_of_the_leader() ->
 
 def test_a_cloned_process_id_is_named_and_the_newer_member_refused() -> None:
     """Scenario 31."""
-    said = {
-        "a": encode(member("p")),
-        "b": encode(member("p", TASK_0, generation=2)),
-        "c": encode(member("q")),
-    }
-    told = answers(assignor().assign(said, {"a": 2}))
+    running = member("p", TASK_0, generation=2)
+    told = decided(assignor(), a=member("p"), b=running, c=member("q"))
     assert {m: data.error.name for m, data in told.items()} == {
         "a": "PROCESS_ID_CLASH",
         "b": "NONE",
@@ -332,11 +316,7 @@ def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
 
 
 def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
-    told = answers(
-        assignor(topics=("a", "gone")).assign(
-            {"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 2}
-        )
-    )
+    told = decided(assignor(topics=("a", "gone")), m1=member("x"), m2=member("y"))
     assert {data.error for data in told.values()} == {AnswerError.INCOMPLETE_SOURCE_METADATA}
     assert all("topic gone" in data.message for data in told.values())
     assert sorted(str(one.followup_ms) for one in told.values()) == [str(METADATA_RETRY_MS), "None"]
@@ -345,11 +325,7 @@ def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
 def test_one_member_can_end_the_whole_application() -> None:
     asking = replace(member("y"), error=AnswerError.SHUTDOWN_REQUESTED)
     leader = assignor()
-    told = answers(
-        leader.assign(
-            {"m1": encode(member("x", TASK_0, generation=1)), "m2": encode(asking)}, {"a": 2}
-        )
-    )
+    told = decided(leader, m1=member("x", TASK_0, generation=1), m2=asking)
     assert {data.error for data in told.values()} == {AnswerError.SHUTDOWN_REQUESTED}
     assert all("m2" in data.message for data in told.values())
     assert not leader.all_asked
@@ -368,8 +344,7 @@ def test_draining_is_done_only_where_nobody_else_could_take_anything(others: boo
 
 
 def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers() -> None:
-    """``scheduled.rebalance.max.delay.ms``; the decision itself is tested in
-    tests/unit/assignment."""
+    """``scheduled.rebalance.max.delay.ms``; tests/unit/assignment has the decision itself."""
     clock = ManualClock(0)
     leader = assignor(Ports(ends={TASK_0: 1000, TASK_1: 1000}), max_delay_ms=5_000, clock=clock)
     both = {

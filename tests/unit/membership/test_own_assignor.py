@@ -1,8 +1,9 @@
-"""``task.assignor.class`` and other code of the user's own: loaded, seen, not waited for."""
-
-from __future__ import annotations
+"""``task.assignor.class``, the example's too, and other code of users: loaded, not waited for."""
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,13 @@ from everflow.assignment import (
     TaskAssignment,
 )
 from everflow.assignment import assignor as everflow_assignor
-from everflow.assignment.cluster_state import ClusterState, Member, TaskInfo
-from everflow.config import AssignmentRules
+from everflow.assignment.cluster_state import (
+    Assignment,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+)
 from everflow.errors import ConfigError
 from everflow.membership.own_assignor import (
     OwnCode,
@@ -131,9 +137,7 @@ class Hangs(Exits):
 @pytest.mark.parametrize(
     ("name", "says"), [("Exits", "raised SystemExit"), ("Hangs", "has not answered within 0.05 s")]
 )
-def test_one_that_exits_or_hangs_leaves_everyone_what_it_has(
-    name: str, says: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_exit_or_hang_moves_nobody(name: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     task = TaskId(0, 0)
     tasks = {task: TaskInfo(task, (TopicPartition("in", 0),))}
     cluster = ClusterState(
@@ -169,9 +173,7 @@ def test_what_would_end_its_thread_in_silence_is_an_error(failure: BaseException
         OwnCode(10.0).run("Plug", ends)
 
 
-def test_one_that_hangs_is_left_alone_and_not_entered_again_before_it_came_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_one_that_hangs_is_not_entered_before_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     code, go_on, entered = OwnCode(0.05), threading.Event(), []
 
     def hangs() -> None:
@@ -212,3 +214,60 @@ def test_whoever_waits_is_told_so_after_a_second(caplog: pytest.LogCaptureFixtur
 def test_a_member_that_waits_for_it_is_not_thrown_out() -> None:
     assert patience_s(45_000, 30_000) == 10
     assert patience_s(6_000, 300_000) == 2
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TASKS = [TaskId(0, partition) for partition in range(4)]
+INFOS = {task: TaskInfo(task, (), (TopicPartition("log", task.partition),), True) for task in TASKS}
+ENDS = dict.fromkeys(TASKS, 1_000_000)
+FIRST, SECOND = Member(member_id="m1", process_id="p1"), Member(member_id="m2", process_id="p2")
+
+Decide = Callable[[ClusterState], Assignment]
+
+
+@pytest.fixture
+def decide(monkeypatch: pytest.MonkeyPatch) -> Decide:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return decision("own_assignor:StayingAssignor")
+
+
+def cluster(*members: Member) -> ClusterState:
+    return ClusterState(
+        members=members, tasks=INFOS, end_sums=ENDS, rules=AssignmentRules(num_standbys=1)
+    )
+
+
+def test_tasks_of_nobody_are_dealt_evenly_by_threads(decide: Decide) -> None:
+    found = decide(cluster(FIRST, replace(SECOND, threads=3)))
+    assert {one: len(tasks) for one, tasks in found.active.items()} == {"m1": 1, "m2": 3}
+    assert {one: len(tasks) for one, tasks in found.standby.items()} == {"m1": 3, "m2": 1}
+
+
+def test_what_runs_stays_and_a_newcomer_gets_copies(decide: Decide) -> None:
+    found = decide(cluster(replace(FIRST, owned=frozenset(TASKS), generation=1), SECOND))
+    assert found.active == {"m1": frozenset(TASKS), "m2": frozenset()}
+    assert found.standby["m2"] == frozenset(TASKS)
+    assert not found.withheld
+
+
+def test_a_draining_instance_gives_each_task_to_the_nearest_copy(decide: Decide) -> None:
+    leaving = replace(FIRST, owned=frozenset(TASKS[:2]), generation=1, draining=True)
+    near, far = (
+        replace(SECOND, offset_sums={TASKS[0]: 999_000, TASKS[1]: 10}),
+        Member(member_id="m3", process_id="p3", offset_sums={TASKS[1]: 999_000}),
+    )
+    busy = replace(far, owned=frozenset(TASKS[2:]), generation=1)
+    taken = decide(cluster(leaving, near, busy))
+    assert taken.withheld == frozenset(TASKS[:2]), "first the present owner lets go"
+    assert not taken.active["m1"]
+    given = decide(cluster(replace(leaving, owned=frozenset()), near, busy))
+    assert given.active == {
+        "m1": frozenset(),
+        "m2": frozenset(TASKS[:1]),
+        "m3": frozenset(TASKS[1:]),
+    }
+
+
+def test_where_everybody_drains_somebody_still_works(decide: Decide) -> None:
+    found = decide(cluster(replace(FIRST, draining=True), replace(SECOND, draining=True)))
+    assert frozenset().union(*found.active.values()) == frozenset(TASKS)

@@ -1,7 +1,5 @@
 """What `/metrics` and OTLP say, and that the table of figures names all of it."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 import threading
@@ -159,9 +157,7 @@ def test_it_says_what_metrics_says(receiver: Receiver, monkeypatch: pytest.Monke
     assert about["service.instance.id"] == "orders-1"
 
 
-def test_an_endpoint_that_refuses_is_said_once_and_its_return_once(
-    receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_refusal_is_said_once(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     receiver.status = 400
     with caplog.at_level(logging.INFO, "everflow"):
         sent = export(receiver.url)

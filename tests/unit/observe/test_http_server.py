@@ -1,7 +1,5 @@
 """The routes, and an address that cannot be had."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

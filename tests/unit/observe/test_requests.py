@@ -1,7 +1,5 @@
 """By which names a request may call a server, and what it may not learn by others."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """What `/status`, the probes and the pages say of tasks, transactions and instances."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -274,13 +272,7 @@ def test_down_it_goes_later_and_to_the_largest_of_the_time() -> None:
 
 def test_a_peak_is_no_trend() -> None:
     busy, calm = load(busy=1.0), load(busy=0.7)
-    assert asked_for((0, busy), (5, calm), (10, busy), (19, busy), (20, busy)) == [
-        2,
-        2,
-        2,
-        2,
-        3,
-    ]
+    assert asked_for((0, busy), (5, calm), (10, busy), (19, busy), (20, busy)) == [2, 2, 2, 2, 3]
 
 
 def test_while_tasks_are_restored_nothing_changes() -> None:

@@ -1,7 +1,5 @@
 """The index of what waits: keys sort as times do, and entries come out in order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Which tables have their topic as their changelog, and what is asked of such a topic."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processors in the test driver: stores, clocks, children, batches, and what is refused."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable, Iterator

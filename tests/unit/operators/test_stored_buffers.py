@@ -1,7 +1,4 @@
-"""Buffers of what waits read what the first release of their bytes wrote (``stored_buffers.json``),
-and write the same bytes."""
-
-from __future__ import annotations
+"""Buffers read the bytes that the first release wrote (``stored_buffers.json``), and write them."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A changelog in memory behind the ports of a `StateReader`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Options of the data source ``everflow-state``: what each gives, and what names the wrong one."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

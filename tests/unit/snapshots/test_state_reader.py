@@ -1,7 +1,5 @@
 """What a store was, folded from its changelog: every kind, and what has to be said of it."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +21,7 @@ from everflow.snapshots.snapshot import Rows, room, write_parquet
 from everflow.snapshots.state_reader import StateReader
 from everflow.state.left_out import KeptEntry
 from everflow.state.store import StoreSpec, memory_store
+from unit.builders import store_spec
 from unit.snapshots.changelogs import FakeChangelog, Record
 
 TOPIC = "app-s-changelog"
@@ -33,9 +32,7 @@ def long(value: int | None) -> bytes | None:
 
 
 def spec(kind: str = "key_value", **more: Any) -> StoreSpec:
-    return StoreSpec(
-        name="s", kind=kind, key_serde=serdes.string(), value_serde=serdes.long(), **more
-    )
+    return store_spec("s", kind, **more)
 
 
 def reader(
@@ -309,9 +306,7 @@ def test_stores_are_found_with_their_changelogs() -> None:
         (120_001, "2026-11-26T12:00:00.120001Z"),
     ],
 )
-def test_a_time_has_milliseconds_as_in_the_other_commands(
-    micros: int, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_time_is_to_the_ms(micros: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And microseconds where a program's own column has some."""
     from everflow.cli import state
 

@@ -1,7 +1,5 @@
 """Stores and changelogs as rows: every kind, places, errors, and stores of one moment."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone

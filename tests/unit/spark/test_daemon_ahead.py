@@ -1,7 +1,5 @@
 """A daemon that has imported ahead takes the place of Spark's, if it would be the same."""
 
-from __future__ import annotations
-
 import os
 import pty
 import struct
@@ -21,6 +19,8 @@ from everflow.spark.launch.daemon import SOCKET_VARIABLE, DaemonPlace, same_impo
 from everflow.testing.waiting import wait_until
 
 DEADLINE_S = 30.0
+Daemon = subprocess.Popen[bytes]
+Launch = Callable[..., Daemon]
 OF_PYTEST = "PYTEST_CURRENT_TEST"
 """Another one in a fixture than in its test."""
 BY_SPARK = {
@@ -89,7 +89,7 @@ def test_what_could_be_imported_otherwise_does(asked: DaemonPlace) -> None:
 
 
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """One that waits, or imports still."""
     monkeypatch.delenv(OF_PYTEST)
     job.launch_daemon(worker_environment())
@@ -104,11 +104,11 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def launch(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """As Spark launches its daemon, which then tells its port."""
     launched = []
 
-    def as_spark_does(**variables: str) -> subprocess.Popen[bytes]:
+    def as_spark_does(**variables: str) -> Daemon:
         added_files = tmp_path / "userFiles"
         added_files.mkdir()
         workers = worker_environment()
@@ -130,7 +130,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.wait(DEADLINE_S)
 
 
-def listening(daemon: subprocess.Popen[bytes]) -> int:
+def listening(daemon: Daemon) -> int:
     """The process that listens at the port that the daemon has told."""
     assert daemon.stdout is not None
     (port,) = struct.unpack(">i", daemon.stdout.read(4))
@@ -140,9 +140,7 @@ def listening(daemon: subprocess.Popen[bytes]) -> int:
     raise AssertionError(f"nobody listens at {port}")
 
 
-def test_the_one_that_was_ahead_is_the_daemon(
-    ahead: subprocess.Popen[bytes], launch: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_the_one_that_was_ahead_is_the_daemon(ahead: Daemon, launch: Launch) -> None:
     launched = launch()
     assert listening(launched) == ahead.pid
     process = psutil.Process(launched.pid)
@@ -156,33 +154,27 @@ def test_the_one_that_was_ahead_is_the_daemon(
     ahead.wait(DEADLINE_S)
 
 
-def test_spark_sees_when_it_dies(
-    ahead: subprocess.Popen[bytes], launch: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_spark_sees_when_it_dies(ahead: Daemon, launch: Launch) -> None:
     launched = launch()
     assert listening(launched) == ahead.pid
     ahead.kill()
     launched.wait(DEADLINE_S)
 
 
-def test_where_it_would_be_another_one_it_ends_and_spark_has_its_own(
-    ahead: subprocess.Popen[bytes], launch: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_where_it_would_differ_it_ends_and_spark_has_its_own(ahead: Daemon, launch: Launch) -> None:
     launched = launch(OF_THE_PROGRAM="1")
     assert listening(launched) == launched.pid
     ahead.wait(DEADLINE_S)
 
 
-def test_where_it_has_died_spark_has_its_own(
-    ahead: subprocess.Popen[bytes], launch: Callable[..., subprocess.Popen[bytes]]
-) -> None:
+def test_where_it_has_died_spark_has_its_own(ahead: Daemon, launch: Launch) -> None:
     ahead.kill()
     ahead.wait(DEADLINE_S)
     launched = launch()
     assert listening(launched) == launched.pid
 
 
-def test_it_ends_with_a_process_that_is_killed(ahead: subprocess.Popen[bytes]) -> None:
+def test_it_ends_with_a_process_that_is_killed(ahead: Daemon) -> None:
     """As by ``kill -9``: nobody calls `discard`."""
     assert ahead.stdin is not None
     ahead.stdin.close()  # as the system does
@@ -190,7 +182,7 @@ def test_it_ends_with_a_process_that_is_killed(ahead: subprocess.Popen[bytes]) -
     assert not alive(ahead.pid)
 
 
-def test_the_terminals_signals_are_not_for_it(ahead: subprocess.Popen[bytes]) -> None:
+def test_the_terminals_signals_are_not_for_it(ahead: Daemon) -> None:
     assert os.getpgid(ahead.pid) == ahead.pid
 
 
@@ -236,7 +228,7 @@ def test_it_is_the_python_that_spark_launches(
 ) -> None:
     python = str(Path(sys.executable).with_name("python3"))
     monkeypatch.setenv("PYSPARK_PYTHON", python)
-    ahead: subprocess.Popen[bytes] = request.getfixturevalue("ahead")
+    ahead: Daemon = request.getfixturevalue("ahead")
     assert psutil.Process(ahead.pid).cmdline()[0] == python
 
 

@@ -1,7 +1,5 @@
 """What a Spark of the user's must be, and what `everflow.session` refuses."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

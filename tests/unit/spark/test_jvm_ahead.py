@@ -1,7 +1,5 @@
 """The JVM that was launched ahead is taken by the very launch that PySpark would make."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Starts that fail end their JVM; workers' paths, py4j's lines, and a Spark that has ended."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -147,9 +145,7 @@ def test_a_worker_takes_pyspark_as_it_is_installed_not_its_sources_in_an_archive
     assert without_archives(path) == path
 
 
-def test_a_program_with_a_queue_of_its_own_does_not_break_the_worker(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_own_queue_breaks_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("queue", "types", "json"):
         (tmp_path / f"{name}.py").write_text("ITEMS = []\n")
     (tmp_path / "beside.py").write_text("")

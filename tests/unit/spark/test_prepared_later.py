@@ -1,7 +1,4 @@
-"""Columns that are prepared when a worker first asks for them: once, and told where they cannot
-be."""
-
-from __future__ import annotations
+"""Columns that a worker prepares when it first asks for them: once, and named if they cannot be."""
 
 import socket
 import threading

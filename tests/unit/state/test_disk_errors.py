@@ -1,7 +1,5 @@
 """A disk that refuses: what happened, to which store, why, and what to do; nothing is lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -105,9 +103,7 @@ def test_no_room_for_the_lock_file_is_told(tmp_path: Path, monkeypatch: pytest.M
     LmdbStore.open(tmp_path / "s-0", kind="key_value").close()
 
 
-def test_a_close_that_cannot_be_noted_says_so_and_releases_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_close_not_noted_frees_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = StateDirectory.open(tmp_path, "app")
 
     def full(path: Path, text: str) -> None:

@@ -1,7 +1,5 @@
 """Closing a store while another thread reads it; where stores in memory lie, and when they go."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator
@@ -55,9 +53,7 @@ def test_a_removed_store_is_closed_by_its_last_reader(store: LmdbStore, tmp_path
         pass
 
 
-def test_a_store_removed_while_it_is_opened_is_gone_and_stays_so(
-    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_while_opened_it_is_gone(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     original = lmdb_store._open_environment
 

@@ -1,7 +1,5 @@
 """Keys, entries and changes as stores hold them, and what lies over a store."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The state folder: one holder, one application, trust after a crash, rebuilt paths."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

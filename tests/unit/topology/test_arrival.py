@@ -1,7 +1,5 @@
 """The order in which a record reaches nodes: depth first, children as they were added."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

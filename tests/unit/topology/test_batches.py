@@ -1,7 +1,5 @@
 """Batches that are joined, and text that comes back from the JVM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,7 @@ from everflow.topology.batches import concat, in_order, readable
 
 
 def edge(
-    keys: list[Any],
-    values: list[Any],
-    headers: Any = None,
-    seq: list[int] | None = None,
+    keys: list[Any], values: list[Any], headers: Any = None, seq: list[int] | None = None
 ) -> EdgeBatch:
     n = len(keys)
     order = np.arange(n, dtype=np.int64) if seq is None else np.array(seq, np.int64)

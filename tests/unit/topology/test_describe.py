@@ -1,7 +1,5 @@
 """`describe()` against what Kafka Streams prints; where, by which line, nodes are computed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

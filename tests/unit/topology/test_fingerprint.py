@@ -1,7 +1,5 @@
 """What makes two programs one application, and the difference in words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

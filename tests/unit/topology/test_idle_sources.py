@@ -1,7 +1,5 @@
 """Which sources move time while silent (note 025), and topics whose equal keys cannot meet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Where the planner puts each node: Columns together, merges, shared stores (design D2, D5)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

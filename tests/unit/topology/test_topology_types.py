@@ -1,7 +1,5 @@
 """Types of edges, values in columns, what is kept beside offsets, and what is no topology."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,5 +1,4 @@
-"""What cannot travel is refused where the topology takes it in: the line, the function, the
-variable and what to do instead."""
+"""What cannot travel is refused at its call: line, function, variable and what to do instead."""
 
 from __future__ import annotations
 

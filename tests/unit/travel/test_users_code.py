@@ -65,9 +65,7 @@ def test_belongs(name: str, files: tuple[str, ...], own: bool) -> None:
     st.sampled_from(sorted(INSTALLED_FOLDERS)),
     st.lists(PARTS, max_size=3),
 )
-def test_whatever_lies_in_a_folder_of_installed_packages_is_installed(
-    before: list[str], folder: str, after: list[str]
-) -> None:
+def test_site_folders_are_installed(before: list[str], folder: str, after: list[str]) -> None:
     file = "/".join(["", *before, folder, *after, "shop.py"])
     assert not belongs("shop", (file,), LIBRARY, nothing_recorded)
     assert belongs("shop", (file,), LIBRARY, nothing_recorded, holds_topology=True)

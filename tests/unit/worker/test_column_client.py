@@ -1,7 +1,5 @@
 """A worker's client of the JVM, its held pages, its resident reader, and times."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct
@@ -180,9 +178,7 @@ class Reader:
         self.closed = True
 
 
-def test_a_reader_is_opened_by_the_first_request_and_closed_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_request_opens_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, asked = Reader(), []
     told = WorkerClients({"bootstrap.servers": "b:1"})
     monkeypatch.setattr(serve, "clients_of", lambda gate: told)
@@ -230,9 +226,6 @@ def test_a_reader_is_opened_by_the_first_request_and_closed_at_the_end(
     assert asked == [told.reader]
 
 
-# --- idle times -----------------------------------------------------------------------------------
-
-
 TASK, NEXT = TaskId(0, 0), TaskId(0, 1)
 
 
@@ -266,9 +259,6 @@ def test_a_task_with_a_record_that_is_left_is_not_moved() -> None:
     consumed = {tp: one.end for tp, one in asked.ranges.items()}
     assert moved(request(), SOURCES, consumed) == asked.idle
     assert moved(asked, SOURCES, consumed) == {TASK: {"in/idle": 90}}
-
-
-# --- record ages ----------------------------------------------------------------------------------
 
 
 NAMES = ("a", "b")

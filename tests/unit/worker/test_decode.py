@@ -1,7 +1,5 @@
 """Decoding of records, and the check of where their keys lie."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -22,20 +20,11 @@ from everflow.serdes.by_record import adopted
 from everflow.topology.partitioners import OF_WINDOWS, KeyFunction, KeyPartitioner
 from everflow.topology.plan import Source
 from everflow.windows import Windowed
-from everflow.worker.decode import (
-    ALL_UP_TO,
-    MOST_KEYS,
-    ONE_OF,
-    Judge,
-    KeyCheck,
-    decoded_records,
-)
+from everflow.worker.decode import ALL_UP_TO, MOST_KEYS, ONE_OF, Judge, KeyCheck, decoded_records
 from unit.builders import edge_batch
 from unit.builders import source as made_source
 from unit.instance.own_serde import OwnSerde
 from unit.manual_clock import ManualClock
-
-# --- log decoder ----------------------------------------------------------------------------------
 
 
 def reading(value: Serde) -> Source:
@@ -174,9 +163,6 @@ def test_a_registrys_head_is_recognised() -> None:
     source = reading(serdes.json("a int"))
     _, bad = decoded_records(source, batch([b"k"], [b'\x00\x00\x00\x00\x07{"a":1}']), Judge())
     assert "schema id 7" in bad.value.to_pylist()[0]["error"]
-
-
-# --- key places -----------------------------------------------------------------------------------
 
 
 SOURCE = Source(

@@ -1,7 +1,5 @@
 """What a failure says: the user's line, the record, the cause in Spark's text."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
@@ -24,9 +22,6 @@ from everflow.worker.failures import (
 )
 from everflow.worker.task_step import run_function
 from unit.builders import edge_batch, source
-
-# --- spark failure --------------------------------------------------------------------------------
-
 
 DIVISION = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate divisor being 0 and return NULL instead. If \
 necessary set "spark.sql.ansi.enabled" to "false" to bypass this error. SQLSTATE: 22012
@@ -126,9 +121,6 @@ def test_kinds_of_what_spark_says() -> None:
 )
 def test_the_sentence_is_that_of_the_deepest_cause(text: str, sentence: str) -> None:
     assert says(text) == sentence
-
-
-# --- user line ------------------------------------------------------------------------------------
 
 
 EDGE = EdgeType(pa.string(), pa.string())

@@ -1,7 +1,5 @@
 """A batch without the records that it fails on: which they are, and what it costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

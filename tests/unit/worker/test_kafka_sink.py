@@ -1,7 +1,5 @@
 """The end of a micro-batch: no store changes unless its transaction has committed (D5, D6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

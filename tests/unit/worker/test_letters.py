@@ -1,7 +1,5 @@
 """Dead letters, and records that are too large or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +29,7 @@ from everflow.protocol.messages import (
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
-from everflow.topology.plan import DEAD_LETTER_TYPE, Source
+from everflow.topology.plan import DEAD_LETTER_TYPE
 from everflow.worker.failures import failure_of
 from everflow.worker.letters import (
     GlobalRecords,
@@ -46,9 +44,6 @@ from everflow.worker.sink import KafkaSink, left_out_entries
 from everflow.worker.task_step import SinkOutput, StepResult
 from unit.builders import batch_request, edge_batch, source
 from unit.manual_clock import ManualClock
-
-# --- large letters --------------------------------------------------------------------------------
-
 
 IN = TopicPartition("in", 0)
 SOURCE = source("in", value=serdes.json("n bigint"), node="parse")
@@ -243,8 +238,7 @@ def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
 def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_the_table_has() -> (
     None
 ):
-    """What this batch has made of the key, else what is stored; also of what had no time, and of
-    nobody who is not left out."""
+    """What this batch made of the key, else what is stored; also of what had no time."""
     task = TaskId(0, 0)
     request = batch_request(
         {IN: OffsetRange(17, 21)},
@@ -273,53 +267,15 @@ def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_th
     assert left_out_entries(elsewhere, result, (SOURCE,), lambda *_: None) == []
 
 
-# --- large records --------------------------------------------------------------------------------
-
-
-SOURCES = [
-    Source(
-        index=0,
-        topic="in",
-        subtopology=0,
-        node="source",
-        key_serde=serdes.string(),
-        value_serde=serdes.string(),
-        offset_reset="earliest",
-        kind="stream",
-        merged=False,
-        slot=1,
-    )
-]
+SOURCES = [source()]
 STORE = StorePlace("state", "app-totals-changelog")
 TASKS = [TaskContext(TaskId(0, 2), "i", "", {}, {"totals": STORE})]
-REQUEST = BatchRequest(
-    batch_id="t.0.0",
-    thread=0,
-    attempt=0,
-    guarantee="exactly_once_v2",
-    transactional_id="",
-    wall_clock_ms=0,
-    gate="",
-    ranges={},
-    log_ends={},
-    tasks=TASKS,
-    application_id="app",
-)
+REQUEST = batch_request({}, batch_id="t.0.0", tasks=TASKS)
 
 
 def output(topics: str | list[str], *sizes: int) -> SinkOutput:
-    rows = np.arange(len(sizes), dtype=np.int64)
-    places = np.full(len(sizes), 2, np.int32)
     nothing = pa.nulls(len(sizes), pa.binary())
-    batch = EdgeBatch(
-        key=nothing,
-        value=nothing,
-        timestamp=rows,
-        seq=rows,
-        source=np.zeros(len(sizes), np.int32),
-        partition=places,
-        offset=rows + 40,
-    )
+    batch = edge_batch(nothing, nothing, partition=2, offset=40)
     keys = pa.array([b"k"] * len(sizes), pa.binary())
     values = pa.array([b"v" * size for size in sizes], pa.binary())
     return SinkOutput(node="sink", topics=topics, keys=keys, values=values, batch=batch)
@@ -393,27 +349,12 @@ def test_records_that_the_broker_refuses_are_named_by_their_bytes_and_times() ->
     assert refused(unknown, result, SOURCES) is unknown
 
 
-# --- letter groups --------------------------------------------------------------------------------
-
-
-LETTER_SOURCE = Source(
-    index=0,
-    topic="orders",
-    subtopology=0,
-    node="in",
-    key_serde=serdes.string(),
-    value_serde=serdes.string(),
-    offset_reset=None,
-    kind="stream",
-    merged=False,
-    slot=0,
-)
+LETTER_SOURCE = source("orders", node="in", offset_reset=None, slot=0)
 CAUSES = [("ValueError", "map"), ("KeyError", "map"), ("ValueError", "map"), ("ValueError", "by")]
 
 
 def letters(responses: list[Response]) -> EdgeBatch:
     """Of these causes, at the offsets from 7 on of partition 2."""
-    count = len(responses)
     rows = [
         {
             "value": b"{}",
@@ -423,15 +364,8 @@ def letters(responses: list[Response]) -> EdgeBatch:
         }
         for n, ((exception, node), response) in enumerate(zip(CAUSES, responses, strict=True))
     ]
-    return EdgeBatch(
-        key=pa.array([b"k"] * count),
-        value=pa.array(rows, DEAD_LETTER_TYPE.value),
-        timestamp=np.zeros(count, np.int64),
-        seq=np.arange(count),
-        source=np.zeros(count, np.int32),
-        partition=np.full(count, 2, np.int32),
-        offset=np.arange(7, 7 + count),
-    )
+    keys, type_ = [b"k"] * len(rows), DEAD_LETTER_TYPE.value
+    return edge_batch(keys, rows, value_type=type_, partition=2, offset=7)
 
 
 GROUPS = [

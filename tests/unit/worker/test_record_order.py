@@ -1,7 +1,4 @@
-"""What comes to one place by several ways comes as Kafka Streams forwards it: depth first, one
-result after the other (note 031)."""
-
-from __future__ import annotations
+"""What comes by several ways comes as Kafka Streams forwards it: depth first (note 031)."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Record-by-record operators: results, and the record that a failure names (design D10)."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -92,9 +90,7 @@ def test_a_failure_names_its_record(name: str) -> None:
         (lambda k, v: 1 // (len(v) - 2), False),
     ],
 )
-def test_whoever_takes_a_field_of_bytes_reads_that_the_source_has_no_serde(
-    fails: Callable[[Any, Any], Any], told: bool
-) -> None:
+def test_who_takes_a_field_of_bytes_is_told(fails: Callable[[Any, Any], Any], told: bool) -> None:
     with pytest.raises(RecordFailure) as failure:
         called("map_values", fails, batch(["a"], [b"{}"], value=pa.binary()))
     hint = "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json("

@@ -1,7 +1,5 @@
 """Views of stores in one step: the batch's own changes, and global tables of several partitions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,9 +12,6 @@ from everflow.records import StoreChanges, TaskId
 from everflow.state.store import InMemoryStore, OverlayView, StoreSpec
 from everflow.worker.stores import FollowedView, TaskStores
 from unit.builders import store_spec
-
-# --- store overlay --------------------------------------------------------------------------------
-
 
 SHARED = store_spec("s", value=serdes.string())
 
@@ -83,6 +78,3 @@ def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: 
             stores.views(TaskId(0, 2), specs)
         assert (access.opened, access.closed) == (1, 0)
     assert access.closed == 1
-
-
-# --- step stores ----------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Rows of docs/differences.md that no other test holds: what tables and processors do here, where
-Kafka Streams does otherwise or is asked about often."""
-
-from __future__ import annotations
+"""Rows of docs/differences.md that no other test holds, of tables and processors."""
 
 from collections.abc import Callable
 from typing import Any

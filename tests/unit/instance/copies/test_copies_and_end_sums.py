@@ -1,7 +1,5 @@
 """What a member tells of its copies, and the ends a leader compares them with."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path

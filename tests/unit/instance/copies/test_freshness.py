@@ -1,7 +1,5 @@
 """Stores of quiet tasks stay trusted, and nothing is claimed that is not known (I6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches never look things up in a store of a global table that is being filled."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

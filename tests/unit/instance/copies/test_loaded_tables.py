@@ -1,7 +1,5 @@
 """Tables that are loaded: swapped as a whole, kept over failures, removed when unread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,9 +127,7 @@ def test_a_generation_takes_the_place_of_the_one_before_as_a_whole(world: World)
     assert [path.name for path in world.folder.iterdir()] == [world.place().name]
 
 
-def test_a_refresh_that_fails_keeps_the_last_one_and_is_told(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_refresh_keeps_the_last(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def break_() -> None:
         world.failure = OSError("the lake is away")
 

@@ -1,7 +1,5 @@
 """A copy whose log's leader is silent waits by itself, counted and named (note 051)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,9 +32,7 @@ def grow(world: World, records: int = 2) -> None:
         world.stable[log] += records
 
 
-def test_a_leader_that_does_not_say_where_its_log_ends_holds_up_its_own_copy(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silent_leader_holds_up_its_copy(world: World, caplog: pytest.LogCaptureFixture) -> None:
     followed(world)
     world.silent, world.slow_ms = {log_of(B)}, 1_000
     before = world.asked_of[log_of(B)]

@@ -1,7 +1,5 @@
 """State that nobody needs is removed after `state.cleanup.delay.ms`, and nothing else (I5, I6)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,9 +84,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.directory.close()
 
 
-def test_a_task_in_no_role_goes_after_the_delay_and_is_offered_no_more(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_in_no_role_goes_with_time(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="everflow")
     world.leave_copy(A)
     world.leave_copy(B)
@@ -112,8 +108,7 @@ def test_after_a_crash_or_an_eviction_everything_waits_for_the_group(world: Worl
 
 
 def test_a_copy_that_a_join_may_have_told_of_stays(world: World) -> None:
-    """The rebalance begins between the decision and the removal: the leader may give us the task
-    because of the copy."""
+    """Between decision and removal a rebalance may give us the task because of the copy."""
     world.leave_copy(A)
     forget = world.copies.forget
 
@@ -126,9 +121,7 @@ def test_a_copy_that_a_join_may_have_told_of_stays(world: World) -> None:
     assert (world.directory.tasks(), world.copies.offset_sums()) == ([A], {A: 10})
 
 
-def test_a_folder_that_cannot_be_removed_stays_offered_with_a_warning(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_stays_is_warned_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.leave_copy(A)
     (world.directory.path / ".removed").write_text("in the way")
     assert not world.wait(2 * DELAY_MS)

@@ -1,7 +1,5 @@
 """Copies follow their changelogs to the stable end, say once that they are hot, are handed over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -170,9 +168,7 @@ def test_a_task_never_opened_is_given_back_too(world: World) -> None:
     assert [task.state for task in given[0]] == [TaskState.CREATED]
 
 
-def test_a_copy_whose_log_begins_behind_it_is_rebuilt(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_before_its_log_is_rebuilt(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.stable[log_of(A)] = 4
     world.updater.add([world.task(A)])
     world.rounds(3)
@@ -200,9 +196,6 @@ def test_idle_copies_ask_for_the_ends_some_times_a_second_all_together(world: Wo
         world.clock.advance(10)
         world.updater.run_once()
     assert world.asked_ends - before <= 6
-
-
-# --- budgets -------------------------------------------------------------------------------------
 
 
 def rounds_until_hot(world: World, standbys: int) -> tuple[int, dict[TaskId, int]]:
@@ -279,9 +272,6 @@ def test_a_reader_without_copies_gives_back_what_it_holds(world: World, others: 
     world.updater.drop([A], SuspendReason.PROMOTED, lambda given: None)
     world.rounds(2)
     assert world.rested == 2
-
-
-# --- what users are told -------------------------------------------------------------------------
 
 
 def test_a_warm_up_that_goes_away_early_is_told_as_suspended(world: World) -> None:

@@ -1,7 +1,5 @@
 """What the brokers and other instances are asked, and what an instance tells of itself."""
 
-from __future__ import annotations
-
 import ssl
 import threading
 from collections.abc import Collection, Mapping
@@ -100,9 +98,7 @@ def test_where_the_log_ends_is_asked_for_first(known: BrokerFacts, brokers: Brok
     assert brokers.asked == ["written", "stable", "states"]
 
 
-def test_an_open_transaction_has_the_time_since_its_begin(
-    known: BrokerFacts, brokers: Brokers, clock: ManualClock
-) -> None:
+def test_a_transaction_has_an_age(known: BrokerFacts, brokers: Brokers, clock: ManualClock) -> None:
     (writer,) = known.writers()
     assert (writer.state, writer.open_s) == (None, None), "nobody has asked"
     known.ask()
@@ -131,9 +127,7 @@ def test_a_transaction_is_open_for_as_long_as_it_was_when_it_was_asked_for(
     assert known.writers()[0].open_s == 0.1, "nothing new was told"
 
 
-def test_without_an_answer_the_last_one_holds_and_grows_old(
-    known: BrokerFacts, brokers: Brokers, clock: ManualClock
-) -> None:
+def test_the_last_answer_holds(known: BrokerFacts, brokers: Brokers, clock: ManualClock) -> None:
     known.ask()
     clock.advance(8_000)
     known.ask()

@@ -1,7 +1,5 @@
 """What the page gets of an instance: rates between looks, and the lines since it is watched."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -83,9 +81,7 @@ def test_a_page_that_is_opened_in_the_first_second_has_facts(observer: Observer)
     assert (task.task, task.state, task.copied, task.lag) == ("0_1", "RESTORING", 75, 25)
 
 
-def test_rates_and_spans_are_between_the_looks_of_its_thread(
-    observer: Observer, looked: Looked
-) -> None:
+def test_rates_and_spans_are_between_its_thread_s_looks(observer: Observer, looked: Looked) -> None:
     observer.sample()
     advance(observer, 5_000)
     looked.consumed = 500.0
@@ -98,9 +94,7 @@ def test_rates_and_spans_are_between_the_looks_of_its_thread(
     assert facts.now_ms == 1_010_000
 
 
-def test_an_active_task_has_the_rate_at_which_it_processes(
-    observer: Observer, looked: Looked
-) -> None:
+def test_an_active_task_has_the_rate_of_its_processing(observer: Observer, looked: Looked) -> None:
     """For `/status`, `everflow tasks` and the pages of other instances, which know no counters."""
     looked.task = replace(RESTORING, state=TaskState.RUNNING, lag=3_000, rate=0.0, remaining_s=0.0)
     observer.sample()
@@ -129,9 +123,7 @@ def test_it_says_what_is_left_of_the_disk(observer: Observer, tmp_path: Path) ->
     assert 0 < told["free"] < told["bytes"]
 
 
-def test_lines_are_kept_from_its_start_to_its_stop(
-    observer: Observer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_kept_while_it_runs(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "level", logging.INFO)
     moves.manager._clear_cache()  # type: ignore[attr-defined]
     moves.info("before")

@@ -1,7 +1,5 @@
 """Stores on disk and an instance without Kafka, for tests of queries."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which copies a query reads, who is named otherwise, and how far copies lag."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -129,8 +127,7 @@ def test_a_lag_beyond_the_bound_is_named(instance: Instance) -> None:
 
 
 def test_a_copy_that_lags_refuses_nothing_but_its_own_keys(instance: Instance) -> None:
-    """It is looked into for a key that was partitioned otherwise; whether a key is elsewhere does
-    not hang on it."""
+    """It is looked into for a key of another partition; where a key is does not hang on it."""
     counts = instance.store("counts", stale=True, max_lag=3, partitioner=by_first_letter)
     instance.put(0, COUNTS, {b"cz": 9})  # belongs to partition 2
     instance.end = 1_000
@@ -240,9 +237,7 @@ def test_metadata_for_a_key(instance: Instance) -> None:
         instance.query_metadata_for_key("counts", "c", lambda key, count: 9)
 
 
-def test_metadata_for_a_key_says_how_far_the_copy_here_is_behind(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_says_a_copy_s_lag(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.end = 9
     lags = {
         key: instance.query_metadata_for_key("counts", key, by_first_letter).lag for key in "abc"
@@ -430,9 +425,7 @@ def test_any_instance_answers_for_every_key(instances: dict[str, Instance]) -> N
         assert ask(host, "never counted") is None
 
 
-def test_while_tasks_move_a_copy_that_is_recent_enough_answers(
-    instances: dict[str, Instance],
-) -> None:
+def test_while_tasks_move_a_copy_recent_enough_answers(instances: dict[str, Instance]) -> None:
     for instance in instances.values():
         instance.state, instance.hosts = ClientState.REBALANCING, {}
         instance.copies, instance.active = instance.active, {}

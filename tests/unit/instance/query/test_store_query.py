@@ -1,6 +1,4 @@
-"""Queries of real stores: keys, ranges, prefixes, windows, pages, stores that move."""
-
-from __future__ import annotations
+"""Queries of real stores: keys, ranges, windows, pages, moves; and which keys a store holds."""
 
 import re
 import shutil
@@ -9,22 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from everflow import Windowed
+from everflow import Windowed, serdes
 from everflow.instance.client_state import ClientState
+from everflow.instance.query.queries import default_partitioner
 from everflow.instance.query.store_query import ReadOnlyStore, StoreReader
+from everflow.operators.table import TableSpec
 from everflow.records import TaskId
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import StateMovingError, StoreKindError
 from everflow.state.lmdb_store import LmdbStore
-from unit.instance.query.query_stores import (
-    COUNTS,
-    WINDOWS,
-    Instance,
-    by_first_letter,
-    windows,
-)
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import EdgeType, MergeNode, SinkNode, SourceNode, StatefulNode
+from everflow.topology.partitioners import topics_into_stores
+from everflow.topology.program import Topology
+from unit.instance.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows
 
 
 @pytest.fixture
@@ -176,3 +175,53 @@ def test_a_store_is_kept_over_everything_that_happens_to_its_tasks(instance: Ins
     fill(instance)
     assert counts.partitions == (0, 1)
     assert repr(counts) == "<ReadOnlyKeyValueStore counts>"
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [  # Kafka's own test vectors of Utils.murmur2
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_keys_are_partitioned_as_java_does(key: bytes, hashed: int) -> None:
+    for partitions in (1, 7, 1000):
+        assert default_partitioner(key, partitions) == (hashed & 0x7FFFFFFF) % partitions
+
+
+def test_a_store_holds_the_keys_of_the_topics_that_reach_it() -> None:
+    """Not of its whole sub-topology, which may have a wider topic that its keys never meet."""
+    edge, data = EdgeType(pa.binary(), pa.binary()), serdes.bytes_()
+    topology = Topology(
+        (
+            SourceNode("S1", (), edge, ("narrow", "narrow-too"), data, data),
+            SourceNode("S2", (), edge, ("wide",), data, data),
+            StatefulNode(
+                "counts",
+                ("S1",),
+                edge,
+                "AGGREGATE",
+                TableSpec("counts", data, data),
+                (StoreSpec(name="counts", kind="key_value", key_serde=data, value_serde=data),),
+            ),
+            MergeNode("M", ("counts", "S2"), edge),
+            SinkNode("R", ("M",), edge, "by-value-repartition", data, data, "repartition"),
+            SourceNode("S3", (), edge, ("by-value-repartition",), data, data, "repartition"),
+            StatefulNode(
+                "again",
+                ("S3",),
+                edge,
+                "AGGREGATE",
+                TableSpec("counts", data, data),
+                (StoreSpec(name="by-value", kind="key_value", key_serde=data, value_serde=data),),
+            ),
+        )
+    )
+    assert topics_into_stores(topology, "app") == {
+        "counts": {"narrow", "narrow-too"},
+        "by-value": {"app-by-value-repartition"},
+    }

@@ -1,7 +1,5 @@
 """Loading stores in chunks from a log, suspending, going on, and what listeners see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,11 +108,13 @@ def prepared(
     return prepare_store(directory, TASK, SPEC, log, incarnation=incarnation, now_ms=now_ms)
 
 
-def job_of(made: PreparedStore, incarnation: str = "i1") -> RestoreJob:
+def job_of(
+    made: PreparedStore, incarnation: str = "i1", task: TaskId = TASK, name: str = "counts"
+) -> RestoreJob:
     assert made.plan is not None
     return RestoreJob(
-        task=TASK,
-        store_name="counts",
+        task=task,
+        store_name=name,
         store=made.store,
         changelog=CHANGELOG,
         plan=made.plan,
@@ -137,9 +137,7 @@ RECORDS: list[tuple[bytes | None, bytes | None] | None] = [
 FOLDED = {b"a": pack_value(3, b"3"), b"c": pack_value(4, b"4")}
 
 
-def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_fresh_store_is_the_fold_of_a_log(directory: StateDirectory, clock: ManualClock) -> None:
     heard = Heard()
     made = prepared(directory, state(8))
     result = restore(job_of(made), Log(RECORDS, clock), clock=clock, listener=heard)
@@ -175,31 +173,27 @@ def test_a_suspended_restore_goes_on_there(directory: StateDirectory, clock: Man
     assert content(again.store) == FOLDED
 
 
-def test_a_restore_that_was_cut_off_goes_on_short_of_forgotten_deletes(tmp_path: Path) -> None:
+def test_a_restore_cut_off_goes_on_short_of_forgotten_deletes(directory: StateDirectory) -> None:
     """By today's wall clock: nothing that is read from a log after it was begun misses a delete
     within its retention (D9)."""
     began_ms, hour_ms = 1_800_000_000_000, 3_600_000
     clock = ManualClock(began_ms)
-    with_directory = StateDirectory.open(tmp_path, "app")
     answers = iter([False, True])
-    made = prepared(with_directory, state(8), now_ms=began_ms)
+    made = prepared(directory, state(8), now_ms=began_ms)
     assert not restore(
         job_of(made), Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers)
     ).done
-    again = prepared(with_directory, state(8), "i2", now_ms=began_ms + 23 * hour_ms)
+    again = prepared(directory, state(8), "i2", now_ms=began_ms + 23 * hour_ms)
     assert again.plan is not None
     assert (again.plan.rebuild, again.plan.start) == (False, 2)
-    late = prepared(with_directory, state(8), "i3", now_ms=began_ms + 23 * hour_ms + 1)
+    late = prepared(directory, state(8), "i3", now_ms=began_ms + 23 * hour_ms + 1)
     assert late.plan is not None
     assert late.plan.rebuild
     restore(job_of(late, "i3"), Log(RECORDS, clock), clock=clock)
     assert content(late.store) == FOLDED
-    with_directory.close()
 
 
-def test_a_reader_s_failure_passes_through_and_the_listener_knows(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_the_listener_knows_a_failed_read(directory: StateDirectory, clock: ManualClock) -> None:
     class Broken(Log):
         def read(
             self, tp: TopicPartition, start: int, end: int, *, every: bool = False
@@ -215,9 +209,7 @@ def test_a_reader_s_failure_passes_through_and_the_listener_knows(
     assert made.store.position == 2
 
 
-def test_a_restore_ends_when_another_owner_claims_the_store(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_another_owner_s_claim_ends_it(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     made.store.claim("someone else")
     with pytest.raises(StoreMismatchError):
@@ -232,9 +224,7 @@ def test_an_empty_log_sets_the_position(directory: StateDirectory, clock: Manual
     assert (made.store.position, log.reads) == (0, [])
 
 
-def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_recreated_log_rebuilds_the_store(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     again = prepared(directory, state(1, topic_id="t2"), "i2")
@@ -248,9 +238,7 @@ def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
     assert content(again.store) == {b"z": pack_value(0, b"9")}
 
 
-def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_damaged_store_is_rebuilt_and_told(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     made.store.close()
     (made.store.path / "data.mdb").write_bytes(b"\xff" * 8192)
@@ -262,9 +250,7 @@ def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
     assert content(again.store) == FOLDED
 
 
-def test_the_claim_refuses_what_an_earlier_owner_applies_later(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_claim_refuses_an_earlier_owner(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     prepared(directory, state(8), "i2")
@@ -274,51 +260,25 @@ def test_the_claim_refuses_what_an_earlier_owner_applies_later(
     assert content(made.store) == FOLDED
 
 
-def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    with_directory = StateDirectory.open(tmp_path, "app")
+def test_the_shortest_is_first_till_a_stop(directory: StateDirectory, clock: ManualClock) -> None:
     jobs = []
-    for partition, end in ((0, 8), (1, 3)):
-        made = prepare_store(
-            with_directory, TaskId(0, partition), SPEC, state(end), incarnation="i1", now_ms=0
-        )
-        assert made.plan is not None
-        jobs.append(
-            RestoreJob(
-                task=TaskId(0, partition),
-                store_name="counts",
-                store=made.store,
-                changelog=CHANGELOG,
-                plan=made.plan,
-            )
-        )
+    for task, end in ((TaskId(0, 0), 8), (TaskId(0, 1), 3)):
+        made = prepare_store(directory, task, SPEC, state(end), incarnation="i1", now_ms=0)
+        jobs.append(job_of(made, task=task))
     answers = iter([False, True])
     results = restore_all(jobs, Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers))
     assert [(result.task.partition, result.done) for result in results] == [(1, True), (0, False)]
-    with_directory.close()
 
 
-def test_a_window_store_restores_only_what_its_retention_keeps(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    with_directory = StateDirectory.open(tmp_path, "app")
+def test_a_window_store_is_what_is_kept(directory: StateDirectory, clock: ManualClock) -> None:
     spec = store_spec("daily", "window", retention_ms=120_000, window_size_ms=60_000)
     starts = [minute * 60_000 for minute in range(50)]
     records: list[tuple[bytes | None, bytes | None] | None] = [
         (b"k" + start.to_bytes(8, "big") + bytes(4), b"1") for start in starts
     ]
-    made = prepare_store(with_directory, TASK, spec, state(50), incarnation="i1", now_ms=0)
-    assert made.plan is not None
-    restore(
-        RestoreJob(
-            task=TASK, store_name="daily", store=made.store, changelog=CHANGELOG, plan=made.plan
-        ),
-        Log(records, clock, chunk=7),
-        clock=clock,
-    )
+    made = prepare_store(directory, TASK, spec, state(50), incarnation="i1", now_ms=0)
+    restore(job_of(made, name="daily"), Log(records, clock, chunk=7), clock=clock)
     assert [int.from_bytes(key[1:9], "big") for key in content(made.store)] == starts[-2:]
-    with_directory.close()
 
 
 def test_a_log_whose_begin_is_deleted_under_a_restore_is_read_from_where_it_begins_now(

@@ -1,7 +1,5 @@
 """Recover what was assigned, release after the revocation only, never keep a lost task."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -146,9 +144,15 @@ class World:
             self.settle_once()
 
     def settle_once(self) -> None:
+        self.work()
+        self.deliver()
+
+    def work(self) -> None:
         works, self.works[:] = list(self.works), []
         for work in works:
             work()
+
+    def deliver(self) -> None:
         posted, self.posted[:] = list(self.posted), []
         for event in posted:
             event()
@@ -215,10 +219,7 @@ def test_revoked_tasks_are_released_only_after_their_batches_have_ended(world: W
     world.settle()
     assert world.released == 0
     assert {A, B} <= world.book.owned()  # the batch in flight may still commit
-    for _ in range(3):
-        for thread in world.threads:
-            thread.finish_batch()
-        world.settle()
+    world.finish()
     assert world.released == 1
     assert world.book.owned() == {C, D}
     assert world.held() == {C, D}
@@ -231,10 +232,7 @@ def test_a_lost_task_that_comes_back_is_recovered_again(world: World) -> None:
     world.book.disown_all()
     world.manager.lost([A, B])
     world.assign(A)
-    for _ in range(3):
-        for thread in world.threads:
-            thread.finish_batch()
-        world.settle()
+    world.finish()
     assert world.held() == {A}
     assert world.recovered.count(A) == 2
     assert world.released == 0
@@ -254,9 +252,6 @@ def test_a_recovery_that_fails_stops_the_instance(world: World) -> None:
     world.settle()
     assert world.failures == [world.error]
     assert world.held() == set()
-
-
-# --- copies ---------------------------------------------------------------------------------------
 
 
 def test_standbys_and_warm_ups_go_to_the_updater_and_change_role_there(world: World) -> None:
@@ -348,9 +343,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_comes_a_task_is_in_one_place_and_everything_is_released(
-    events: list[tuple[str, frozenset[TaskId]]],
-) -> None:
+def test_whatever_comes_a_task_is_in_one_place(events: list[tuple[str, frozenset[TaskId]]]) -> None:
     world = World()
     group: set[TaskId] = set()
     for kind, tasks in events:
@@ -391,13 +384,9 @@ def _happen(world: World, group: set[TaskId], kind: str, tasks: frozenset[TaskId
     elif kind == "round":
         world.updater.finish_round()
     elif kind == "recovery":
-        works, world.works[:] = list(world.works), []
-        for work in works:
-            work()
+        world.work()
     else:
-        posted, world.posted[:] = list(world.posted), []
-        for event in posted:
-            event()
+        world.deliver()
 
 
 def _check(world: World, events: object) -> None:
@@ -414,9 +403,6 @@ def _check(world: World, events: object) -> None:
     ]
     assert len(places) == len(set(places)), (events, places)
     assert not set(places) & set(manager.suspended), (events, "suspended, but somewhere")
-
-
-# --- brokers that do not do their part (note 051) -------------------------------------------------
 
 
 def test_a_task_that_cannot_be_recovered_holds_up_no_other(world: World) -> None:

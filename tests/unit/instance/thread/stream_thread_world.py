@@ -1,5 +1,4 @@
-"""A stream thread with a fake job and fake recovery, for the tests of its loop and of its
-failures."""
+"""A stream thread with a fake job and fake recovery, for tests of its loop and of its failures."""
 
 from __future__ import annotations
 
@@ -86,11 +85,10 @@ class World:
             new_incarnation=lambda: next(self.incarnations),
         )
 
-    def give_task(self) -> ActiveTask:
-        task = ActiveTask(
-            id=TASK, inputs=(IN,), stores=(), state=TaskState.RUNNING, epoch=self.book.epoch(TASK)
-        )
-        task.positions[IN] = self.committed_offset
+    def give_task(self, task_id: TaskId = TASK, tp: TopicPartition = IN) -> ActiveTask:
+        epoch = self.book.epoch(task_id)
+        task = ActiveTask(id=task_id, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch)
+        task.positions[tp] = self.committed_offset if task_id == TASK else 0
         self.thread.add([task])
         return task
 

@@ -1,7 +1,5 @@
 """What becomes of a batch that fails: fewer records, or all but one (notes 041, 042)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +20,7 @@ from everflow.protocol.messages import (
     BatchRequest,
     BatchResult,
 )
-from everflow.records import CommittedOffset, TopicPartition
+from everflow.records import CommittedOffset, TaskId, TopicPartition
 from unit.instance.thread.stream_thread_world import IN, TASK, World
 
 PAYMENTS = TopicPartition("payments", 0)
@@ -74,7 +72,7 @@ class MergedWorld(World):
         super().__init__()
         self.each, self.paid = orders_each, 0
 
-    def give_task(self) -> ActiveTask:
+    def give_task(self, task_id: TaskId = TASK, tp: TopicPartition = IN) -> ActiveTask:
         task = ActiveTask(
             id=TASK,
             inputs=(IN, PAYMENTS),
@@ -138,9 +136,8 @@ class Poison:
 )
 def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named: bool) -> None:
     made = world()
-    made.behave = poison = Poison(made, kind, {37, 700}, named)
-    made.give_task()
-    made.end = 1_000
+    poison = Poison(made, kind, {37, 700}, named)
+    made.fed(poison, 1_000)
     until_all_read(made, 400)
     assert poison.dead == [37, 700]
     assert poison.committed == [n for n in range(1_000) if n not in (37, 700)]
@@ -150,9 +147,7 @@ def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named
 
 def test_where_no_handler_goes_on_the_instance_stops_with_the_record() -> None:
     made = world(goes_on=False)
-    made.behave = Poison(made, "worker", {3}, named=False)
-    made.give_task()
-    made.end = 10
+    made.fed(Poison(made, "worker", {3}, named=False))
     with pytest.raises(WorkerDiedError, match="on in-0@3"):
         until_all_read(made, 100)
 
@@ -163,9 +158,7 @@ def test_a_record_that_fails_though_it_is_left_out_stops_the_instance() -> None:
     def always(request: BatchRequest) -> BatchResult:
         raise failed("record", record=BadRecord("in", 0, 4, "node"))
 
-    made.behave = always
-    made.give_task()
-    made.end = 10
+    made.fed(always)
     with pytest.raises(FatalError, match="in-0@4"):
         until_all_read(made, 10)
 
@@ -178,9 +171,7 @@ def test_what_a_handler_has_said_fail_of_is_not_asked_about_again() -> None:
         runs.append(1)
         raise failed("record", record=BadRecord("in", 0, 4, "node"), judged=True)
 
-    made.behave = fails
-    made.give_task()
-    made.end = 10
+    made.fed(fails)
     with pytest.raises(FatalError, match="in-0@4"):
         until_all_read(made, 10)
     assert len(runs) == 1
@@ -208,9 +199,8 @@ class Slow:
 @pytest.mark.parametrize("kind", ["migrated", "retriable", "worker"])
 def test_a_batch_that_meets_a_time_out_gets_smaller_until_it_ends(kind: str) -> None:
     made = world()
-    made.behave = slow = Slow(made, 3.0, 10_000, kind)
-    made.give_task()
-    made.end = 100_000
+    slow = Slow(made, 3.0, 10_000, kind)
+    made.fed(slow, 100_000)
     until_all_read(made, 1_000)
     assert slow.sizes[:2] == [100_000, 100_000], "once may be bad luck"
     assert max(slow.sizes[2:]) <= 50_000
@@ -226,18 +216,15 @@ def test_a_failure_that_came_at_once_is_no_matter_of_size() -> None:
             raise failed("retriable", "no broker answers")
         return made.commit(request)
 
-    made.behave = away
-    made.give_task()
-    made.end = 100_000
+    made.fed(away, 100_000)
     until_all_read(made, 100)
     assert {request.ranges[IN] for request in made.requests} == {(0, 100_000)}
 
 
 def test_a_plan_with_functions_begins_small_and_keeps_to_what_a_record_costs() -> None:
     made = world(functions=True)
-    made.behave = slow = Slow(made, 3.0, 300_000, "hang")
-    made.give_task()
-    made.end = 20_000
+    slow = Slow(made, 3.0, 300_000, "hang")
+    made.fed(slow, 20_000)
     until_all_read(made, 200)
     assert slow.sizes[0] == FIRST_WITH_FUNCTIONS
     assert max(slow.sizes[2:]) <= 400, "what costs 3 ms a record has a second for a batch"
@@ -255,9 +242,8 @@ def test_a_call_of_a_second_each_leaves_the_batch_in_bounds() -> None:
 def test_after_a_hang_batches_are_as_large_as_what_a_record_seemed_to_cost() -> None:
     made = world()
     assert made.thread.retries.size == BatchSize()
-    made.behave = slow = Slow(made, 10.0, 300_000, "hang")
-    made.give_task()
-    made.end = 100_000
+    slow = Slow(made, 10.0, 300_000, "hang")
+    made.fed(slow, 100_000)
     until_all_read(made, 5_000)
     assert slow.sizes[0] == 100_000
     assert slow.sizes[1] == 333
@@ -276,9 +262,7 @@ def test_a_merge_that_was_made_small_grows_back(orders_each: int) -> None:
             raise failed("worker")
         return made.commit(request)
 
-    made.behave = dies_at_first
-    made.give_task()
-    made.end = 1_000
+    made.fed(dies_at_first, 1_000)
     for _ in range(6):
         made.turn()
     assert {r.end - r.start for r in made.requests[-1].ranges.values()} == {1}
@@ -314,14 +298,12 @@ def test_a_batch_has_as_many_bytes_as_there_is_memory_for_what_is_made_of_them()
 
 def test_after_a_worker_that_died_the_same_range_is_read_with_half_the_bytes() -> None:
     made = world(memory=WorkerMemory(WORKER_BYTES + 800 * MIB))
-    made.end = 1_000
 
     def die(request: BatchRequest) -> BatchResult:
         made.behave = made.commit
         raise failed("worker")
 
-    made.behave = die
-    made.give_task()
+    made.fed(die, 1_000)
     until_all_read(made, 10)
     first, second = made.requests
     assert second.ranges == first.ranges

@@ -1,7 +1,5 @@
 """What a batch prints and counts, and which processes an instance may end."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a stream thread does after each event: the table of the module, row by row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -141,8 +139,6 @@ def test_a_dying_worker_gets_smaller_batches_before_it_is_given_up() -> None:
         assert not failures.in_vain(died, now_ms, smallest=False)
     assert failures.in_vain(died, 9_000, smallest=True)
 
-
-# --- the table ------------------------------------------------------------------------------------
 
 A, B = TopicPartition("in", 0), TopicPartition("in", 1)
 TASKS = {

@@ -1,7 +1,5 @@
 """One task's brokers are silent: the others go on, and the error names it (notes 018, 051)."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,14 +29,7 @@ class TwoTasks(World):
         super().__init__()
         self.read = {IN: 0, OTHER: 0}
         self.book.own([OTHER_TASK])
-        other = ActiveTask(
-            id=OTHER_TASK,
-            inputs=(OTHER,),
-            state=TaskState.RUNNING,
-            epoch=self.book.epoch(OTHER_TASK),
-        )
-        other.positions[OTHER] = 0
-        self.thread.add([other])
+        self.give_task(OTHER_TASK, OTHER)
         self.give_task()
         self.end = 10
 

@@ -1,7 +1,5 @@
 """The loop of a stream thread with a fake job: what runs when, and what an abort means."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,8 +75,7 @@ def test_what_comes_meanwhile_is_left_where_several_logs_are_merged(world: World
 
 
 def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
-    """A third as long as the last batch took and `most_rest_ms` at the most; not behind a full
-    batch, and not before a command."""
+    """A third of the last batch, `most_rest_ms` at most; not behind a full one or a command."""
     limits = replace(world.thread.settings.limits, most_rest_ms=40)
     world.thread.settings = replace(world.thread.settings, limits=limits)
     world.thread.retries.limits = limits
@@ -197,8 +194,7 @@ def test_a_thread_rests_until_the_broker_has_ended_its_transaction(world: World)
 
 
 def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world: World) -> None:
-    """What its recovery saw of the input's end is there to read; the poller's figure counts as soon
-    as there is one."""
+    """Its recovery saw the input's end; the poller's figure counts once there is one."""
     task = world.give_task()
     task.ends = {IN: 40}
     world.end = 60
@@ -219,8 +215,7 @@ def test_no_job_where_nothing_is_new_but_one_before_the_workers_end(world: World
 
 
 def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(world: World) -> None:
-    """KIP-834: also where the last batch before it is still to be run again, and where tasks come
-    meanwhile."""
+    """KIP-834: also with a batch to be run again, and with tasks that come meanwhile."""
     task = world.give_task()
     world.end = 250
     world.turn()
@@ -273,8 +268,7 @@ def test_without_tasks_the_workers_are_kept_alive_too(world: World) -> None:
 
 
 def test_what_is_settled_is_of_a_moment_between_known_batches(world: World) -> None:
-    """The stores lag behind the changelogs from a batch's commit to its apply, and after a failure
-    until the recovery."""
+    """Stores lag behind changelogs from commit to apply, and after a failure to recovery."""
     seen: list[int | None] = []
 
     def watch(request: BatchRequest) -> BatchResult:
@@ -317,8 +311,7 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
 
 @pytest.mark.parametrize("refusals", [1, 2])
 def test_a_batch_that_a_rebalance_refused_is_tried_once_more(world: World, refusals: int) -> None:
-    """Its records would wait for the whole hand-over otherwise, after they have waited for this
-    batch already."""
+    """Else its records would wait for the whole hand-over, after this batch already."""
     given: list[Sequence[ActiveTask]] = []
     answers = ["generation: specified group generation id is not valid"] * refusals
 
@@ -364,8 +357,7 @@ def test_tasks_are_given_up_between_batches_only(world: World) -> None:
 
 
 def test_a_task_is_held_from_the_moment_it_is_given_until_it_is_given_up(world: World) -> None:
-    """Queries find it as soon as the instance calls itself RUNNING, which may be before the
-    thread's next turn."""
+    """Queries find it once the instance is RUNNING, maybe before the thread's next turn."""
     held: list[list[ActiveTask]] = []
     task = world.give_task()
     held.append(world.thread.all_tasks())
@@ -384,15 +376,7 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     world.turn()
     world.turn()
     world.book.own([OTHER_TASK])
-    other = ActiveTask(
-        id=OTHER_TASK,
-        inputs=(OTHER,),
-        stores=(),
-        state=TaskState.RUNNING,
-        epoch=world.book.epoch(OTHER_TASK),
-    )
-    other.positions[OTHER] = 0
-    world.thread.add([other])
+    world.give_task(OTHER_TASK, OTHER)
     world.turn()
     world.turn()
     world.thread.drop([TASK], lambda tasks: None)

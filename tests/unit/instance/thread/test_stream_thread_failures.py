@@ -1,7 +1,5 @@
 """What a stream thread does about a failed batch: D6's order, tries, ends."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -94,8 +92,7 @@ def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
 
 
 def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
-    """Its new owner's transactions are open for as long as it works: waiting for their end would
-    stop the tasks that stay."""
+    """To wait for its new owner's transactions would stop the tasks that stay."""
 
     def lose_and_fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
@@ -176,8 +173,7 @@ def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause(world: Wor
 
 
 def test_a_full_disk_behind_each_commit_ends_the_thread(world: World) -> None:
-    """The recovery makes room for a moment: the batch counts, and the next one fails the same
-    way."""
+    """The recovery makes room for a moment: this batch counts, the next fails the same way."""
 
     def commit_and_fail_to_apply(request: BatchRequest) -> BatchResult:
         world.commit(request)
@@ -228,9 +224,7 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
     ]
 
 
-def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_repeats_unchanged_ends_soon(world: World, caplog: pytest.LogCaptureFixture) -> None:
     said = "KeyError: 'nobody thought of it'"
 
     def fail(request: BatchRequest) -> BatchResult:
@@ -238,7 +232,6 @@ def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(
         raise failed("other", said, where=("app.py:3",))
 
     world.fed(fail)
-
     began = world.clock.monotonic_ms()
     with (
         caplog.at_level(logging.WARNING, "everflow"),
@@ -333,15 +326,7 @@ def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
     committed = lambda partitions, **_: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # noqa: E731
     world.committed = committed  # type: ignore[method-assign]
     world.book.own([OTHER_TASK])
-    other = ActiveTask(
-        id=OTHER_TASK,
-        inputs=(OTHER,),
-        stores=(),
-        state=TaskState.RUNNING,
-        epoch=world.book.epoch(OTHER_TASK),
-    )
-    other.positions[OTHER] = 0
-    world.thread.add([other])
+    world.give_task(OTHER_TASK, OTHER)
     world.give_task()
     world.end = 100
 
@@ -351,8 +336,7 @@ def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
 
 
 def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -> None:
-    """The watchdog ends its workers; how those died is not why. The line of a loop is another one
-    each time."""
+    """How the watchdog's victims died is not why; a loop's line is another one each time."""
     sizes: list[int] = []
 
     def hangs_at_7(request: BatchRequest) -> BatchResult:
@@ -410,9 +394,7 @@ def test_a_program_that_no_worker_can_build_ends_the_thread_at_once(world: World
     assert world.thread.warm.is_set(), "whoever waits for the workers must not wait for ever"
 
 
-def test_a_batch_that_the_end_cut_off_is_no_failure_to_be_told(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_cut_off_is_no_failure(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def killed(request: BatchRequest) -> BatchResult:
         world.thread.cut_off = True
         raise failed("worker", "A Python worker process died (no trace of why)")

@@ -1,7 +1,5 @@
 """A stream thread that cannot go on (KIP-671): what the handler's answers do, how often."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,9 +71,6 @@ def rest_ms(
     return found
 
 
-# --- the answer and its limits --------------------------------------------------------------------
-
-
 def test_without_a_handler_the_instance_ends() -> None:
     assert asked(None) is None
     assert rest_ms(policy(), 0, limits=None) is None
@@ -125,9 +120,6 @@ def test_the_whole_application_is_asked_to_end() -> None:
     assert shut == [BAD]
 
 
-# --- the thread -----------------------------------------------------------------------------------
-
-
 class TwoTasks(World):
     """`TASK` fails at offset 7 of its partition until it is mended; `OTHER_TASK` never does."""
 
@@ -139,15 +131,7 @@ class TwoTasks(World):
         policy = Uncaught(lambda _: None, handler)
         self.thread.services = replace(self.thread.services, uncaught=policy.limits_for)
         self.book.own([TASK, OTHER_TASK])
-        self.both = []
-        for name, tp in ((TASK, IN), (OTHER_TASK, OTHER)):
-            epoch = self.book.epoch(name)
-            task = ActiveTask(
-                id=name, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch
-            )
-            task.positions[tp] = 0
-            self.both.append(task)
-        self.thread.add(self.both)
+        self.both = [self.give_task(), self.give_task(OTHER_TASK, OTHER)]
 
     def process(self, request: BatchRequest) -> BatchResult:
         wanted = request.ranges.get(IN)

@@ -1,7 +1,5 @@
 """The inputs' ends: a log that has shrunk below what was read is never passed over in silence."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,9 +80,7 @@ def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_t
         (RetriableError("nobody answers"), "nobody answers", "lost records"),
     ],
 )
-def test_why_a_log_is_shorter_is_what_the_topics_id_tells(
-    ids: tuple[str, str] | EverflowError, said: str, unsaid: str
-) -> None:
+def test_a_topic_id_says_why(ids: tuple[str, str] | EverflowError, said: str, unsaid: str) -> None:
     polled = Polled(100, 12)
     polled.ids = ids
     polled.poll()
@@ -135,8 +131,7 @@ def test_the_error_reaches_the_stream_threads() -> None:
 
 
 def test_an_instance_that_ends_is_refused_by_its_client_not_by_brokers() -> None:
-    """They counted as away then: after four seconds the batch in flight was cut off, though they
-    would have taken its commit."""
+    """Counted as away, they cut off after 4 s a batch whose commit they would have taken."""
     polled, stopping = Polled(0, 12), threading.Event()
 
     def read(asked: Sequence[TopicPartition]) -> Ends:
@@ -332,8 +327,7 @@ def test_an_answer_that_is_older_than_what_was_told_does_not_go_back() -> None:
 
 
 def test_who_comes_to_wait_is_not_held_up_by_what_is_known_already(following: Following) -> None:
-    """A fetch that was held back while nobody waited tells of old growth: the next one is not
-    paused for."""
+    """A fetch that was held back tells of old growth: the next one is not paused for."""
     paused: list[float] = []
     following.ends.idle(0, True)
     following.until_live()

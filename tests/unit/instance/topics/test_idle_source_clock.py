@@ -1,7 +1,5 @@
 """When a source's sources moves its time, and to what (note 025)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """Internal and output topics, racks: created once (I10), validated, expired (scenario 15)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations_with_replacement
 
@@ -258,9 +256,7 @@ def test_a_topic_that_brokers_delete_from_by_themselves_is_no_witness(setting: s
         assert run(topics) == kept
 
 
-def test_a_topic_that_an_earlier_release_did_not_have_is_created_later_and_that_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_topic_new_in_a_release_is_created_and_told(caplog: pytest.LogCaptureFixture) -> None:
     left_out = TopicSpec("app-t-left-out-changelog", 2, {"cleanup.policy": "compact"}, LEFT_OUT)
     topics = FakeTopics(GOOD, end=10, committed=True)
     with caplog.at_level("WARNING"):

@@ -1,7 +1,5 @@
 """Topics that are no longer those of the start: made again, or with more partitions."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 
@@ -115,9 +113,7 @@ def without(topic: str) -> dict[str, TopicDescription]:
         (INPUT, MissingSourceTopicError, "--reset-offsets --to-earliest --execute --group app"),
     ],
 )
-def test_a_topic_that_stays_away_was_deleted_and_stops_the_instance(
-    topic: str, error: type[FatalError], way_on: str
-) -> None:
+def test_a_topic_that_stays_away_stops_it(topic: str, error: type[FatalError], way_on: str) -> None:
     decision = changes()
     assert decision.after(topics()) is None
     said = [decision.after(without(topic)) for _ in range(MISSING_ANSWERS)]

@@ -1,7 +1,5 @@
 """Fetches with a rack go to the near replica and back (KIP-392); one request per broker; by id."""
 
-from __future__ import annotations
-
 import base64
 import uuid
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Our own fetches without a broker: slices, passing errors, leaders that move, no long waits."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -133,6 +131,13 @@ def tap_of(broker: Broker, **values: Any) -> FetchTap:
     return tap
 
 
+def begun(broker: Broker, **values: Any) -> FetchTap:
+    """One that reads `TP` from its start."""
+    tap = tap_of(broker, **values)
+    tap.go_to({TP: 0})
+    return tap
+
+
 def reader_of(broker: Broker, latest: bool = False) -> LogReader:
     return LogReader({}, latest=latest, tap=tap_of(broker), stable_end=broker.stable_end)
 
@@ -157,8 +162,7 @@ def test_the_next_fetch_is_sent_before_this_one_is_handed_out() -> None:
 def test_what_goes_on_fetches_beyond_the_asked_end_as_far_as_records_are_there() -> None:
     broker = Broker({0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c", b"d"])})
     broker.end = 4
-    tap = tap_of(broker, ahead=True)
-    tap.go_to({TP: 0})
+    tap = begun(broker, ahead=True)
     assert tap.take({TP: 2}, 1.0)[TP].values == [b"a", b"b"]
     assert broker.fetched == [0, 2]
     assert tap.take({TP: 3}, 1.0)[TP].values == [b"c"]
@@ -176,16 +180,14 @@ def slices(tap: FetchTap, end: int, most_bytes: int) -> Iterator[tuple[list[byte
 
 def test_slices_are_bounded_and_end_at_the_asked_end() -> None:
     broker = Broker({0: batch(0, [b"a", b"b", b"c"]), 3: batch(3, [b"d", b"e"])})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert list(slices(tap, 4, 4)) == [([b"a", b"b"], 2), ([b"c"], 3), ([b"d"], 4)]
     assert list(slices(tap, 5, 4)) == [([b"e"], 5)], "what was received already is still there"
     assert broker.fetched == [0, 3]
 
 
 def test_a_tail_without_records_moves_the_position_too() -> None:
-    tap = tap_of(Broker({0: batch(0, [b"a"]), 1: markers(1)}))
-    tap.go_to({TP: 0})
+    tap = begun(Broker({0: batch(0, [b"a"]), 1: markers(1)}))
     assert list(slices(tap, 2, 1 << 20)) == [([b"a"], 1), ([], 2)]
 
 
@@ -223,9 +225,7 @@ def test_empty_answers_end_in_the_stall_and_not_before() -> None:
         (RetriableError("nobody there"), "does not answer: nobody there", "ransaction"),
     ],
 )
-def test_why_nothing_comes_is_what_the_leader_says(
-    stable: int | EverflowError, said: str, unsaid: str
-) -> None:
+def test_the_leader_says_why_none_come(stable: int | EverflowError, said: str, unsaid: str) -> None:
     broker = Broker({0: b""})
     broker.stable = stable
     with pytest.raises(RetriableError) as error:
@@ -251,8 +251,7 @@ def test_errors_that_stay() -> None:
 
 def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_comes() -> None:
     broker = Broker({0: None})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     while broker.now < 9:
         assert tap.take({TP: 1}, 0.05) == {}
     assert max(broker.waited) < 0.051
@@ -273,8 +272,7 @@ def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_c
 )
 def test_a_fault_leaves_the_position(fault: Any, raised: type[Exception]) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: fault})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 9}, 0.05)[TP].values == [b"a"]
     with pytest.raises(raised):
         tap.take({TP: 9}, 0.05)
@@ -284,8 +282,7 @@ def test_a_fault_leaves_the_position(fault: Any, raised: type[Exception]) -> Non
 
 def test_a_fault_that_passes_is_none_and_is_named_meanwhile() -> None:
     broker = Broker({0: [client_errors.NodeNotReadyError(1)] * 5 + [batch(0, [b"a"])]})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 1}, 0.0) == {}
     assert "log-0" in tap.trouble
     assert tap.take({TP: 1}, 2.0)[TP].values == [b"a"]
@@ -305,9 +302,7 @@ def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
 @pytest.mark.parametrize(
     "answer", [client_errors.UnknownTopicIdError(), client_errors.InconsistentTopicIdError()]
 )
-def test_a_log_of_another_topic_is_named_and_what_came_before_is_handed_out(
-    answer: Exception,
-) -> None:
+def test_a_log_of_another_topic_is_named_and_what_came_before_is_given(answer: Exception) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: answer})
     tap = tap_of(broker)
     tap.go_to({TP: 0}, ids={"log": "AAAAAAAAAAAAAAAAAAAABQ"})
@@ -322,8 +317,7 @@ def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
     first = bytearray(batch(0, [b"a"]))
     first[12:16] = (7).to_bytes(4, "big")
     broker = Broker({0: bytes(first), 1: DivergedError(0)})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
     with pytest.raises(LogTruncatedError, match=r"log-0.*offset 0") as told:
         tap.take({TP: 2}, 1.0)
@@ -338,8 +332,7 @@ def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
 def read_or_reason(answer: bytes, **values: Any) -> list[bytes | None] | str:
     broker = Broker({})
     broker.logs[TP] = defaultdict(lambda: [None], {0: [answer]})
-    tap = tap_of(broker, **values)
-    tap.go_to({TP: 0})
+    tap = begun(broker, **values)
     try:
         chunk = tap.take({TP: 9}, 0.0).get(TP)
     except RetriableError as reason:
@@ -392,8 +385,7 @@ def test_a_damaged_batch_is_named_and_fetched_again_after_a_while() -> None:
     broken = bytearray(batch(1, [b"b"]))
     broken[-3] ^= 1
     broker = Broker({0: batch(0, [b"a"]), 1: [bytes(broken), batch(1, [b"b"])]})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
     for _ in range(3):
         with pytest.raises(CorruptBatchError, match="log-0, offset 1") as damaged:
@@ -413,8 +405,7 @@ def test_batches_of_old_formats_are_read_too(magic: int, codec: int) -> None:
     for at in range(3):
         builder.append(at, 1000 + at, b"k", b"old %d" % at)
     broker = Broker({0: bytes(builder.build()) + batch(3, [b"new"])})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     chunk = tap.take({TP: 4}, 1.0)[TP]
     assert chunk.values == [b"old 0", b"old 1", b"old 2", b"new"]
     assert chunk.offsets.tolist() == [0, 1, 2, 3]
@@ -424,8 +415,7 @@ def test_batches_of_old_formats_are_read_too(magic: int, codec: int) -> None:
 def test_several_batches_of_one_answer_are_taken_up_to_any_end() -> None:
     answer = batch(0, [b"a", b"b"]) + markers(2) + batch(3, [b"c"]) + batch(4, [b"d", b"e"])
     for cuts in ([1, 3, 4, 6], [2, 5, 6], [3, 6], [6]):
-        tap = tap_of(Broker({0: answer}))
-        tap.go_to({TP: 0})
+        tap = begun(Broker({0: answer}))
         found = [chunk for cut in cuts for chunk in slices(tap, cut, 1 << 20)]
         assert [value for chunk, _ in found for value in chunk] == [b"a", b"b", b"c", b"d", b"e"]
         assert [at for _, at in found][-1] == 6
@@ -494,8 +484,7 @@ def test_a_batch_that_is_too_large_is_told_with_its_log(monkeypatch: pytest.Monk
         raise FatalError("record batch at offset 0: too much")
 
     monkeypatch.setattr(record_batches, "columns", refuse)
-    tap = tap_of(Broker({0: batch(0, [b"a"])}))
-    tap.go_to({TP: 0})
+    tap = begun(Broker({0: batch(0, [b"a"])}))
     with pytest.raises(FatalError, match=r"log-0.*offset 0"):
         tap.take({TP: 1}, 1.0)
 

@@ -1,7 +1,5 @@
 """Whom a watch of logs asks, what leaders say, and records that cannot be read."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from itertools import count

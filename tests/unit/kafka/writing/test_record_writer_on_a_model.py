@@ -1,7 +1,5 @@
 """Batches against a broker that loses and delays: what is committed is there once and in order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

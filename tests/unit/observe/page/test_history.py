@@ -1,7 +1,5 @@
 """Rates, spans, the trend and the line on top, of looks alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dead letters over HTTP: who may look and replay, once at a time, and never by accident."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
@@ -101,9 +99,7 @@ def test_a_replay_names_a_cause_and_says_what_it_did(address: str, desk: Desk) -
     assert desk.looks == 2, "what was seen before is old"
 
 
-def test_records_keep_their_times_unless_the_present_one_is_asked_for(
-    address: str, desk: Desk
-) -> None:
+def test_records_keep_their_times_unless_the_present_is_asked_for(address: str, desk: Desk) -> None:
     began_ms = int(time.time() * 1000)
     for more in ({}, {"timestamp": "record"}, {"timestamp": "now"}):
         body = json.dumps({**CAUSE._asdict(), **more}).encode()
@@ -131,9 +127,7 @@ def test_a_get_replays_nothing(address: str, desk: Desk) -> None:
         ({"Authorization": "Bearer of-nothing-good"}, 401),
     ],
 )
-def test_others_replay_nothing(
-    address: str, desk: Desk, headers: dict[str, str], status: int
-) -> None:
+def test_others_replay_none(address: str, desk: Desk, headers: dict[str, str], status: int) -> None:
     assert ask(address, "/page/replay", BODY, **headers)[0] == status
     assert desk.replays == []
 
@@ -181,9 +175,7 @@ def test_a_failure_says_why_and_the_next_may_succeed(address: str, desk: Desk) -
 @pytest.mark.parametrize(
     ("tokens", "there", "word"), [([], True, "token"), ([TOKEN], False, "topic")]
 )
-def test_without_a_token_or_a_topic_it_says_what_to_set(
-    desk: Desk, tokens: list[str], there: bool, word: str
-) -> None:
+def test_it_says_what_is_to_be_set(desk: Desk, tokens: list[str], there: bool, word: str) -> None:
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(served(tokens=tokens, desk=desk if there else None))
         for path, body in (("/page/letters", None), ("/page/replay", BODY)):

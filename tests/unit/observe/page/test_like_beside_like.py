@@ -1,7 +1,5 @@
 """Figures that stand beside one another are of the same moments, inputs and wholes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

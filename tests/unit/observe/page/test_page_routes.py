@@ -1,7 +1,5 @@
 """The page over HTTP: its files, its view and its token."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

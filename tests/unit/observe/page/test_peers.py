@@ -1,7 +1,5 @@
 """Other instances are asked rarely, within bounds, and with nothing that is for others."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json
@@ -130,9 +128,6 @@ def test_so_many_are_asked_and_who_has_left_is_forgotten(others: Others) -> None
     others.clock.advance(FORGOTTEN_MS + 1)
     others.round(HOSTS)
     assert sorted(others.peers._known) == ["b:1", "c:1"]
-
-
-# --- over HTTP ------------------------------------------------------------------------------------
 
 
 class Answering(http.server.BaseHTTPRequestHandler):

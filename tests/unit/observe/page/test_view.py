@@ -1,7 +1,5 @@
 """What the panels get: the worst first, bounded, and all instances on one page."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator
