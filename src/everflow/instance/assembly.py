@@ -390,8 +390,12 @@ class ClusterPorts:
         """They have an updater of their own, so that neither they nor the replicas wait."""
         plan, clock = self._dependencies.blueprint.plan, self._clock
         tasks = self._dependencies.blueprint.global_tasks(self._directory)
-        since = lambda: [thread.batch_since_ms for thread in instance.threads]  # noqa: E731
-        loaded = LoadedTables(plan.loaded_tables, self._directory.loaded_tables, since, clock)
+        loaded = LoadedTables(
+            plan.loaded_tables,
+            self._directory.loaded_tables,
+            lambda: [thread.batch_since_ms for thread in instance.threads],
+            clock,
+        )
         if not tasks:
             return GlobalTables((), None, instance.failed, clock, loaded)
         sources = {table.source.topic: table.source for table in plan.global_tables}
@@ -512,9 +516,12 @@ class ClusterPorts:
 
     def ends(self, instance: Instance) -> EndOffsets:
         admin, config = self._admin, self._config
-        ends = lambda asked: admin.end_offsets(asked, "read_uncommitted")  # noqa: E731
         shrunk = ShrunkLogs(
-            config.application_id, instance.running_positions, ends, self._clock, self._ids_of
+            config.application_id,
+            instance.running_positions,
+            lambda asked: admin.end_offsets(asked, "read_uncommitted"),
+            self._clock,
+            self._ids_of,
         )
         return EndOffsets(
             lambda asked: admin.list_offsets(
@@ -589,10 +596,14 @@ class ClusterPorts:
 
         freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
         own = frozenset(instance.global_tables.tasks)
-        used = lambda: instance.manager.in_use() | book.owned() | own  # noqa: E731
-        delay_ms = self._config.state_cleanup_delay_ms
-        copies, clock = instance.copies, self._clock
-        cleaner = StateCleaner(self._directory, copies, used, generation, clock, delay_ms)
+        cleaner = StateCleaner(
+            self._directory,
+            instance.copies,
+            lambda: instance.manager.in_use() | book.owned() | own,
+            generation,
+            self._clock,
+            self._config.state_cleanup_delay_ms,
+        )
         self._keeper = StateKeeper(freshness, cleaner, self._directory.sweep, self._clock)
         blueprint = self._dependencies.blueprint
         tables = blueprint.global_partitions
@@ -604,9 +615,13 @@ class ClusterPorts:
         )
         self._member = instance.member
         admin, topics = self._admin, self._topics
-        read = lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S)  # noqa: E731
-        check = Extension(instance=instance, ports=self).check
-        self._watch = TopicWatch(read, topics, instance.failed, clock, check)
+        self._watch = TopicWatch(
+            lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S),
+            topics,
+            instance.failed,
+            self._clock,
+            Extension(instance=instance, ports=self).check,
+        )
 
     # --- topics that come while it runs (`Extension`) ---------------------------------------------
 

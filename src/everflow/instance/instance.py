@@ -112,10 +112,14 @@ class EventLoop:
             try:
                 event = self._events.get(timeout=TICK_S)
             except queue.Empty:
-                event = lambda: None  # noqa: E731
+                event = _nothing
             if event is None:
                 return
             self.turn(event)
+
+
+def _nothing() -> None:
+    pass
 
 
 class InstancePorts(Protocol):
@@ -232,8 +236,13 @@ class Instance:
         # And once global tables are filled, for lookups must not miss rows.
         self.global_tables.await_filled(self.stop, self.settings.task_timeout_ms)
         deadline = Deadline(self.clock, self.settings.task_timeout_ms)
-        joining = lambda: self.member.start(JOIN_ATTEMPT_S)  # noqa: E731
-        retrying(joining, "joining the group", clock=self.clock, deadline=deadline, stop=self.stop)
+        retrying(
+            lambda: self.member.start(JOIN_ATTEMPT_S),
+            "joining the group",
+            clock=self.clock,
+            deadline=deadline,
+            stop=self.stop,
+        )
 
     # --- what others see of it -------------------------------------------------------------------
 

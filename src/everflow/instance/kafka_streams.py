@@ -522,10 +522,14 @@ class KafkaStreams(InteractiveQueries, Telling):
         # From here on the start is observed, for it may take long.
         if config.http_listen or config.otel_exporter_otlp_metrics_endpoint:
             limit_s = config.drain_timeout_ms / 1000 + END_S
-            drain = lambda: self._begin_close(limit_s, leave_group=True)  # noqa: E731
-            process_id = directory.process_id
             self._observer = observed(
-                self, self._life, self._topology, process_id, self._metrics, self._clock, drain
+                self,
+                self._life,
+                self._topology,
+                directory.process_id,
+                self._metrics,
+                self._clock,
+                drain=lambda: self._begin_close(limit_s, leave_group=True),
             )
         if config.query_listen:
             config = self.config = asked_at(config, self._served())
@@ -535,8 +539,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         if self._observer is not None:
             self._observer.know(blueprint, admin, config.exactly_once)
-        opened_log = lambda: LogReader(config.consumer(), latest=True)  # noqa: E731
-        left_out = LeftOutLogs(admin, blueprint.left_out, opened_log)
+        left_out = LeftOutLogs(
+            admin, blueprint.left_out, lambda: LogReader(config.consumer(), latest=True)
+        )
         dependencies = Dependencies(
             config=config,
             clock=self._clock,
@@ -547,8 +552,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins the group last.
-        standbys = lambda: self._standby_listener  # noqa: E731
-        ports = ClusterPorts(dependencies, context, standbys, opened, self._on_growth)
+        ports = ClusterPorts(
+            dependencies, context, lambda: self._standby_listener, opened, self._on_growth
+        )
         instance = self._life.instance = self._wired(ports)
         instance.uncaught = self._uncaught
         asked = self._query_ports(dependencies, instance)

@@ -86,8 +86,13 @@ def prepare_cluster(
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
     topics, deadline = ClusterTopics(admin, config), Deadline(clock, config.task_timeout_ms)
-    prepared = lambda: topics.prepared(topology, cluster_id, directory)  # noqa: E731
-    blueprint = retrying(prepared, "preparing topics", clock=clock, deadline=deadline, stop=stop)
+    blueprint = retrying(
+        lambda: topics.prepared(topology, cluster_id, directory),
+        "preparing topics",
+        clock=clock,
+        deadline=deadline,
+        stop=stop,
+    )
     if not any(blueprint.inputs.values()):
         raise TopologyError(
             "The topology reads no topic; add builder.stream(...) or builder.table(...)."
@@ -126,9 +131,13 @@ def _fence_recorded(
     config: StreamsConfig, directory: StateDirectory, clock: Clock, stop: threading.Event
 ) -> None:
     recorded = directory.transactional_ids
-    deadline = Deadline(clock, config.task_timeout_ms)
-    fence = lambda: fence_all(config.producer(), recorded, FENCE_ATTEMPT_S)  # noqa: E731
-    retrying(fence, "fencing earlier writers", clock=clock, deadline=deadline, stop=stop)
+    retrying(
+        lambda: fence_all(config.producer(), recorded, FENCE_ATTEMPT_S),
+        "fencing earlier writers",
+        clock=clock,
+        deadline=Deadline(clock, config.task_timeout_ms),
+        stop=stop,
+    )
     if recorded:
         log.info("Fenced %d transactional ids of earlier processes", len(recorded))
     threads = config.num_stream_threads if config.exactly_once else 0

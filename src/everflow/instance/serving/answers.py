@@ -410,8 +410,7 @@ class ServedStores:
             name, keys = of_key, [self._key(store, key)]
         since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
         name = f"backward_{name}" if asked.flag("reverse") else name
-        ask = lambda view: getattr(view, name)(*keys, since, until)  # noqa: E731
-        return self._page(asked, store, ask, what)
+        return self._page(asked, store, lambda view: getattr(view, name)(*keys, since, until), what)
 
     def _page(
         self, asked: Parameters, store: str, ask: Callable[[Any], Iterator[Any]], what: str

@@ -242,8 +242,11 @@ class Recovery:
 
     def _restore(self, task: ActiveTask, targets: Offsets, deadline: _Patience) -> None:
         incarnation = self.new_incarnation()
-        restored = lambda: self.ports.restore(task, incarnation, targets)  # noqa: E731
-        task.stores = self._retry(restored, f"restoring task {task.id}", deadline)
+        task.stores = self._retry(
+            lambda: self.ports.restore(task, incarnation, targets),
+            f"restoring task {task.id}",
+            deadline,
+        )
         task.incarnation, task.last_batch = incarnation, ""
 
     def _take_positions(
@@ -287,10 +290,11 @@ class Recovery:
         back_ms = reset_duration_ms(policy)
         if back_ms is not None:
             since_ms = max(0, self.clock.now_ms() - back_ms)
-            what = f"looking for the records of {tp} since {since_ms} ms"
-            deadline = _Patience(self.clock, self.timeout_ms, lambda: False)
-            asked = lambda: self.ports.offsets_since([tp], since_ms)  # noqa: E731
-            found = self._retry(asked, what, deadline)[tp]
+            found = self._retry(
+                lambda: self.ports.offsets_since([tp], since_ms),
+                f"looking for the records of {tp} since {since_ms} ms",
+                _Patience(self.clock, self.timeout_ms, lambda: False),
+            )[tp]
             return span[1] if found < 0 else min(max(found, span[0]), span[1])
         return span[1] if policy == "latest" else span[0]
 

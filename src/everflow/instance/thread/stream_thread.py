@@ -579,7 +579,10 @@ class StreamThread:
 
     def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
         """True if all are recovered. The manager gets back those whose brokers do not answer."""
-        lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
+
+        def lost() -> bool:
+            return any(self._lost(task) for task in tasks)
+
         exactly_once = self.settings.guarantee == EXACTLY_ONCE_V2
         writers = [self.settings.transactional_id] if exactly_once else []
         fenced = False
