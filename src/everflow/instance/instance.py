@@ -431,9 +431,8 @@ SPARE_SLOTS = 1
 
 
 class ThreadCount:
-    """Starts and ends stream threads (KIP-663), safe from any thread; one change at a time. It
-    changes ``threads``, the instance's own list, on its loop only. A new thread gets tasks once its
-    workers run. Threads hand tasks over between batches, stores open; others do not pause (I4)."""
+    """Starts and ends stream threads (KIP-663), safe from any thread; one change at a time. Changes
+    ``threads``, the instance's own list, on its loop only. Other tasks do not pause (I4)."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -611,9 +610,8 @@ class ExtensionPorts(Protocol):
 
 @dataclass(kw_only=True)
 class Extension:
-    """Takes up new topics while the instance runs (note 037): threads that run the new plan are
-    started beside the present ones, and tasks go over between two of their batches. `check` belongs
-    to the thread that watches topics; one growth at a time, on a thread of its own."""
+    """Takes up new topics while the instance runs (note 037). `check` belongs to the thread that
+    watches topics; one growth at a time, on a thread of its own."""
 
     instance: Instance
     ports: ExtensionPorts

@@ -144,14 +144,11 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def start(self) -> None:
         """Check everything that can be checked, join the group, start the threads; returns before
-        the tasks run.
-
-        Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
-        broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
-        OffsetsExpiredError, StoreLayoutError, SetupError. Then the state is ERROR. Closed meanwhile
-        it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state is
-        NOT_RUNNING.
-        """
+        the tasks run. Raises ConfigError, StateLockedError, StateFormatError, StateDiskError,
+        TaskTimeoutError (no broker within ``task.timeout.ms``), TopologyError (topics),
+        InternalTopicError, OffsetsExpiredError, StoreLayoutError, SetupError: then the state is
+        ERROR. Closed meanwhile it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt:
+        then it is NOT_RUNNING."""
         self._require_created("the instance is started")
         install()
         share_one_area()
@@ -174,18 +171,17 @@ class KafkaStreams(InteractiveQueries, Telling):
         timeout: float | str | timedelta | None = None,
         collect: str | Sequence[str] | None = None,
     ) -> Any:
-        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, at any
-        moment, the start included, as `close` does with ``leave_group``. A second signal ends the
-        draining and the batches in flight. Each signal is logged, and the call returns
-        (docs/STOPPING.md). Otherwise raises the error that stopped the instance. Signals reach it
-        only on the main thread; a SIGHUP that is ignored (``nohup``) or has a handler of the
-        program's own does not.
+        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as
+        `close` does with ``leave_group``, and return; a second signal ends the draining and the
+        batches in flight (docs/STOPPING.md). Raises the error that stopped the instance otherwise.
+        Signals reach it only on the main thread; a SIGHUP that is ignored (``nohup``) or has a
+        handler of the program's own does not.
 
-        It also ends, in the same order, once at least ``count`` records were written to the output
-        topics and committed (those of ``collect``, or all that have a name), and ``timeout`` after
-        the start (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call
-        returns the records that it got meanwhile, from others too, as a list of tuples ``key,
-        value, timestamp``, by partition; a list of topics gives a dict of lists."""
+        It also ends once at least ``count`` records were written to the output topics and committed
+        (those of ``collect``, or all that have a name), and ``timeout`` after the start (seconds,
+        ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call returns the records
+        that it got meanwhile, from others too, as a list of tuples ``key, value, timestamp``, by
+        partition; a list of topics gives a dict of lists."""
         try:
             bound = bounded_run(self._topology, self.config, count, timeout, collect)
             if bound is None:
@@ -295,22 +291,16 @@ class KafkaStreams(InteractiveQueries, Telling):
         most: int = MOST_REPLACEMENTS,
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
-        """``handler(error)`` decides what happens to a stream thread that cannot go on (KIP-671).
-        Before `start` only.
+        """``handler(error)`` decides, on the failing thread, what happens to a stream thread that
+        cannot go on (KIP-671; docs/guide/operating.md). Before `start` only.
 
-        REPLACE_THREAD: the thread begins anew: its workers are ended and fenced, its tasks
-        recovered. The task whose record or batch failed rests meanwhile (1 s, twice as long each
-        time, a minute at most), and its `TaskStatus.trouble` has the reason; the other tasks go on.
-        If any of the thread's tasks may be the cause, all of them rest. A thread is replaced
-        ``most`` times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta), and
-        only for causes that may pass; then the instance ends. SHUTDOWN_CLIENT: this instance ends
-        in state ERROR, as without a handler. SHUTDOWN_APPLICATION: all instances end, as after
-        `shut_down_application`.
-
-        The handler is called on the failing thread. If it raises, the error is logged and the
-        instance ends. Only failures of stream threads reach it, not those of the group's membership
-        or of a missing topic. Raises IllegalStateError after the start, ConfigError if ``most`` is
-        below 1, TopologyError for a wrong duration."""
+        REPLACE_THREAD: the thread begins anew. The task at fault rests meanwhile (1 s, twice as
+        long each time, a minute at most; all of the thread's tasks where that is not known), the
+        others go on. So at most ``most`` times ``within`` a time (text such as ``"10 minutes"``, ms
+        or a timedelta), and only for causes that may pass; then the instance ends. SHUTDOWN_CLIENT:
+        it ends in state ERROR, as without a handler or if that raises. SHUTDOWN_APPLICATION: all
+        instances end, as after `shut_down_application`. Raises IllegalStateError after the start,
+        ConfigError if ``most`` is below 1, TopologyError for a wrong duration."""
         self._require_created("an uncaught exception handler is set")
         if most < 1:
             raise ConfigError(
@@ -322,13 +312,9 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def pause(self) -> None:
         """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
-        `resume` (KIP-834).
-
-        Batches in flight end and commit. The instance stays a member of the group and keeps its
-        tasks: heartbeats go on, rebalances are answered, and tasks that come meanwhile are paused
-        too; its state stays what it is. A draining `close` does not wait for a resume. May be
-        called before `start`. Not remembered by the next process, and the other instances go on.
-        """
+        `resume` (KIP-834). Batches in flight end and commit. It stays a member of the group and
+        keeps its tasks and its state; tasks that come meanwhile are paused, too. May be called
+        before `start`; the next process does not remember it."""
         self._pause.pause()
 
     def resume(self) -> None:
@@ -340,54 +326,40 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
-        tasks, or is about to get it.
+        """Add a stream thread (KIP-663). Returns its name once its workers run, some seconds later,
+        and it has its share of this instance's tasks, or is about to get it; None if the instance
+        ends meanwhile, or the workers did not start within a minute.
 
-        Returns when its workers run, some seconds later; until then it has no task. Tasks that go
-        to it are handed over between two batches, without a restore; other tasks do not pause. The
-        group counts the thread from the next rebalance on, which is requested at once. The next
-        process starts with ``num.stream.threads`` again. None if the instance ends meanwhile, or
-        the workers did not start within a minute.
-
-        Raises IllegalStateError if the instance does not run, or Spark has no task slot left."""
+        Tasks go to it between two batches, without a restore. The next process starts with
+        ``num.stream.threads`` again. Raises IllegalStateError if the instance does not run, or
+        Spark has no task slot left."""
         return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
-        """Remove the stream thread that was added last (KIP-663). Returns its name when it has
-        ended; None if the instance ends meanwhile.
-
-        Its tasks go to the other threads after the batch in flight, without a restore; the group no
-        longer counts it from the next rebalance on. The last thread cannot be removed.
-
-        Raises IllegalStateError if the instance does not run or has one thread only;
-        TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: no
-        limit): the thread then stays."""
+        """Remove the stream thread that was added last (KIP-663); its tasks go to the others after
+        the batch in flight, without a restore. Returns its name when it has ended; None if the
+        instance ends meanwhile. Raises IllegalStateError if the instance does not run or has one
+        thread only; TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds
+        (None: no limit): the thread then stays."""
         return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
         """End every instance of the application, this one too, for a fault that no restart mends
-        (KIP-671).
-
-        The request goes to the others with the next rebalance, which this instance asks for at
-        once. Each ends as after a failure: in state ERROR, its ``error`` a ShutdownRequestedError
-        that names this instance; none drains, all leave the group. Does not wait for them. Later
-        instances run. Raises IllegalStateError if this one is not a member of the group."""
+        (KIP-671). The request goes out with the next rebalance, which is asked for at once. Each
+        ends in state ERROR, with a ShutdownRequestedError that names this instance; none drains,
+        all leave the group. Does not wait for them. Later instances run. Raises IllegalStateError
+        if this one is not a member of the group."""
         instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
     def clean_up(self) -> None:
-        """Delete this instance's stores; the next start restores them from their changelogs. Before
-        `start` or after the end only.
-
-        All tasks' stores below ``<state.dir>/<application.id>`` go, under the folder's lock. What
-        is left names the instance and the transactions it may have left open, so that the next
-        start ends them. Without a folder there is nothing to clean.
-
-        Raises IllegalStateError while the instance runs; StateLockedError if another process works
-        on the folder; StateFormatError if it belongs to another application or a later release;
-        StateDiskError.
-        """
+        """Delete this instance's stores, below ``<state.dir>/<application.id>``; the next start
+        restores them from their changelogs. Before `start` or after the end only. The folder keeps
+        what names the instance and its transactions, which the next start ends. Raises
+        IllegalStateError while the instance runs; StateLockedError if another process works on the
+        folder; StateFormatError if it belongs to another application or a later release;
+        StateDiskError."""
         if self.state is not ClientState.CREATED and self.state not in ENDED:
             raise IllegalStateError(
                 f"In state {self.state.name} the stores are in use: clean up before the start, or "
@@ -438,13 +410,9 @@ class KafkaStreams(InteractiveQueries, Telling):
 
         ``leave_group`` None: a dynamic member drains (every task is processed here until another
         instance has a hot copy of it, at most ``drain.timeout.ms`` and most of ``timeout``) and
-        leaves; a static one (``group.instance.id``) stays in the group, silently: its tasks wait
-        for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic
-        one (KIP-812).
-
-        During `start`, from another thread: the start gives up what it waits for and returns, the
-        state is NOT_RUNNING.
-        """
+        leaves; a static one (``group.instance.id``) stays in the group, silently. True: drain and
+        leave, also a static one. False: stay silent, also a dynamic one (KIP-812). A `start` in
+        another thread gives up and returns; the state is NOT_RUNNING."""
         self._begin_close(timeout, leave_group)
         return self._life.states.wait_ended(timeout)
 
@@ -753,13 +721,9 @@ class Foreground:
 
 
 # --- instances that a program does not close ------------------------------------------------------
-# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
-# of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
-# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
-# public; without it nothing is closed.
-#
-# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
-# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
+# `atexit` comes too late: executors have ended by then, and batches fail in the middle. The private
+# `threading._register_atexit` calls before they end; without it nothing is closed. A notebook's
+# kernel ends the JVM of the user's Spark session first: its ``do_shutdown`` closes before that.
 
 HURRIED_S = 10.0
 

@@ -1,6 +1,5 @@
-"""Global tables: a task for each partition of their topics, followed as copies are. The group does
-not assign them, and their stores' changelog is the topic itself (note 026). Batches never read a
-store that is being filled: they read the store before it, or wait."""
+"""Global tables: a task for each partition of their topics, followed as copies are (note 026).
+Batches never read a store that is being filled: they read the one before it, or wait."""
 
 from __future__ import annotations
 
@@ -165,9 +164,8 @@ class GlobalTables:
 
 
 # --- tables that Spark loads (note 033) -----------------------------------------------------------
-# Each generation has a folder and is swapped as a whole. A batch reads the newest one as of its
-# begin; each attempt takes the newest anew. A replaced generation is removed once no batch runs
-# that began before.
+# Generations are swapped as a whole. An attempt reads the newest; a replaced one is removed once no
+# batch runs that began before.
 
 CHECKED_EVERY_MS = 1_000.0
 CLOSE_S = 5.0

@@ -57,8 +57,7 @@ class Copies:
         """The sum of the changelog positions of each copy, without active tasks that run here."""
         now_ms = self.clock.now_ms()
         with self._lock:
-            # A copy that nobody followed for too long would be rebuilt before use (if anything was
-            # written since, which is not known here).
+            # A copy that nobody followed for too long would be rebuilt before use.
             at_rest = self._at_rest.items()
             sums = {task: copy.offset_sum for task, copy in at_rest if now_ms <= copy.until_ms}
         sums.update((task, figures.offset_sum) for task, figures in self.followed().items())
@@ -76,8 +75,7 @@ class Copies:
         changelog: Callable[[TaskId, StoreSpec], TopicPartition],
         states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
     ) -> None:
-        """Read all task folders, once, before the instance joins. A store that cannot be judged is
-        left out: its task counts as cold."""
+        """Read all task folders, once, before the instance joins. What cannot be judged is cold."""
         found: list[tuple[TaskId, StoreSpec, TopicPartition]] = []
         for task in folder.tasks():
             here = set(folder.stores(task))
@@ -180,16 +178,11 @@ def _judged(
 
 
 # --- freshness ------------------------------------------------------------------------------------
-# Until when the stores of running tasks are known to have followed their changelogs (scenario
-# 13).
-#
-# A store notes when it last was at the end of its changelog. If that was longer ago than
-# ``delete.retention.ms``, it is rebuilt, since it may have missed deletes. A batch updates the
-# note for the tasks that it touches, but a task without records has no batch for days. Nothing
-# else is written to a changelog while its task is owned here, and ownership is certain only for
-# the past: until a confirmed heartbeat was *sent*. So a claim is made for a moment between two
-# batches and counts once two more heartbeats were confirmed in the same ownership. A machine that
-# was suspended, or cut off from the group, claims nothing.
+# A store that was last at the end of its changelog longer ago than ``delete.retention.ms`` is
+# rebuilt (scenario 13), and a task without records has no batch for days. Nobody else writes to a
+# changelog while its task is owned here, which is certain only until a confirmed heartbeat was
+# *sent*. So a claim for a moment between two batches counts after two more heartbeats in the same
+# ownership. A machine that was suspended, or cut off from the group, claims nothing.
 
 PROVING_HEARTBEATS = 2
 """At least one of them was sent after the claims were collected."""
@@ -331,10 +324,8 @@ class IdleTasks:
 
 @dataclass
 class StateCleaner:
-    """Removes the state of tasks that had no role here for ``state.cleanup.delay.ms``. It runs on
-    the instance's loop, where no task can get a role meanwhile. Nothing is removed while the
-    instance is not running in a settled group: after a crash or an eviction copies wait for the
-    group's next assignment (I6)."""
+    """Removes the state of tasks that had no role here for ``state.cleanup.delay.ms``, on the
+    instance's loop, and only in a settled group: else copies wait for the next assignment (I6)."""
 
     folder: StateDirectory
     copies: Copies

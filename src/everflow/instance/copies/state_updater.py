@@ -1,6 +1,5 @@
-"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9). To
-promote a task, the updater releases its open stores and recovery replays the tail; demotion is the
-reverse (`task.StandbyTask`)."""
+"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9). A
+promoted task is released with open stores, of which recovery replays the tail."""
 
 from __future__ import annotations
 
@@ -52,9 +51,8 @@ class StalledCopy(NamedTuple):
 
 @dataclass
 class StalledCopies:
-    """The copies that make no progress, and why: each waits by itself, and the others go on. Owned
-    by the updater's thread; any thread may call `stalled`. Unlike Kafka Streams the instance does
-    not end after ``task.timeout.ms``: it logs an error."""
+    """The copies that make no progress, and why. Owned by the updater's thread; any thread may call
+    `stalled`. After ``task.timeout.ms`` the instance goes on and logs an error (note 051)."""
 
     timeouts: TaskTimeouts
     clock: Clock
@@ -147,13 +145,12 @@ HOT_AGAIN_AT_MOST_MS = 600_000.0
 @dataclass(frozen=True, kw_only=True)
 class UpdaterServices:
     """Effects of the updater, all called on its thread. ``open_follower``: a reader over no
-    partition yet; each role has one. ``stable_ends``: last stable offsets, of logs whose leaders
-    answer. ``prepare(task, store, state, incarnation)``: the opened, claimed and judged store.
-    ``distrust(task, store, reason)``: the next ``prepare`` rebuilds the store. ``became_hot``: a
-    copy has reached ``acceptable.recovery.lag``. ``restores``: gets the progress of warm-ups; must
-    not raise. ``standbys``: the user's listener. ``paused``: no copy reads. ``taken(task,
-    changelog, position, chunk)``: the records of a chunk that enter the store. ``doubt_topics``:
-    logs of these topics lack the next records, so the topics may have been created again."""
+    partition yet, one for each role. ``stable_ends``: of logs whose leaders answer. ``prepare(task,
+    store, state, incarnation)``: the opened, claimed and judged store. ``distrust(task, store,
+    reason)``: the next ``prepare`` rebuilds it. ``became_hot``: a copy has reached
+    ``acceptable.recovery.lag``. ``restores``: the progress of warm-ups; must not raise.
+    ``standbys``: the user's listener. ``taken(task, changelog, position, chunk)``: the records that
+    enter the store. ``doubt_topics``: logs of these lack the next records: created again?"""
 
     open_follower: Callable[[], Follower]
     states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]]
@@ -583,9 +580,8 @@ BUDGETS: Mapping[TaskRole, tuple[int, int]] = {
     TaskRole.STANDBY: (5_000, 1 << 18),
 }
 """Of each role, in the order of a round, over all its partitions: the most records near the ends of
-its changelogs, and bytes of keys and values far behind. A round bounds how long a promotion waits;
-larger slices are no cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by
-message 2.5)."""
+its changelogs, and bytes of keys and values far behind. Larger slices are no cheaper, and a round
+bounds how long a promotion waits."""
 
 
 class FollowedRound(Protocol):
@@ -611,8 +607,7 @@ class Follower(Protocol):
 
 @dataclass
 class CopyLanes:
-    """One `Follower` per role; owned by one thread. So standbys never delay a warm-up, for which
-    the group waits, and a warm-up never starves the standbys."""
+    """One `Follower` per role; owned by one thread. Standbys never delay a warm-up, nor it them."""
 
     open_follower: Callable[[], Follower]
     _followers: dict[TaskRole, Follower] = field(default_factory=dict)

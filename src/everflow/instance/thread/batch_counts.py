@@ -1,9 +1,5 @@
 """Counts the records that committed micro-batches read, wrote and dropped, and logs the dropped
-ones.
-
-Dropped records are logged at once and then once a minute: Kafka Streams logs a warning for each,
-which may be a hundred thousand lines for one micro-batch.
-"""
+ones: at once and then once a minute, for one batch may have a hundred thousand."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Plans what the next batch of a stream thread reads.
-
-Some of what the logs have is left for later: inputs of tasks that wait for another input
-(``max.task.idle.ms``), that rest after a failure, or whose leaders do not answer.
-"""
+"""Plans what the next batch of a stream thread reads. Left for later: inputs of tasks that wait for
+another one (``max.task.idle.ms``), that rest after a failure, or whose leaders do not answer."""
 
 from __future__ import annotations
 
@@ -113,8 +110,7 @@ class BatchPlanner:
 def unread(
     tasks: Iterable[ActiveTask], ends: Offsets, resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
-    """The unprocessed offsets of ``tasks``: all inputs of each task that has some and does not
-    rest. Of a thousand tasks few have, and a turn costs what those do (note 018)."""
+    """The unprocessed offsets of ``tasks``: all inputs of each that has some and does not rest."""
     found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
         for tp, position in task.positions.items():
@@ -149,13 +145,9 @@ class ReadableInputs(NamedTuple):
 
 @dataclass
 class TaskIdling:
-    """Decides which tasks wait for an input that has nothing, and for how long. Pure; times are
-    monotonic ms.
-
-    Kafka Streams asks before each record whether every input of the task has one, or is known to
-    have none. Here it is asked before each micro-batch, and the merge ends a batch where an input
-    that is still waited for runs dry (`everflow.worker.order`).
-    """
+    """Decides which tasks wait for an input that has nothing, and for how long. Pure; monotonic ms.
+    Asked before each micro-batch, not each record as in Kafka Streams; the merge ends a batch where
+    an input that is still waited for runs dry (`everflow.worker.order`)."""
 
     idle_ms: int
     left_ms: float = math.inf

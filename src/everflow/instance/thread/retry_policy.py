@@ -2,35 +2,9 @@
 
 `StreamThread` reports each event and carries out the `RetryDecision`: it logs its lines, waits and
 runs its batch. An error that the policy raises ends the thread, unless the uncaught exception
-handler replaces it. The first row that applies decides.
-
-| event | condition | decision |
-| --- | --- | --- |
-| `batch_failed` | always | end the workers, fence, recover all tasks, then `recovered` |
-| `recovery_failed` | writers are fenced | give back the tasks whose brokers do not answer |
-| | else | recover again |
-| `recovered` | Spark has ended, or a batch was committed and then failed as ``fatal`` | end |
-| | the batch had been committed | plan a new batch behind it |
-| | its record is a lost task's | retry the same batch |
-| | its record is known, and a handler may skip it | the next attempt asks the handler |
-| | kinds of `_AT_ONCE`; a Column that fails on the first record of its partition | end |
-| | a Column that fails on another record | run what is before the record |
-| | kinds of `_CERTAIN`, the second time, unless fewer records may help | end |
-| | kinds that do not pass, the third time after two seconds, likewise | end |
-| | ``retriable``, caused by some of several tasks | plan anew, without those that failed |
-| | ``hang``; ``worker`` the second time | search in a smaller batch, in the end task by task |
-| | any other, the second time, after a long attempt | retry half of the batch |
-| | any other | retry the same batch |
-| `batch_aborted` | the group's generation moved on | retry at once; tasks stay for one attempt |
-| | else | retry the same batch after a moment |
-| `batch_committed` | always | forget failures; tasks rest of which a log was silent |
-| `uncaught` | the handler replaces within its limits, and it may pass | the tasks at fault rest |
-| | else | end |
-| before a plan, and each failed attempt | a task's `task.timeout.ms` is over | TaskTimeoutError |
-
-Pauses between retries double from 0.1 to 5 s. Owned by one stream thread; any thread may read
-`trouble` and call `troubles`. Times are monotonic ms. Design notes 041, 042, 047 and 051.
-"""
+handler replaces it. Design note 042 has the table of events and decisions; see also 041, 047 and
+051. Owned by one stream thread; any thread may read `trouble` and call `troubles`. Times are
+monotonic ms."""
 
 from __future__ import annotations
 
@@ -115,8 +89,7 @@ _REPLACEABLE = (
     TaskTimeoutError,
     StateDiskError,
 )
-"""What another service, another setting of a topic, more memory or room, or a broker that is back
-may mend while the instance runs; a damaged entry, a new one in the changelog."""
+"""What another service, setting, more room, or a broker that is back may mend meanwhile."""
 _COMPUTING = ("operators", "columns")
 """The phases of a batch that grow with its records only."""
 _ADDRESSES = re.compile(
@@ -190,8 +163,7 @@ class RepeatedFailures:
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
         """True if the thread gives up after ``failure``, which has been counted. ``smallest``: no
-        smaller batch gets further or tells more (`PlannedBatch.least`); until then a worker's death
-        is no reason to, since the record is not known yet."""
+        smaller batch gets further or tells more (`PlannedBatch.least`)."""
         if failure.kind in _AT_ONCE:
             return True
         searched = failure.kind in _SMALLER and not smallest
@@ -213,9 +185,8 @@ class RepeatedFailures:
 
 @dataclass
 class BadRecordSearch:
-    """Progress of the search for a record that fails its batch. ``left``: as many records as the
-    batch had that failed last, less those committed since; until there are none, batches do not
-    grow again. By the number, not the place: of merged inputs one can be far ahead of another."""
+    """Progress of the search for a record that fails its batch. ``left``: records of the batch that
+    failed last, less those committed since; until there are none, batches do not grow again."""
 
     left: int
     began_ms: float

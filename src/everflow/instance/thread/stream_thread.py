@@ -1,8 +1,5 @@
-"""A stream thread runs the micro-batches of its tasks. `run_once` is the body of its loop (D1).
-
-Its Python thread owns it and its `Job`. Other threads send it commands and read its public
-attributes.
-"""
+"""A stream thread runs the micro-batches of its tasks. `run_once` is the body of its loop (D1). It
+owns its `Job`. Other threads send it commands and read its public attributes."""
 
 from __future__ import annotations
 
@@ -103,14 +100,13 @@ class ThreadSettings:
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they have ended;
-    ``on_failed(error)`` is called once, when the thread ends with an error.
-    ``committed(positions)`` is called behind each commit. ``paused()``: nothing is processed
-    (KIP-834). ``consumed(topics)``: the application has consumed all their records.
-    ``global_tasks()``: where the global tables are now. ``uncaught(error)``: see
-    `Uncaught.limits_for`. ``give_back(tasks, why)``: the thread no longer has these tasks, for they
-    cannot be recovered here now. ``worker_memory()``: the share of the thread's worker, by the
-    present number of threads. ``topic_ids()``: the known ids of topics at the start.
-    ``doubt_topics(topics)``: leaders reported other topics of these names."""
+    ``on_failed(error)`` is called once, when the thread ends with an error,
+    ``committed(positions)`` behind each commit. ``paused()``: KIP-834. ``consumed(topics)``: the
+    application has consumed all their records. ``global_tasks()``: where the global tables are now.
+    ``uncaught(error)``: see `Uncaught.limits_for`. ``give_back(tasks, why)``: it no longer has
+    them, for they cannot be recovered here now. ``worker_memory()``: its worker's present share.
+    ``topic_ids()``: as of the start. ``doubt_topics(topics)``: leaders reported other topics of
+    these names."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -133,8 +129,7 @@ class ThreadServices:
 
 
 def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[TopicPartition, int]:
-    """The worker asks the brokers some ms after the ends of the logs were known, and gets the
-    records that came since: they need not wait for the next batch. Not those of a task that merges
+    """The worker gets the records that came since the ends were known. Not of a task that merges
     several logs: older ones of another may not be here yet. A retry reads what was planned."""
     alone = [tp for task in served if len(task.inputs) == 1 for tp in task.inputs]
     ends = {tp: planned.ranges[tp] for tp in alone if tp in planned.ranges}
@@ -360,9 +355,8 @@ class StreamThread:
 
     def run_once(self) -> bool:
         """One turn of the loop; True if a micro-batch was committed."""
-        # 1. Carry out the task manager's commands, between batches only: so no batch loses a task
-        # while it runs. A batch that was refused only because the group had moved on counts as in
-        # flight once more: it is committed before its tasks are handed over.
+        # 1. Carry out commands, between batches only. A batch that was refused only because the
+        # group had moved on counts as in flight: it is committed before its tasks are handed over.
         if not self._refused:
             self._take_commands()
         self._refused = False
@@ -395,8 +389,7 @@ class StreamThread:
         )
         if planned is None:
             if self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms)):
-                # A record has come to a thread without any: others share its batch, where they come
-                # as seldom as it was waited for.
+                # A record has come after a rest: others may share its batch (note 018).
                 now_ms = self.clock.monotonic_ms()
                 self._rests_until_ms = now_ms + min(self._rest_ms, now_ms - self._rests_until_ms)
             return False
@@ -557,10 +550,9 @@ class StreamThread:
             log.log(level, "Stream thread %d: %s", self.number, text)
 
     def _recover_after(self, failure: BatchFailure) -> None:
-        """Find out whether the failed batch was committed. `Recovery.recover` takes the positions
-        from the committed offsets, so a committed batch is not run again. A task that is lost
-        meanwhile has a new owner, for whose open transaction this thread must not wait: the
-        recovery begins again without the task, once its removal has arrived."""
+        """Find out whether the failed batch was committed: `Recovery.recover` takes the positions
+        from the committed offsets. A task that is lost meanwhile has a new owner, for whose
+        transaction nobody must wait: the recovery begins again without it."""
         restoring = [task for task in self.tasks.values() if task.state is TaskState.RESTORING]
         tasks = [task for task in restoring if not self._lost(task)]
         before = positions_of(tasks)
@@ -668,8 +660,7 @@ def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[Ac
 
 
 class StreamThreadExceptionResponse(enum.Enum):
-    """The answer of a handler of uncaught exceptions: REPLACE_THREAD, SHUTDOWN_CLIENT (this
-    instance) or SHUTDOWN_APPLICATION (all of them)."""
+    """REPLACE_THREAD, SHUTDOWN_CLIENT (this instance) or SHUTDOWN_APPLICATION (all of them)."""
 
     REPLACE_THREAD = "REPLACE_THREAD"
     SHUTDOWN_CLIENT = "SHUTDOWN_CLIENT"
@@ -682,12 +673,10 @@ UncaughtExceptionHandler: TypeAlias = "Callable[[EverflowError], StreamThreadExc
 
 @dataclass(frozen=True)
 class Uncaught:
-    """The user's handler of uncaught exceptions (KIP-671), and its limits; without a handler every
-    uncaught error ends the instance. ``shut_down_all``: asks every instance to end.
-
-    Kafka Streams replaces a thread as often as the handler answers so. For a cause that does not
-    pass this costs a recovery and a batch again and again. So `RetryPolicy` replaces a thread only
-    for causes that may pass, after growing rests, and a limited number of times."""
+    """The user's handler of uncaught exceptions (KIP-671, note 047), and its limits; without a
+    handler every uncaught error ends the instance. ``shut_down_all``: asks every instance to end.
+    Unlike Kafka Streams, `RetryPolicy` replaces a thread only for causes that may pass, after
+    growing rests."""
 
     shut_down_all: Callable[[EverflowError], None]
     handler: UncaughtExceptionHandler | None = None

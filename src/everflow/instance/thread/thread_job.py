@@ -58,10 +58,9 @@ def pack(
     ahead_bytes: int,
     held_bytes: int,
 ) -> Parcel:
-    """The resident step of a plan, with the program's variables as they are now; no secrets, for
-    all of it is serialised through Spark. ``partitions``: the number of each input topic;
-    ``held_bytes``: limit of a worker's changed pages of stores (`RetainedPages`). TopologyError
-    with the user's line for a value that cannot be serialised."""
+    """The resident step of a plan, with the program's variables as they are now; no secrets, for it
+    is serialised through Spark. ``partitions``: of each input topic; ``held_bytes``: limit of a
+    worker's changed pages of stores (`RetainedPages`). TopologyError with the user's line."""
     sink = KafkaSink(handlers.topic, WorkerPorts(held_bytes), layouts)
     resident = ResidentStep(
         step=TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=handlers),

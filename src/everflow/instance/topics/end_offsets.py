@@ -1,9 +1,5 @@
 """Reads where the input partitions end, and wakes the stream threads that have new records (D1).
-
-While a stream thread is at work, it asks for the ends when it needs them. While it waits for
-records, the brokers are asked to report new ones (`Growth`); only if they cannot, the ends are
-polled every few ms.
-"""
+While one waits, the brokers are asked to report new ones (`Growth`); else the ends are polled."""
 
 from __future__ import annotations
 
@@ -54,13 +50,11 @@ class Growth(Protocol):
 @dataclass
 class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks
-    otherwise.
-
-    ``read`` asks the brokers; its answer lacks logs whose leaders do not answer, and it raises
-    RetriableError if no broker answers. ``check`` None: an end before a position is not an error.
-    ``stopping``: set once ``read`` may fail because the instance ends. ``open_growth`` None: the
-    ends are polled every ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends` and `idle`
-    may be called from any thread."""
+    otherwise. ``read`` asks the brokers; its answer lacks logs whose leaders do not answer, and it
+    raises RetriableError if no broker answers. ``check`` None: an end before a position is no
+    error. ``stopping``: set once ``read`` may fail because the instance ends. ``open_growth`` None:
+    the ends are polled every ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends`,
+    `idle`: any thread."""
 
     read: Callable[[Sequence[TopicPartition]], Offsets]
     clock: Clock
@@ -132,9 +126,8 @@ class EndOffsets:
         return self._ends
 
     def refresh(self, timeout_ms: float) -> bool:
-        """Have the ends read now, unless they just were or the brokers report them by themselves,
-        and wait for the answer for at most ``timeout_ms``. Without `start` nothing is read. Returns
-        True if there was a question."""
+        """Have the ends read now, unless they just were or the brokers report them, and wait at
+        most ``timeout_ms``. True if there was a question; without `start` there is none."""
         with self._answered:
             fresh = self._live or self.clock.monotonic_ms() < self._fresh_ms
             if not self._polls or fresh:
@@ -416,9 +409,8 @@ WAIT_S = 0.5
 
 @dataclass
 class EndSums:
-    """`membership.assignor.EndSums` on the cluster; any thread may call. ``read``: last stable
-    offsets, blocking. ``partitions``: the changelogs of every task. ``stopping``: set once ``read``
-    may refuse because the instance ends."""
+    """`membership.assignor.EndSums` on the cluster; any thread. ``read``: last stable offsets,
+    blocking. ``partitions``: the changelogs of every task. ``stopping``: as for `EndOffsets`."""
 
     read: Callable[[Collection[TopicPartition]], Offsets]
     partitions: Mapping[TaskId, Sequence[TopicPartition]]
@@ -439,8 +431,7 @@ class EndSums:
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """End sums read after this call, or at most 5 s old ones if the brokers take longer than
-        0.5 s; None without any (X2). It waits a ms or two for them: older ends could lie behind the
-        members' positions, and a position beyond the end counts as no copy (X1)."""
+        0.5 s; None without any (X2). Older ones could lie behind the members' positions (X1)."""
         asked = self._ask()
         if asked is not None:
             wait([asked], WAIT_S)

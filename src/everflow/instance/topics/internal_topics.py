@@ -52,10 +52,9 @@ class TopicFacts:
 
 @dataclass(frozen=True)
 class Ran:
-    """The programs that have run in the group, by its committed offsets. ``committed``: a Kafka
-    Streams application, everflow or Java, has committed one. ``foreign``: topics with offsets of
-    another client. ``known``: their internal topics by kind, without the application's id; a kind
-    is missing if it was not kept."""
+    """The programs that have run in the group, by its committed offsets. ``committed``: by everflow
+    or Java's Kafka Streams. ``foreign``: topics with offsets of another client. ``known``: their
+    internal topics by kind, without the application's id; a kind is missing if it was not kept."""
 
     committed: bool = False
     foreign: frozenset[str] = frozenset()
@@ -103,8 +102,7 @@ class TopicAdmin(Protocol):
 
 def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
     """The fault of an existing topic; empty if it will do. Only settings that would lose or mix
-    data count; others are the operator's. Records that are deleted by age anyway need not be
-    compacted: Kafka Streams does not compact the changelogs of stream joins."""
+    data count. Changelogs of stream joins need not be compacted: Kafka Streams' are not."""
     found = []
     if facts.partitions != spec.partitions:
         found.append(
@@ -197,10 +195,9 @@ def prepare(
     ids: InputIds = NO_IDS,
     create_new: bool = False,
 ) -> frozenset[str]:
-    """Create (first start) or validate (any other) the internal topics; called before the instance
-    joins. Returns the repartition topics that keep what is not read (`keeps_unread`). ``inputs``:
-    existing partitions that the application reads. ``create_new``: ``create.new.topics``. Raises
-    InternalTopicError, OffsetsExpiredError as `is_first_start`."""
+    """Create (first start) or validate (any other) the internal topics, before the instance joins.
+    Returns the repartition topics that keep what is not read (`keeps_unread`). ``inputs``: existing
+    partitions that are read. Raises InternalTopicError, OffsetsExpiredError as `is_first_start`."""
     needed, reads = {spec.name: spec for spec in specs}, list(inputs)
     # In this order, since another instance may start for the first time meanwhile: it creates
     # topics, commits where its inputs begin, and only then writes. So records that are seen have
@@ -363,8 +360,7 @@ def require_compacted(stores: Iterable[StoreSpec], configs: Configs) -> None:
 
 
 # --- topics that change while the application runs ------------------------------------------------
-# Positions, state and the assignment belong to a topic as it was at the start. Nothing else would
-# notice: a new log that is longer than the position looks like the old one.
+# Nothing else would notice: a new log that is longer than the position looks like the old one.
 
 NO_TOPIC_ID = "A" * 22
 """The id that brokers before Kafka 2.8 return."""
