@@ -1,10 +1,6 @@
-"""Runs as many instances on this machine as they say that there should be (note 049).
-
-`change` decides, and is pure; `AutoscaledInstance` is one in a process of its own, `everflow run`
-with an address to watch it at; `Autoscaler` looks, decides and acts until it is stopped.
-`everflow.fleet` is the same loop over executor slots of a cluster. May import layer 0 and
-`everflow.client.direct`: it runs beside the instances and knows none from inside.
-"""
+"""Runs as many instances on this machine as they say that there should be (note 049). `change`
+decides, and is pure; `Autoscaler` looks, decides and acts until it is stopped, and so does
+`everflow.fleet` over executor slots. May import layer 0 and `everflow.client.direct`."""
 
 from __future__ import annotations
 
@@ -40,11 +36,9 @@ class InstanceSeen:
 
 
 def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
-    """Number of instances to start, or (negative) to end, now.
-
-    One step at a time: while an instance starts, restores or ends, what the others say is of a
-    group that is about to be another one. Down it goes by one, as each takes copies with it.
-    """
+    """Number of instances to start, or (negative) to end, now. One step at a time: while one
+    starts, restores or ends, the others speak of a group that is about to change. Down it goes by
+    one."""
     present = [one for one in seen if not one.ending]
     if len(present) < least:
         return least - len(present)
@@ -168,11 +162,8 @@ GOOD_AFTER_S = 60.0
 
 class Instance(Protocol):
     """An instance as the loop sees it: a process of this machine, or a slot of a cluster.
-
-    ``number``: used again, with the state, when it has ended. ``where``: its place, and ``tail``,
-    the last lines of what it said, for people. ``ending``: it was ordered to end; ``code``: its
-    exit code, None while it runs.
-    """
+    ``number``: used again, with the state. ``where``: its place, and ``tail``, its last lines, for
+    people. ``ending``: it was ordered to end; ``code``: its exit code, None while it runs."""
 
     @property
     def number(self) -> int: ...
@@ -197,8 +188,7 @@ class Instance(Protocol):
 @dataclass(kw_only=True)
 class Autoscaler:
     """Owned by the thread that calls `run`; others may only call `resize`. ``options``: of
-    `everflow run`; ``say``: gets a line for each event; ``after_step``: gets the instances after
-    each step."""
+    `everflow run`; ``say``: gets a line for each event; ``after_step``: the instances."""
 
     target: str
     options: Sequence[str]

@@ -1,6 +1,5 @@
-"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment. Metadata
-taken at a job's start dies with every rebalance, metadata taken blindly is ``(-1, "")`` after an
-eviction, and the broker accepts such an offset commit unfenced (scenarios 6-8)."""
+"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment. Metadata of
+a job's start dies with every rebalance, and after an eviction goes unfenced (scenarios 6-8)."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ def decide(
 
 
 _served_last: dict[int, object] = {}
-"""Worker process -> the book it reported to last. Instances in one process share Spark's workers:
-one that serves another instance is no longer ours to kill."""
+"""Worker process -> the book it reported to last: one that serves another is not ours to kill."""
 
 
 class GateBook:
@@ -162,8 +160,7 @@ class GateBook:
         self, batch_id: str, thread: int, guarantee: str, epochs: Mapping[TaskId, int]
     ) -> bool:
         """Open a batch over tasks that were recovered in these ownerships. False (and nothing
-        opened) if one of them is over: a task that was lost and came back has to be recovered
-        first. Nor for a thread that was left behind (`abandon`)."""
+        opened) if one is over, or for a thread that was left behind (`abandon`)."""
         with self._lock:
             if thread in self._abandoned or not epochs.items() <= self._epochs.items():
                 return False
@@ -210,8 +207,7 @@ class GateBook:
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
         """`decide` on the present facts, and note that the batch was answered. ``member`` must have
-        been read *before* this call: an eviction between the two shows as a change of ownership,
-        one after it as an illegal generation."""
+        been read *before* this call: an eviction between the two shows as a change of ownership."""
         with self._lock:
             batch = self._open.get(batch_id)
             decision = decide(
@@ -224,9 +220,8 @@ class GateBook:
 
 @dataclass(frozen=True)
 class GateBackend:
-    """The group member as the gate sees it, and the ``clients`` settings of workers. ``commit``: at
-    least once, through the member; False: the group is rebalancing, the offsets are held back and
-    go with the next batch. An error is a no."""
+    """The group member, and the ``clients`` settings of workers. ``commit``: at least once, through
+    the member; False: the offsets are held back and go with the next batch. An error is a no."""
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]

@@ -31,17 +31,13 @@ from everflow.topology.subtopologies import cut
 class TaskStatus:
     """One task on this instance.
 
-    Attributes:
-        state: CREATED while an assigned task waits for its stream thread or for the state updater.
-        SUSPENDED while a revoked task is handed over.
-        lag: input records that wait, of a running active task; else the offsets of its changelogs
-        that its replica lacks. None: not known yet.
-        rate: records/s that the replica restores or follows.
-        remaining_s: time until the replica is complete at that rate; None: not known, 0: complete.
-        copied: offsets of its changelogs that the replica has, of ``copied + lag``; None for a
-        running active task.
-        trouble: why it makes no progress, since when and how often; None if it does.
-    """
+    Attributes: ``state`` is CREATED while an assigned task waits for its stream thread or the state
+    updater, SUSPENDED while a revoked one is handed over. ``lag``: input records that wait, of a
+    running active task; else offsets of its changelogs that its replica lacks; None: not known yet.
+    ``rate``: records/s that the replica restores or follows. ``remaining_s``: until it is complete
+    at that rate; None: not known, 0: complete. ``copied``: offsets that it has, of ``copied +
+    lag``; None for a running active task. ``trouble``: why it makes no progress; None if it
+    does."""
 
     role: TaskRole
     state: TaskState
@@ -64,8 +60,7 @@ def statuses(
     stalled_copies: Mapping[TaskId, TaskRole] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
-    ``handing_over``: revoked, not given up yet; ``stalled_copies`` make no progress and may not be
-    open yet."""
+    ``handing_over``: revoked, not given up yet; ``stalled_copies`` may not be open yet."""
     troubled = troubles or {}
     active = partial(TaskStatus, role=TaskRole.ACTIVE)
     found = {task: active(state=TaskState.CREATED, lag=None) for task in owned}

@@ -1,6 +1,5 @@
-"""Starts an instance once and ends it once; any thread may ask for either, at any moment. If the
-start is still under way, the thread that ends the instance sets the flag that every wait of the
-start checks, and begins once the start has given up."""
+"""Starts an instance once and ends it once; any thread may ask for either, at any moment. An end
+during the start sets the flag that every wait of the start checks, and waits for it."""
 
 from __future__ import annotations
 

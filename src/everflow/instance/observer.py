@@ -1,6 +1,4 @@
-"""Observes an instance for dashboards and metrics, and computes the desired number of instances.
-Other threads ask the brokers for the number of members and, while somebody watches, `BrokerFacts`.
-"""
+"""Observes an instance for dashboards and metrics, and computes the desired number of instances."""
 
 from __future__ import annotations
 

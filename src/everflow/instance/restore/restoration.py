@@ -55,10 +55,9 @@ def prepare_store(
     now_ms: int,
     sync: str = "none",
 ) -> PreparedStore:
-    """Open, claim and judge one store of a task that becomes active here; a store not to be trusted
-    is replaced by an empty one at a new path. Claimed before it is judged: no batch of an earlier
-    owner can move it in between. Call it after that owner was fenced, with a ``changelog`` looked
-    up after that (D5); None: not logged."""
+    """Open, claim and judge one store of a task that becomes active here; one not to be trusted is
+    replaced by an empty one at a new path. Claimed first: no earlier owner moves it in between.
+    Call it, with a ``changelog`` looked up (None: not logged), after that was fenced (D5)."""
     kind, kept_ms = spec.kind, spec.kept_ms
     opened = partial(LmdbStore.open, kind=kind, retention_ms=kept_ms, sync=sync)
     path = directory.store_path(task, spec.name)
@@ -84,8 +83,7 @@ def prepare_store(
     if changelog is not None:
         store.bind(changelog.cluster_id, changelog.topic_id)
         if store.position is None:
-            # Records that are read from now on miss no delete for so long: a first restore that is
-            # cut off does not begin anew.
+            # So that a first restore that is cut off does not begin anew.
             store.touch(now_ms)
     return PreparedStore(store, plan)
 

@@ -2,9 +2,7 @@
 
 fence -> committed offsets (require_stable), none below what is known to be committed -> target =
 log end read_uncommitted, taken after that -> wait until the last stable offset reaches it -> claim
-and replay [store's position, target] -> run. Each arrow closes a way to lose or double data:
-scenarios 1, 2 and 4.
-"""
+and replay [store's position, target] -> run. Each arrow: scenarios 1, 2 and 4."""
 
 from __future__ import annotations
 
@@ -110,11 +108,10 @@ class Recovery:
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
         ``fence``: transactional ids that may still write for them. Returns the starting offsets of
-        partitions without a committed one (the caller commits them before anything is processed, so
-        that a later start is never taken for a first one), and the committed offsets. Raises
-        RetriableError, OffsetsWentBackError among them; OffsetsExpiredError, StoppedError;
-        FatalError for an offset out of range with policy ``none``; TaskMigratedError once it has to
-        wait although ``given_up()``."""
+        partitions without a committed one, which the caller commits before anything is processed,
+        and the committed offsets. Raises RetriableError, OffsetsWentBackError among them;
+        OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
+        ``none``; TaskMigratedError once it has to wait although ``given_up()``."""
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
         changelogs = sorted(
@@ -314,16 +311,14 @@ def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
 
 
 # --- lower bounds of committed offsets (note 064) -------------------------------------------------
-# Committed offsets only grow while the group lives. A coordinator that lost some (by an
-# interrupted load, or an unclean election of its log) returns old ones; a task that began there
-# would process the records between twice.
+# A coordinator that lost offsets (an interrupted load, an unclean election of its log) returns old
+# ones; a task that began there would process the records between twice.
 
 HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"
 PURGED = "records are deleted only behind what is committed"
 SETTLED_MS = 10_000.0
-"""The markers of a transaction have arrived by then: such offsets are used without waiting for
-pending ones, and records are deleted behind them."""
+"""The markers of a transaction have arrived by then: pending ones need no waiting."""
 
 
 class LowerBound(NamedTuple):
@@ -376,8 +371,7 @@ class CommittedLowerBounds:
                     known.settled = _higher(known.settled or bound, bound)
 
     def replaced(self, offsets: Offsets) -> None:
-        """As `raised`, at least once: this process has just committed them, lower ones too, for a
-        task that was recovered while its offsets waited for the group."""
+        """As `raised`, at least once: this process has just committed them, maybe lower ones."""
         with self._lock:
             for tp, offset in offsets.items():
                 if tp in self._known and offset < self._known[tp].latest.offset:
@@ -427,10 +421,9 @@ def _below(
 
 
 # --- transactions of instances that vanished (D6) -------------------------------------------------
-# An open transaction blocks committed offsets and readers until its time-out, 10 to 20 s after a
-# kill. So an instance that takes over a task lists the open transactions and the processes that
-# live, and re-initialises the ids of the others. A member's client id ends with its process id
-# (`assembly.group_settings`); if one does not, nothing is done.
+# An open transaction blocks committed offsets and readers until its time-out. An instance that takes
+# over a task re-initialises the ids of processes that are gone. A member's client id ends with its
+# process id (`assembly.client_id`); if one does not, nothing is done.
 
 _PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 

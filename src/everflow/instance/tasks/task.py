@@ -206,10 +206,9 @@ def deal(
     previous: Mapping[TaskId, int],
     running: Collection[TaskId] = (),
 ) -> dict[TaskId, int]:
-    """Stream thread of every task: balanced (loads differ by at most one) and stable.
-    Deterministic. As many ``running`` tasks stay on their thread as the balance allows, because a
-    move is a pause. A task that comes back displaces none. Sub-topologies are spread. ValueError
-    without threads."""
+    """Stream thread of every task: balanced (loads differ by at most one), stable, deterministic.
+    ``running`` tasks stay on their thread as far as the balance allows; one that comes back
+    displaces none. Sub-topologies are spread. ValueError without threads."""
     if not threads:
         raise ValueError("no stream threads to deal tasks to")
     ordered = sorted(set(tasks))
@@ -320,9 +319,8 @@ class StalledTask:
 @dataclass
 class TaskTimeouts:
     """Decides how long a task may go without progress (KIP-572), and when it is tried again. Pure;
-    monotonic ms. Owned by one thread; any thread may call `stalled`. A stalled task rests between
-    two attempts, so that others make progress: the longer an attempt delayed them, the longer it
-    rests. A first failure is never too late."""
+    monotonic ms. Owned by one thread; any thread may call `stalled`. A stalled task rests the
+    longer, the longer an attempt delayed the others. A first failure is never too late."""
 
     limit_ms: float
     _stalled: dict[TaskId, StalledTask] = field(default_factory=dict)

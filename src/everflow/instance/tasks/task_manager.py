@@ -1,8 +1,7 @@
-"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time. Runs on
-the instance's loop only. A task is always in at most one place: recovering, on one stream thread,
-being given up by it, followed by the state updater, or being released by that. `reconcile` moves it
-on from there. A task that is in no place but was here a moment ago is suspended, its stores open:
-it may come back in another role (reference 5.1)."""
+"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time, on the
+instance's loop only. A task is in at most one place: recovering, on one stream thread, being given
+up by it, followed by the state updater, or being released by that. One in no place that was here a
+moment ago is suspended, its stores open: it may come back (reference 5.1)."""
 
 from __future__ import annotations
 
@@ -240,9 +239,8 @@ class TaskManager:
             task = by_id.get(task_id)
             if task is None:
                 continue
-            # Owned without a break since it ran? A task that was lost and came back must be
-            # recovered, and so must a task of whose last batch it is not known whether it was
-            # committed.
+            # A task that was lost and came back must be recovered, and so must one of whose last
+            # batch it is not known whether it was committed.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
             ours = whole and task_id in self.owned and task_id in self.gate.owned()
             if ours and self.services.fits(task):
