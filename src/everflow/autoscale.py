@@ -89,7 +89,6 @@ class AutoscaledInstance:
         return self.process.poll()
 
     def status(self) -> dict[str, Any] | None:
-        """The answer of its `/status`; None without an answer."""
         try:
             found: dict[str, Any] = json.loads(asked(f"http://{self.address}/status", LOOK_S))
             return found
@@ -221,7 +220,6 @@ class Autoscaler:
         self.least, self.most = least, most
 
     def step(self) -> None:
-        """Read the status of the instances, and start or end some."""
         self._collect()
         wanted = change([one.seen() for one in self.instances], self.least, self.most)
         if self.clock() >= self._rests_until_s:

@@ -44,7 +44,6 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        """The number of the first signal."""
         self.count = 0
         self._raising = True
         self._arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -52,7 +51,6 @@ class StopSignals:
         self._unraisable = sys.unraisablehook
 
     def install(self) -> StopSignals:
-        """Own the signals from now on."""
         if threading.current_thread() is threading.main_thread():
             self._before = {
                 number: signal.signal(number, self._on_signal)
@@ -85,7 +83,6 @@ class StopSignals:
         return self.first is not None and self._raising
 
     def only_count(self) -> None:
-        """From now on only count signals: the end is under way."""
         self._raising = False
 
     def over(self) -> None:

@@ -79,8 +79,6 @@ class InstanceSettings:
 
 
 class Pool(Protocol):
-    """The part of a `ThreadPoolExecutor` that an instance needs."""
-
     def submit(self, work: Callable[[], None], /) -> object: ...
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
@@ -258,7 +256,6 @@ class Instance:
         return {tp: offset for positions in found for tp, offset in positions.items()}
 
     def settled_tasks(self) -> list[Settled]:
-        """The running tasks, each as of its thread's last moment between batches."""
         found = []
         for thread in self.threads:
             # before the tasks: a task that arrives now was recovered later, as its stores have it

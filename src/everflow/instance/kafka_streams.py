@@ -547,7 +547,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         directory.close(clean=clean)
 
     def _launch_spark_ahead(self) -> None:
-        """Spark's JVM, and its workers' daemon, start beside what else a start does."""
         from everflow.spark.job import discard_daemon, launch_daemon_ahead
         from everflow.spark.launch import jvm_launch
         from everflow.spark.session import launch_ahead
@@ -681,7 +680,6 @@ class Foreground:
             self.streams._begin_close(self.timeout_s, self.leave_group)
 
     def _overdue(self) -> bool:
-        """True if the shutdown takes too long. It then goes on in the background."""
         if self._ending_since_s == math.inf:
             return False
         over = time.monotonic() - self._ending_since_s > self.timeout_s
@@ -735,7 +733,6 @@ class _Unclosed:
         self._process = 0
 
     def watch(self, instance: KafkaStreams) -> None:
-        """It is closed when the program ends, unless its end has begun by then."""
         with self._lock:
             self._started.add(instance)
             first, self._process = self._process != os.getpid(), os.getpid()
@@ -748,7 +745,6 @@ class _Unclosed:
             _before_kernel_ends(self._close)
 
     def running(self) -> list[KafkaStreams]:
-        """Those that were started in this process and have not begun to end."""
         with self._lock:
             # Otherwise a fork's copy: the instance is its parent's.
             mine = self._process == os.getpid()

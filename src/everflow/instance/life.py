@@ -39,7 +39,6 @@ class InstanceLife:
         self.hurry = threading.Event()
         """Set to end the draining and cut off batches in flight."""
         self.ending = ""
-        """The step of the shutdown, in words; empty before it."""
         self._lock = threading.Lock()
         self._start_over = threading.Event()
         self._start_over.set()

@@ -228,8 +228,6 @@ RECENT = (names.RECORD_LATENCY, names.RECORD_LATENESS, names.BATCH_LATENCY, name
 
 
 class Observed(Protocol):
-    """The part of `KafkaStreams` that is looked at."""
-
     config: StreamsConfig
 
     @property
@@ -249,7 +247,6 @@ class Observer:
     raw: Metrics
     clock: Clock
     subject: Observation
-    """The constants of an instance."""
     folder: Path | None = None
     count_members: Callable[[], int] = lambda: 0
     members: int | None = None
@@ -293,7 +290,6 @@ class Observer:
     # --- observations ----------------------------------------------------------------------------
 
     def observe(self) -> Observation:
-        """The instance now, or at most `FRESH_MS` ago."""
         with self._lock:
             now_ms = self.clock.monotonic_ms()
             if self._seen is None or now_ms - self._seen[0] >= FRESH_MS:

@@ -45,7 +45,6 @@ class GlobalTables:
     _targets: dict[TaskId, tuple[Path, int]] = field(default_factory=dict)
     """Each store's last path, and the end of its topic's partition then."""
     _filled: dict[TaskId, tuple[TaskStore, ...]] = field(default_factory=dict)
-    """The stores that were read up to that end."""
     _started: bool = False
     _failure: EverflowError | None = None
     _waits: EverflowError | None = None

@@ -127,7 +127,6 @@ def concerned(
     silent: Iterable[object],
     logs: Mapping[TaskId, Iterable[object]],
 ) -> dict[TaskId, TaskRole]:
-    """The tasks of ``roles`` that have one of the ``silent`` logs."""
     gone = set(silent)
     return {task: role for task, role in roles.items() if gone.intersection(logs.get(task, ()))}
 

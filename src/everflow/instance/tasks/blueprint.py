@@ -67,7 +67,6 @@ class Blueprint:
         return found
 
     def purged(self) -> list[TopicPartition]:
-        """Partitions from which only everflow deletes records, once they were read."""
         topics = sorted(self.kept)
         return [TopicPartition(name, n) for name in topics for n in range(self.partitions[name])]
 

@@ -403,7 +403,6 @@ class CommittedLowerBounds:
 
 
 def _higher(one: LowerBound, other: LowerBound) -> LowerBound:
-    """Of two with the same offset, the one of this process."""
     return max(one, other, key=lambda bound: (bound.offset, bound.witness == HERE))
 
 
@@ -421,9 +420,9 @@ def _below(
 
 
 # --- transactions of instances that vanished (D6) -------------------------------------------------
-# An open transaction blocks committed offsets and readers until its time-out. An instance that takes
-# over a task re-initialises the ids of processes that are gone. A member's client id ends with its
-# process id (`assembly.client_id`); if one does not, nothing is done.
+# An open transaction blocks committed offsets and readers until its time-out. So who takes over a
+# task fences the ids of processes that are gone. A member's client id ends with its process id
+# (`assembly.client_id`); if one does not, nothing is done.
 
 _PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 

@@ -155,7 +155,6 @@ def fitted(
 def concerning(
     tasks: Iterable[ActiveTask], partitions: Collection[TopicPartition]
 ) -> list[ActiveTask]:
-    """The tasks that read one of ``partitions`` or have it as a changelog."""
     return [
         task
         for task in tasks
@@ -325,7 +324,6 @@ class TaskTimeouts:
     limit_ms: float
     _stalled: dict[TaskId, StalledTask] = field(default_factory=dict)
     _others_until_ms: float = 0.0
-    """Until then only tasks that make progress run."""
 
     def failed(self, tasks: Iterable[TaskId], cause: str, now_ms: float) -> None:
         """One more attempt of each task failed. TaskTimeoutError once a task's time is over."""

@@ -35,7 +35,6 @@ log = logging.getLogger("everflow")
 
 MIGRATED_PAUSE_MS = 200.0
 NAMED = 16
-"""A log line names so many tasks and counts the others."""
 
 
 class TaskHolder(Protocol):
@@ -141,12 +140,10 @@ class TaskManager:
         self._close_unwanted(list(self.suspended))
 
     def deal_without(self, retiring: frozenset[int]) -> None:
-        """The threads have changed, or some of them retire: deal the tasks anew."""
         self.retiring = retiring
         self.reconcile()
 
     def close(self) -> None:
-        """Start nothing any more and end the recoveries."""
         self._closing = True
         self._cancel(list(self.recovering))
 
@@ -232,7 +229,6 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has given up tasks: those still owned here go on, the others are suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:

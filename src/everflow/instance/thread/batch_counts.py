@@ -20,9 +20,7 @@ from everflow.records import LATE_UNMATCHED, KeyPlaces
 # --- the rows of print_table ----------------------------------------------------------------------
 
 PRINTED_EVERY_S = 0.5
-"""A table is printed at most so often; each time as many rows as ``print_table`` has set."""
 HEAD_EVERY = 40
-"""After so many rows the head is printed again."""
 
 
 @dataclass
@@ -127,7 +125,6 @@ GATE = "gate"
 
 LOGGED_EVERY_MS = 60_000.0
 MOST_REMARKS = 3
-"""Remarks of one batch that are logged."""
 NOTHING: Mapping[str, Mapping[str, int]] = {}
 
 COUNTS = {
@@ -154,9 +151,7 @@ WHY = {
     "punctuation": "that failed, as the processing exception handler decided",
 }
 NOUNS = {"punctuation": "clock's call"}
-"""Nouns for drops that are not records."""
 VERBS = {LATE_UNMATCHED: "emitted"}
-"""Verbs for records that were not dropped."""
 
 
 @dataclass
@@ -181,7 +176,6 @@ class DroppedRecords:
 
 
 def misplaced_keys(keys: Iterable[KeyPlaces]) -> dict[str, str]:
-    """Log lines for topics with keys in other partitions than expected, by topic."""
     return {one.topic: _misplaced(one) for one in keys if one.misplaced}
 
 

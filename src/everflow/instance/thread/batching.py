@@ -159,7 +159,6 @@ def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetR
 def without(
     ranges: Ranges, left_out: Collection[TopicPartition]
 ) -> dict[TopicPartition, OffsetRange]:
-    """``ranges``, with nothing of the partitions that are left out."""
     return {tp: OffsetRange(r.start, r.start) if tp in left_out else r for tp, r in ranges.items()}
 
 

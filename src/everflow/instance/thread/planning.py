@@ -151,7 +151,6 @@ class TaskIdling:
 
     idle_ms: int
     left_ms: float = math.inf
-    """Time until the first task has waited long enough, as of the last plan."""
     _until: dict[TopicPartition, float] = field(default_factory=dict)
     """Until when an input that has nothing is waited for; one that has something is left out."""
 
@@ -202,7 +201,6 @@ class IdleSources:
     sources: Mapping[int, Mapping[str, IdleSource]]
     consumed: Callable[[Collection[str]], bool]
     left_ms: float = math.inf
-    """Time until the first source counts as idle, as of the last plan."""
     _since: dict[TopicPartition, float] = field(default_factory=dict)
     _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
 

@@ -62,7 +62,6 @@ SEARCH_LOGGED_EVERY_MS = 5_000.0
 FIRST_WITH_FUNCTIONS = 1_000
 """Bound of a thread's first batch if the plan has Python functions, whose cost is unknown yet."""
 BROKERS_AWAY_MS = 5_000.0
-"""Brokers that answer later than that count as away."""
 LONG_ATTEMPT_MS = 5_000.0
 """A failure that took longer is not met a second time by all tasks together."""
 MOST_REPLACEMENTS = 5
@@ -148,8 +147,6 @@ def sameness(failure: BatchFailure) -> Sameness:
 
 @dataclass(frozen=True)
 class RepeatedFailures:
-    """Failures since the last progress. Immutable."""
-
     began_ms: float | None = None
     seen: Mapping[Sameness, int] = field(default_factory=dict)
 
@@ -349,7 +346,6 @@ class RetryPolicy:
     _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
     _pause_ms: float = FIRST_PAUSE_MS
     _failed_after_ms: float = 0.0
-    """Duration of the last failed batch."""
     _part: int = 0
     """Which task's records were last run alone, to find the one that ends its worker."""
     _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
@@ -367,7 +363,6 @@ class RetryPolicy:
         return self.quarantine.resting(now_ms) | self.stalled.timeouts.resting(now_ms)
 
     def skipped(self, planned: PlannedBatch) -> tuple[BatchFailure, ...]:
-        """Failures of earlier attempts, of the records of a batch: their handlers decide."""
         return tuple(
             failure
             for (topic, partition, offset), failure in self._skipped.items()
@@ -389,7 +384,6 @@ class RetryPolicy:
     # --- events ------------------------------------------------------------------------------
 
     def tasks_changed(self, tasks: Collection[TaskId]) -> None:
-        """The thread's tasks are others now, and begin at their positions."""
         self.quarantine.keep(tasks)
         self.stalled.timeouts.keep(tasks)
         self.search = None

@@ -300,7 +300,6 @@ class StreamThread:
         return EverflowError(f"Stream thread {self.number} failed: {error!r}")
 
     def _turn(self) -> None:
-        """`run_once`. After an error the user's handler may have the thread begin anew."""
         try:
             self.run_once()
         except StoppedError:

@@ -35,7 +35,6 @@ SILENT_PERIOD_MS = 1_000.0
 """Between two questions about logs whose leaders do not answer."""
 NAMED = 5
 FOLLOW_S = 1.0
-"""Maximal duration of one wait for new records."""
 
 
 class Growth(Protocol):
@@ -70,7 +69,6 @@ class EndOffsets:
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._all_watched: frozenset[TopicPartition] = frozenset()
-        """The partitions of all threads, rebuilt with each change of `_watched`."""
         self._ends: Offsets = {}
         """Replaced as a whole, never changed, so a reader may keep it."""
         self._idle: set[int] = set()
@@ -80,7 +78,6 @@ class EndOffsets:
         """Ends that the brokers reported since the last question."""
         self._stop = threading.Event()
         self._look = threading.Event()
-        """Set to ask before the period is over."""
         self._answered = threading.Condition(self._lock)
         self._asked = self._answers = 0
         """Questions so far, and the last one with an answer."""
@@ -144,7 +141,6 @@ class EndOffsets:
 
     @property
     def any_silent(self) -> bool:
-        """True if the leaders of some logs do not answer though others do."""
         return bool(self._silent)
 
     def silent_ms(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:

@@ -82,8 +82,6 @@ NO_IDS = InputIds()
 
 
 class TopicAdmin(Protocol):
-    """The part of the cluster's administration that this module needs."""
-
     def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]: ...
 
     def create(self, topics: Iterable[TopicSpec]) -> None:
