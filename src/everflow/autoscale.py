@@ -37,8 +37,7 @@ class InstanceSeen:
 
 def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
     """Number of instances to start, or (negative) to end, now. One step at a time: while one
-    starts, restores or ends, the others speak of a group that is about to change. Down it goes by
-    one."""
+    starts, restores or ends, the others speak of a group that is about to change."""
     present = [one for one in seen if not one.ending]
     if len(present) < least:
         return least - len(present)
@@ -54,7 +53,6 @@ def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
 
 
 COMMAND = "from everflow.cli import main; main()"
-"""The command ``everflow``, of the package that this is."""
 LOOK_S = 5.0
 TAIL_LINES = 15
 
@@ -101,8 +99,7 @@ class AutoscaledInstance:
         return InstanceSeen(settled, status.get("desired_instances"), self.ending)
 
     def end(self, for_good: bool = True) -> None:
-        """Tell it to end in order. Returns at once. ``for_good`` makes no difference here: one that
-        is no static member hands its tasks over and leaves."""
+        """``for_good`` makes no difference: one that is no static member hands over and leaves."""
         self.ending = True
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGTERM)
@@ -252,8 +249,7 @@ class Autoscaler:
                 self._give_up_or_rest(one)
 
     def _give_up_or_rest(self, failed: Instance) -> None:
-        """Give up only if no other instance works: one that fails again and again (its host is ill)
-        is no reason to end the others."""
+        """Give up only if no other one works: an ill host is no reason to end the others."""
         if not any(one.seen().settled for one in self.instances if one is not failed):
             raise FatalError(
                 f"{self._failures} instances ended by themselves, one after the other. The last "

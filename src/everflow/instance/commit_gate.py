@@ -119,9 +119,8 @@ class GateBook:
                 self._epochs.setdefault(task, self._epoch)
 
     def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
-        """These tasks have to be given up. Batches that hold them may still commit, but only while
-        ``member`` stays in its present generation: a member that holds nothing else and is evicted
-        before `release` gets no notice of that."""
+        """These tasks have to be given up. Their batches may still commit, but only while
+        ``member`` stays in its generation: it may get no notice of an eviction before `release`."""
         with self._lock:
             for task in tasks:
                 self._owned_again.discard(task)
@@ -289,8 +288,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @dataclass(kw_only=True)
 class CommitGate:
-    """The server: one per instance, on a Unix socket in a folder that only this user may enter. Not
-    in the state folder: whoever deletes that would cut off the workers, too."""
+    """The server: one per instance, on a Unix socket in a folder that only this user may enter."""
 
     book: GateBook
     backend: GateBackend
@@ -340,8 +338,7 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 
 class DeferredOffsets:
-    """Commits offsets through the member and holds those that it would not take; ``committed`` gets
-    the others. Any thread may call."""
+    """Commits offsets through the member and holds those that it would not take. Any thread."""
 
     def __init__(self, commit: CommitOffsets, committed: Callable[[Offsets], None]) -> None:
         self._commit, self._committed = commit, committed

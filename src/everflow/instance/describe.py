@@ -31,13 +31,12 @@ from everflow.topology.subtopologies import cut
 class TaskStatus:
     """One task on this instance.
 
-    Attributes: ``state`` is CREATED while an assigned task waits for its stream thread or the state
-    updater, SUSPENDED while a revoked one is handed over. ``lag``: input records that wait, of a
-    running active task; else offsets of its changelogs that its replica lacks; None: not known yet.
-    ``rate``: records/s that the replica restores or follows. ``remaining_s``: until it is complete
-    at that rate; None: not known, 0: complete. ``copied``: offsets that it has, of ``copied +
-    lag``; None for a running active task. ``trouble``: why it makes no progress; None if it
-    does."""
+    ``state`` is CREATED while an assigned task waits for its stream thread or the state updater,
+    SUSPENDED while a revoked one is handed over. ``lag``: input records that wait, of a running
+    active task; else offsets of its changelogs that its replica lacks; None: not known yet.
+    ``rate``: records/s that the replica gets. ``remaining_s``: until it is complete at that rate;
+    None: not known, 0: complete. ``copied``: offsets that it has; None for a running active task.
+    ``trouble``: why it makes no progress; None if it does."""
 
     role: TaskRole
     state: TaskState

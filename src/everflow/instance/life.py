@@ -161,8 +161,7 @@ class InstanceEnd:
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
     def run(self) -> None:
-        """Each step is tried whatever happened in the others, for a limited time: a member that did
-        not leave would keep its tasks. Raises the first failure, after the last step."""
+        """Try each step whatever the others did, for a limited time. Raises the first failure."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
@@ -261,9 +260,8 @@ class InstanceEnd:
             )
 
     def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
-        """Wait until the batches in flight have ended; returns the threads whose batch has not. A
-        batch is cut off after `hurry`, if no broker could take its commit, or if it hangs: the next
-        recovery of its tasks makes up for it (D6)."""
+        """Wait for the batches in flight; returns the threads whose batch has not ended. It is cut
+        off as `_why_cut_off` says: the next recovery of its tasks makes up for it (D6)."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
         given_up: Deadline | None = None

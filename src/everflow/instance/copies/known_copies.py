@@ -244,8 +244,7 @@ COLLECT_PERIOD_MS = 10_000.0
 
 @dataclass
 class StateKeeper:
-    """Keeps running stores trusted and removes unused state. `turn` runs on the instance's loop;
-    what may wait, for a batch or the disk, has a thread of its own."""
+    """Keeps running stores trusted and removes unused state. `turn` runs on the instance's loop."""
 
     freshness: Freshness
     cleaner: StateCleaner
@@ -309,8 +308,7 @@ class IdleTasks:
         generation: int | None,
         now_ms: float,
     ) -> list[TaskId]:
-        """The tasks to remove now, sorted. ``generation``: of the group, None while the instance
-        does not run or during a rebalance."""
+        """The tasks to remove now, sorted. ``generation``: None in a rebalance, or not running."""
         self._since = {task: self._since.get(task, now_ms) for task in present if task not in used}
         if generation is None or generation != self._generation:
             self._generation, self._generation_ms = -1 if generation is None else generation, now_ms

@@ -65,8 +65,7 @@ class StalledCopies:
     def failed(
         self, tasks: Mapping[TaskId, TaskRole], cause: str, *, rests_after_ms: float | None = None
     ) -> None:
-        """One more attempt failed. ``rests_after_ms``: for how long it delayed the other tasks;
-        None: the task is tried again at once."""
+        """``rests_after_ms``: for how long it delayed the others; None: it is tried at once."""
         now_ms = self.clock.monotonic_ms()
         for task, role in tasks.items():
             self._roles[task] = role
@@ -579,8 +578,7 @@ BUDGETS: Mapping[TaskRole, tuple[int, int]] = {
     TaskRole.STANDBY: (5_000, 1 << 18),
 }
 """Of each role, in the order of a round, over all its partitions: the most records near the ends of
-its changelogs, and bytes of keys and values far behind. Larger slices are no cheaper, and a round
-bounds how long a promotion waits."""
+its changelogs, and bytes of keys and values far behind."""
 
 
 class FollowedRound(Protocol):

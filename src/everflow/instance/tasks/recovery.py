@@ -81,9 +81,8 @@ class RecoveryPorts(Protocol):
     def restore(
         self, task: ActiveTask, incarnation: str, targets: Offsets
     ) -> tuple[TaskStore, ...]:
-        """Open the task's stores, make ``incarnation`` their owner, rebuild those not to be
-        trusted, and replay ``[position, target)`` of their changelogs. Returns the stores with
-        their (maybe new) paths. May be called again after a RetriableError."""
+        """Open the task's stores for ``incarnation``, rebuild those not to be trusted, and replay
+        ``[position, target)``. Returns them, maybe at new paths. May be called again."""
 
 
 @dataclass(kw_only=True)
@@ -152,8 +151,7 @@ class Recovery:
         return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
     def _committed(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
-        """Stable committed offsets. OffsetsWentBackError if one is below its lower bound: then none
-        of the coordinator's answer is used."""
+        """Stable committed offsets. OffsetsWentBackError, and none is used, if one went back."""
         # Starts first: another instance may commit and delete records between the two requests.
         starts = self._starts_of_purged(inputs)
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
@@ -210,8 +208,7 @@ class Recovery:
     def _real_ends(
         self, task: ActiveTask, committed: Committed, spans: Spans, deadline: _Patience
     ) -> Spans:
-        """``spans`` with the log's end where the committed offset lies behind the stable one: at
-        least once reads what open transactions of others have written."""
+        """``spans``, with the log's end where at least once has committed behind the stable one."""
         known = [tp for tp in task.inputs if tp in committed]
         behind = [tp for tp in known if committed[tp].offset > spans[tp][1]]
         if not behind:

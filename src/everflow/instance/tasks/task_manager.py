@@ -54,11 +54,10 @@ class CopyHolder(Protocol):
 class TaskServices:
     """Effects of the task manager. ``recover``: recovers tasks and commits their starting offsets;
     blocks; StoppedError once the event is set. ``submit``: runs a function on a restore thread;
-    True: it replays a tail only, and must not wait for whole restores. ``post``: queues a function
-    for the loop; from any thread. ``before_release``: commits the deferred offsets of these tasks.
-    ``release``: the member may rejoin. ``failed``: the instance has to stop. ``changed``: called
-    after every event; True: all owned tasks run. ``fits``: True if a running task has all its
-    inputs. ``rest``: a task ended here and left these stores."""
+    True: it replays a tail only. ``post``: queues a function for the loop, from any thread.
+    ``before_release``: commits the deferred offsets of these tasks. ``release``: the member may
+    rejoin. ``changed``: after every event; True: all owned tasks run. ``fits``: a running task has
+    all its inputs. ``rest``: a task ended here and left these stores."""
 
     create: Callable[[TaskId], ActiveTask]
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]

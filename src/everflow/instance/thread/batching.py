@@ -48,7 +48,6 @@ LONGEST_HELD_MS = 1_000.0
 class BatchSize:
     """The size of the next batch and the rest behind it, learnt from the batches before.
 
-    A bound, not a measured rate: a batch also has a fixed cost, and the first full one the warm-up.
     It shrinks to what fits once a batch took too long. It grows while full batches end early, to
     what would have fitted and by `GROWTH` at most; below `SMALLEST_RECORDS` always, unless its
     records cost the time. ``bytes_per_record`` is smoothed, None if unknown. ``endings``: the ms

@@ -25,8 +25,7 @@ FRESH_ENDS_MS = 20.0
 
 @dataclass(kw_only=True)
 class BatchPlanner:
-    """Owned by one stream thread. ``clocked``: sub-topologies whose tasks are in every batch, with
-    records or without; ``paused()``: nothing is processed (KIP-834)."""
+    """Owned by one stream thread. ``clocked``: as in `ThreadSettings`; ``paused()``: KIP-834."""
 
     idling: TaskIdling
     idle_sources: IdleSources

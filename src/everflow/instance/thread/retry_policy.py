@@ -373,7 +373,6 @@ class RetryPolicy:
     def troubles(
         self, tasks: Iterable[TaskId], now_ms: float, wall_ms: int
     ) -> dict[TaskId, Trouble]:
-        """Why tasks of the thread make no progress; ``wall_ms``: now by the wall clock."""
         trouble = self.trouble
         return {
             **({} if trouble is None else dict.fromkeys(tasks, trouble)),

@@ -76,11 +76,10 @@ OpenJob = Callable[[int], Job]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSettings:
-    """Settings that are constant for the thread's life. Times in ms. ``clocked``: sub-topologies
-    whose tasks are in every batch, with records or without, because the wall clock calls their
-    methods; ``keep_alive_ms`` is then at most the shortest of their intervals. ``idle``: inputs
-    with an idleness time-out, by sub-topology and topic. ``functions``: the plan has Python
-    functions; ``may_continue(stage, node)`` as in `RetryPolicy`."""
+    """Constant for the thread's life; times in ms. ``clocked``: sub-topologies that are in every
+    batch, for the wall clock calls their methods; ``keep_alive_ms`` is at most the shortest of
+    their intervals. ``idle``: inputs with an idleness time-out, by sub-topology and topic.
+    ``functions``: the plan has Python functions; ``may_continue``: `RetryPolicy`."""
 
     application_id: str
     guarantee: str
@@ -100,13 +99,12 @@ class ThreadSettings:
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they have ended;
-    ``on_failed(error)`` is called once, when the thread ends with an error,
-    ``committed(positions)`` behind each commit. ``paused()``: KIP-834. ``consumed(topics)``: the
-    application has consumed all their records. ``global_tasks()``: where the global tables are now.
-    ``uncaught(error)``: see `Uncaught.limits_for`. ``give_back(tasks, why)``: it no longer has
-    them, for they cannot be recovered here now. ``worker_memory()``: its worker's present share.
-    ``topic_ids()``: as of the start. ``doubt_topics(topics)``: leaders reported other topics of
-    these names."""
+    ``on_failed(error)`` is called once, when it ends with an error, ``committed(positions)`` behind
+    each commit. ``paused()``: KIP-834. ``consumed(topics)``: the application has consumed all their
+    records. ``global_tasks()``: where the global tables are now. ``uncaught``:
+    `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered here now.
+    ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
+    ``doubt_topics(topics)``: other topics of these names?"""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -178,7 +176,6 @@ class StreamThread:
     hung: Hung | None = None
     """The last batch whose workers the watchdog killed; set before it kills them."""
     recovering: Recovering | None = None
-    """Set while it recovers from a failed batch and processes none of its tasks."""
     cut_off: bool = False
     """The shutdown killed the workers of the batch in flight: its failure is expected."""
     settled_ms: int | None = None

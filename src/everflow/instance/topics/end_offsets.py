@@ -25,8 +25,7 @@ REPORTED_FRESH_MS = 10.0
 BUSY_PERIOD_MS = 5_000.0
 """The ends are asked for so often if no thread waits for them, or the brokers report new records"""
 LOG_PERIOD_MS = 20.0
-"""...and of each log no oftener than that, as it costs 20 us: 1,000 of them every 20 s. The second
-question, or a broker's report, shows a log that has shrunk below what was read of it."""
+"""...and of each log no oftener than that: a question costs 20 us for each."""
 FOLLOW_AFTER_MS = 1_000.0
 """The start has other work to do first."""
 OTHERS_PAUSE_MS = 10.0
@@ -334,8 +333,7 @@ PERIOD_MS = 1_000.0
 @dataclass
 class ShrunkLogs:
     """Compares positions with ends that were asked for after them. Owned by the poller of the ends.
-    ``log_ends``: read_uncommitted, as after a change of the guarantee a position may lie beyond the
-    last stable offset; RetriableError. ``topic_ids``: at the start and now; "" if not known."""
+    ``log_ends``: read_uncommitted; RetriableError. ``topic_ids``: at the start and now, or ""."""
 
     application_id: str
     running_positions: Callable[[], Offsets]

@@ -133,9 +133,8 @@ def is_first_start(
     spans: Mapping[TopicPartition, tuple[int, int]],
     why_none: Callable[[], str],
 ) -> bool:
-    """Decides whether this is the first start: no offsets of a Kafka Streams application, nor any
-    record in an internal topic (D5). OffsetsExpiredError, with the reason ``why_none``, if internal
-    topics have records but the group has no offsets: that would count twice (scenario 15)."""
+    """True without offsets of a Kafka Streams application and without a record in an internal topic
+    (D5). OffsetsExpiredError, with ``why_none``, for records without offsets (scenario 15)."""
     if ran.committed:
         return False
     filled = sorted({tp.topic for tp, (start, end) in spans.items() if end > start})
@@ -339,8 +338,7 @@ Configs = Callable[[Iterable[str]], Mapping[str, Mapping[str, str]]]
 
 
 def require_compacted(stores: Iterable[StoreSpec], configs: Configs) -> None:
-    """TopologyError for a reused topic whose records are deleted. ``configs``: of existing topics;
-    one whose brokers do not tell is let pass."""
+    """TopologyError for a reused topic that deletes records. ``configs``: of those that tell."""
     of_topic = {store.source_topic: store for store in stores if store.source_topic is not None}
     if not of_topic:
         return
