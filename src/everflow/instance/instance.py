@@ -1,5 +1,4 @@
-"""Joins an instance's parts: the order in which they start, and their reactions to events. It runs
-on a cluster (`ClusterPorts`), or on a simulated one (note 011)."""
+"""Joins an instance's parts: how they start and react; on a cluster or simulated (note 011)."""
 
 from __future__ import annotations
 

@@ -144,11 +144,13 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def start(self) -> None:
         """Check everything that can be checked, join the group, start the threads; returns before
-        the tasks run. Raises ConfigError, StateLockedError, StateFormatError, StateDiskError,
-        TaskTimeoutError (no broker within ``task.timeout.ms``), TopologyError (topics),
-        InternalTopicError, OffsetsExpiredError, StoreLayoutError, SetupError: then the state is
-        ERROR. Closed meanwhile it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt:
-        then it is NOT_RUNNING."""
+        the tasks run.
+
+        Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
+        broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
+        OffsetsExpiredError, StoreLayoutError, SetupError: then the state is ERROR. Closed meanwhile
+        it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt: then it is
+        NOT_RUNNING."""
         self._require_created("the instance is started")
         install()
         share_one_area()
@@ -196,8 +198,7 @@ class KafkaStreams(InteractiveQueries, Telling):
     @staticmethod
     def running(application_id: str | None = None) -> list[KafkaStreams]:
         """The instances, of one application or of all, that were started in this process and have
-        not begun to end: where a notebook's cell that was run again has taken the variable of one,
-        ``KafkaStreams.running()[0].close()`` ends it."""
+        not begun to end. ``KafkaStreams.running()[0].close()`` ends one without a variable."""
         found = _unclosed.running()
         return [one for one in found if application_id in (None, one.config.application_id)]
 
@@ -292,7 +293,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
         """``handler(error)`` decides, on the failing thread, what happens to a stream thread that
-        cannot go on (KIP-671; docs/guide/operating.md). Before `start` only.
+        cannot go on (KIP-671; design note 047). Before `start` only.
 
         REPLACE_THREAD: the thread begins anew. The task at fault rests meanwhile (1 s, twice as
         long each time, a minute at most; all of the thread's tasks where that is not known), the
@@ -312,9 +313,11 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def pause(self) -> None:
         """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
-        `resume` (KIP-834). Batches in flight end and commit. It stays a member of the group and
-        keeps its tasks and its state; tasks that come meanwhile are paused, too. May be called
-        before `start`; the next process does not remember it."""
+        `resume` (KIP-834).
+
+        Batches in flight end and commit. It stays a member of the group and keeps its tasks and its
+        state; tasks that come meanwhile are paused, too. May be called before `start`; the next
+        process does not remember it."""
         self._pause.pause()
 
     def resume(self) -> None:
@@ -326,39 +329,43 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """Add a stream thread (KIP-663). Returns its name once its workers run, some seconds later,
-        and it has its share of this instance's tasks, or is about to get it; None if the instance
-        ends meanwhile, or the workers did not start within a minute.
+        """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
+        tasks, or is about to get it.
 
-        Tasks go to it between two batches, without a restore. The next process starts with
-        ``num.stream.threads`` again. Raises IllegalStateError if the instance does not run, or
-        Spark has no task slot left."""
+        Its workers start first, for some seconds. Tasks go to it between two batches, without a
+        restore. The next process starts with ``num.stream.threads`` again. None if the instance
+        ends meanwhile, or the workers did not start within a minute. Raises IllegalStateError if
+        the instance does not run, or Spark has no task slot left."""
         return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
-        """Remove the stream thread that was added last (KIP-663); its tasks go to the others after
-        the batch in flight, without a restore. Returns its name when it has ended; None if the
-        instance ends meanwhile. Raises IllegalStateError if the instance does not run or has one
-        thread only; TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds
-        (None: no limit): the thread then stays."""
+        """Remove the stream thread that was added last (KIP-663). Returns its name when it has
+        ended; None if the instance ends meanwhile.
+
+        Its tasks go to the others after the batch in flight, without a restore. Raises
+        IllegalStateError if the instance does not run or has one thread only; TaskTimeoutError if
+        that batch takes longer than ``timeout`` seconds (None: no limit): the thread then stays."""
         return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
         """End every instance of the application, this one too, for a fault that no restart mends
-        (KIP-671). The request goes out with the next rebalance, which is asked for at once. Each
-        ends in state ERROR, with a ShutdownRequestedError that names this instance; none drains,
-        all leave the group. Does not wait for them. Later instances run. Raises IllegalStateError
-        if this one is not a member of the group."""
+        (KIP-671).
+
+        The request goes out with the next rebalance, which is asked for at once. Each ends in state
+        ERROR, with a ShutdownRequestedError that names this instance; none drains, all leave the
+        group. Does not wait for them. Later instances run. Raises IllegalStateError if this one is
+        not a member of the group."""
         instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
     def clean_up(self) -> None:
-        """Delete this instance's stores, below ``<state.dir>/<application.id>``; the next start
-        restores them from their changelogs. Before `start` or after the end only. The folder keeps
-        what names the instance and its transactions, which the next start ends. Raises
-        IllegalStateError while the instance runs; StateLockedError if another process works on the
-        folder; StateFormatError if it belongs to another application or a later release;
+        """Delete this instance's stores; the next start restores them from their changelogs. Before
+        `start` or after the end only.
+
+        The folder keeps what names the instance and its transactions, which the next start ends.
+        Raises IllegalStateError while the instance runs; StateLockedError if another process works
+        on the folder; StateFormatError if it belongs to another application or a later release;
         StateDiskError."""
         if self.state is not ClientState.CREATED and self.state not in ENDED:
             raise IllegalStateError(

@@ -26,14 +26,12 @@ REST_SHARE = 1 / 3
 REKEYED_SHARE = 0.4
 """The same behind records of several sub-topologies: more come to share the next batch."""
 FEW_SHARE = 0.6
-"""The share behind a batch of few records, for each of up to `FEW_TASKS` that had some: a batch
-costs almost the same with one record as with twenty, and records of more tasks share the next."""
+"""The share behind few records, for each of up to `FEW_TASKS` tasks: they cost a batch little."""
 FEW_TASKS = 3
 FEW_RECORDS = 3
 """So many of each task are few; with twice as many the share is a fourth of that (note 018)."""
 MANY_TASKS = 8
-"""Behind records of so many tasks it rests for longer than the batch took: reading, storing and
-committing cost by the task. A re-keyed record meets a rest in each sub-topology."""
+"""Behind records of so many tasks it rests the longest: a batch costs by the task (note 018)."""
 
 ENDINGS = 4
 """The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""

@@ -274,8 +274,7 @@ class StalledTasks:
         took_ms: float,
         now_ms: float,
     ) -> bool:
-        """True if tasks of the batch go on without each other after a passing failure, which one of
-        them, or those that the failure names, have caused."""
+        """True if the tasks that caused a passing failure go on apart from the batch's others."""
         reading = _reading(tasks.values(), planned.ranges)
         named = _named(reading, tasks, failure.partitions)
         failed = named or reading

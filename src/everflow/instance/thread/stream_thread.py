@@ -211,8 +211,7 @@ class StreamThread:
         self._rests_until_ms = 0.0
         """Until then records wait to share the next batch's commit (`commit.interval.ms`)."""
         self._rest_ms = 0.0
-        """How long they wait so behind the last batch, and at the most behind a record that wakes
-        the thread (note 018)."""
+        """The wait behind the last batch, and the longest behind a record that wakes it."""
         self._running: Running | None = None
 
     @property
@@ -236,8 +235,7 @@ class StreamThread:
         return found is not None and self.clock.monotonic_ms() - found.since_ms > SHOWN_AFTER_MS
 
     def end_hanging_batch(self, limit_ms: float) -> None:
-        """Kill the workers of a batch that runs for longer than ``limit_ms``
-        (``max.poll.interval.ms``, D7): its job fails and the thread recovers (D6)."""
+        """After ``max.poll.interval.ms`` kill its workers (D7): the thread recovers (D6)."""
         since = self.batch_since_ms
         if since is None or self.clock.monotonic_ms() - since <= limit_ms:
             return
@@ -323,8 +321,7 @@ class StreamThread:
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
 
     def _warm_up(self) -> None:
-        """Run an empty batch before the instance joins the group: the first records would wait
-        seconds for plans, daemons, imports and compiled code."""
+        """Before the instance joins: the first records would wait seconds for imports and code."""
         try:
             self._run_empty()
         finally:
@@ -656,7 +653,7 @@ def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[Ac
 
 
 class StreamThreadExceptionResponse(enum.Enum):
-    """REPLACE_THREAD, SHUTDOWN_CLIENT (this instance) or SHUTDOWN_APPLICATION (all of them)."""
+    """What a handler answers: REPLACE_THREAD, SHUTDOWN_CLIENT or SHUTDOWN_APPLICATION (all)."""
 
     REPLACE_THREAD = "REPLACE_THREAD"
     SHUTDOWN_CLIENT = "SHUTDOWN_CLIENT"
