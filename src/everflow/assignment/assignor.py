@@ -21,11 +21,8 @@ def assign(cluster: ClusterState) -> Assignment:
     """The next assignment; equal cluster states give equal answers, however they are listed (I8).
 
     A task whose owner does not change is never withheld (I4); a stateful task never becomes active
-    on a cold member while a hot copy lives (I5). Where end sums are unknown everyone keeps what it
-    has, and the group looks again soon (X2).
-
-    Raises:
-        FatalError: the decision breaks a rule of its own: a bug, nothing may be sent.
+    on a cold member while a hot copy lives (I5). Without end sums everyone keeps what it has, and
+    the group looks again soon (X2). FatalError: the decision breaks a rule of its own, a bug.
     """
     lags = Lags(cluster)
     ideal, placement = place(lags)
@@ -83,9 +80,8 @@ def cooperate(lags: Lags, ideal: Placement, placement: Placement) -> Assignment:
 
 
 def validate(lags: Lags, assignment: Assignment) -> list[str]:
-    """The faults of a decision, one phrase each: the rules of ``validate_assignment``, no stateful
-    task newly active on a cold member while a hot copy lives (I5), and no more warm-ups than the
-    budget."""
+    """Faults of a decision, one phrase each: ``validate_assignment``'s, no stateful task newly
+    active on a cold member while a hot copy lives (I5), no more warm-ups than the budget."""
     cluster = lags.cluster
     held_back = cluster.held_back - set(lags.owners)
     problems = validate_assignment(assignment, cluster.members, cluster.tasks, held_back)

@@ -92,12 +92,11 @@ class Lags:
 
 @dataclass(frozen=True)
 class Delay:
-    """What the leader remembers from decision to decision; a new leader starts empty and holds
-    nothing back.
+    """What the leader remembers between decisions; a new leader starts empty.
 
-    ``owners``: the process that held each task in the last assignment. ``lost``: held-back tasks,
-    with the process they wait for. ``deadline_ms``: when the waiting ends for all of them; a
-    further loss does not prolong it.
+    ``owners``: the process of each task in the last assignment. ``lost``: held-back tasks, with the
+    process they wait for. ``deadline_ms``: end of the waiting for all; a further loss does not
+    prolong it.
     """
 
     owners: Mapping[TaskId, str] = field(default_factory=dict)
@@ -108,11 +107,10 @@ class Delay:
 def hold_back(
     delay: Delay, cluster: ClusterState, now_ms: int, max_delay_ms: int
 ) -> tuple[Delay, ClusterState]:
-    """``cluster`` with the tasks that wait at ``now_ms``, and what to remember. A delay of 0 holds
-    nothing back.
+    """``cluster`` with the tasks that wait at ``now_ms`` (none with a delay of 0), and what to
+    remember.
 
-    Waiting ends when the member is back (same process id), when a copy elsewhere is hot, or at the
-    deadline.
+    They wait until the member is back (same process id), a copy elsewhere is hot, or the deadline.
     """
     present = {member.process_id for member in cluster.members}
     lags = Lags(cluster)

@@ -1,9 +1,8 @@
 """Finds the ideal placement, as if state could be moved for free (D8). Pure.
 
-Kafka's ideal deals the tasks anew over the sorted processes at every change, which moves most of
-them when one instance joins. Here the *numbers* per member are dealt, and who gets which is the
-placement that costs least (``task_costs``): everyone keeps what it runs up to its number, only the
-surplus moves, and the ideal of the ideal is itself.
+Kafka's ideal deals tasks anew at every change, which moves most of them. Here the *numbers* per
+member are dealt, and placement is what costs least (``task_costs``): only the surplus moves, and
+the ideal of the ideal is itself.
 """
 
 from __future__ import annotations
@@ -118,12 +117,8 @@ class Placement:
 
 
 def target(lags: Lags) -> Placement:
-    """Stateful tasks, then their standbys, then stateless tasks on top; draining members get none
-    unless all drain.
-
-    Equal cluster states give equal answers in whatever order they are listed (I8). Tasks that are
-    held back get standbys, but no owner.
-    """
+    """Stateful tasks, then their standbys, then stateless tasks; draining members get none unless
+    all drain. Equal cluster states give equal answers (I8). Held-back tasks get standbys only."""
     cluster = lags.cluster
     members = eligible(cluster)
     if not members:

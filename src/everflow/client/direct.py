@@ -1,8 +1,7 @@
 """Asks a host over HTTP past any proxy: an instance, a fleet's driver, a pod's API server.
 
-What the environment names as a proxy (``HTTP_PROXY``) is the way out of a network. It knows neither
-127.0.0.1 of this host nor the pods of a cluster, and Python's ``NO_PROXY`` has no ranges of
-addresses.
+A proxy of the environment (``HTTP_PROXY``) knows neither 127.0.0.1 of this host nor a cluster's
+pods, and Python's ``NO_PROXY`` has no ranges of addresses.
 """
 
 from __future__ import annotations

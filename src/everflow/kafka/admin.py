@@ -130,12 +130,10 @@ class TransactionState(NamedTuple):
 
 
 class ClusterAdmin:
-    """Requests about topics, offsets, groups and transactions. Safe from any thread; ``close`` when
-    done.
+    """Requests about topics, offsets, groups and transactions.
 
-    Every method retries passing faults (a topic just created, a leader that changes, the broker
-    away) until ``timeout_s`` and then raises RetriableError with the last cause; what retrying
-    cannot cure is raised at once.
+    Safe from any thread; ``close`` when done. Passing faults are retried until ``timeout_s``, then
+    RetriableError with the last cause; others are raised at once.
     """
 
     def __init__(
@@ -163,8 +161,6 @@ class ClusterAdmin:
         known = ("bootstrap.servers", "security.", "sasl.", "ssl.")
         return ClusterAdmin({key: value for key, value in config.items() if key.startswith(known)})
 
-    # --- cluster ----------------------------------------------------------------------------------
-
     def wait_until_reachable(
         self,
         timeout_s: float,
@@ -175,16 +171,10 @@ class ClusterAdmin:
     ) -> str:
         """Block until a broker answers; returns the cluster id.
 
-        Args:
-            timeout_s: seconds.
-            on_retry: called with a line for people while no broker answers, about every 3 s,
-            oftener if ``timeout_s`` is short.
-            limit: the setting that ``timeout_s`` is from, if it is one.
-            check: what a person looks at where nothing answers, as the caller names it.
-
-        Raises:
-            TaskTimeoutError: nothing answered in time; the message says what to check.
-            FatalError: brokers answer, and twice refuse this client, or it their certificate.
+        ``on_retry`` gets a line for people about every 3 s, oftener if ``timeout_s`` (seconds) is
+        short. ``limit``: the setting that it is from; ``check``: what to check where nothing
+        answers. TaskTimeoutError: nothing answered in time. FatalError: brokers answer, and twice
+        refuse this client, or it their certificate.
         """
         deadline = time.monotonic() + timeout_s
         named = f" ({limit})" if limit else ""
@@ -242,8 +232,6 @@ class ClusterAdmin:
             return str((await _metadata(link, [], left)).cluster_id)
 
         return self._retry(once, timeout_s, f"asking {self._bootstrap} for its cluster id")
-
-    # --- topics -----------------------------------------------------------------------------------
 
     def describe_topics(
         self, names: Iterable[str], timeout_s: float = _REQUEST_S
@@ -305,9 +293,8 @@ class ClusterAdmin:
         return self._retry(once, timeout_s, "reading topic configurations") if wanted else {}
 
     def creates_topics(self) -> bool | None:
-        """True if the brokers create a topic when a producer first names it
-        (``auto.create.topics.enable``); None where they do not say (no permission, a service that
-        hides it)."""
+        """True if naming a topic creates it (``auto.create.topics.enable``); None where brokers do
+        not say (no permission, a service that hides it)."""
 
         async def once(link: BrokerLink, left: float) -> bool | None:
             node = link.any_node()
@@ -381,10 +368,8 @@ class ClusterAdmin:
             self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Drop the records below the given offsets (purge of repartition topics).
-
-        Only ever below a stable committed offset of the present owner (scenario 27).
-        """
+        """Drop the records below the offsets, which must be below a stable committed offset of the
+        present owner (purge of repartition topics; scenario 27)."""
 
         async def once(link: BrokerLink, left: float) -> None:
             def request(logs: Sequence[TopicPartition]) -> Any:
@@ -397,8 +382,6 @@ class ClusterAdmin:
 
         if before:
             self._retry(once, _REQUEST_S, "purging records")
-
-    # --- offsets ----------------------------------------------------------------------------------
 
     def list_offsets(
         self,
@@ -459,8 +442,6 @@ class ClusterAdmin:
         )
         return {tp: at for tp, at in found.items() if at >= 0}
 
-    # --- groups -----------------------------------------------------------------------------------
-
     def committed(
         self,
         group: str,
@@ -469,11 +450,10 @@ class ClusterAdmin:
         *,
         stable: bool = True,
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Committed offsets of a group (None: of whichever topics); partitions without one are left
-        out. ``stable`` (KIP-447): waits while a transaction is pending on any of them; False: what
-        was committed last.
+        """Committed offsets of a group (None: of all topics); partitions without one are left out.
 
-        Raises OffsetsUnstableError if one stayed open for ``timeout_s``: fence its owner.
+        ``stable`` (KIP-447) waits for pending transactions; OffsetsUnstableError after
+        ``timeout_s``: fence the owner. False: what was committed last.
         """
         if partitions is not None and not partitions:
             return {}
@@ -592,8 +572,6 @@ class ClusterAdmin:
                 raise RefusedError(min(found))
 
         self._retry(once, timeout_s, f"committing offsets of the group {group}", group)
-
-    # --- transactions -----------------------------------------------------------------------------
 
     def open_transactions(self) -> set[str]:
         """Transactional ids with an ongoing transaction, over all brokers (KIP-664)."""

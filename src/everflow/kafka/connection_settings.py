@@ -36,8 +36,7 @@ _known_lock = threading.Lock()
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The client's id and secret are for the endpoint that the settings name, and for no other:
-    urllib would send them on, to another host too."""
+    """The client's id and secret are for the named endpoint: urllib would send them on."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -200,12 +199,10 @@ _WITH_TLS = ("SSL", "SASL_SSL")
 
 
 def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """kafka-python's keywords for librdkafka's settings; others are left out. Reads files of
-    certificates.
+    """kafka-python's keywords for librdkafka's settings; others are left out.
 
-    Raises:
-        ConfigError: security that kafka-python's connections cannot be told, or a file that cannot
-            be read or does not hold what it should.
+    Reads certificates. ConfigError: security that kafka-python cannot have, or a file that cannot
+    be read or is wrong.
     """
     hide_credentials()
     settings: dict[str, Any] = {}

@@ -110,7 +110,6 @@ class DeadLetter:
 
     @property
     def age(self) -> LetterAge:
-        """The age of the letter's record."""
         return LetterAge(self.source, self.source_partition, self.timestamp)
 
     @property
@@ -247,8 +246,7 @@ def stored(
 
 @dataclass
 class LetterTally:
-    """Letters of one cause, counted while they are read: of all but the ``last`` one only the place
-    and the age are kept."""
+    """Letters of one cause, counted while they are read: only the ``last`` is kept whole."""
 
     last: DeadLetter
     letters: int = 0
@@ -313,7 +311,6 @@ def line_of(letter: DeadLetter) -> str:
 
 
 def text_of(letter: DeadLetter) -> str:
-    """All there is of a letter."""
     about = letter.about
     lines = [
         f"dead letter  {letter.place}{'  (replayed)' if letter.replayed else ''}",
@@ -413,9 +410,8 @@ class OldLetters:
     def among(
         chosen: Iterable[LetterAge], target: str | None, newest: Mapping[TopicPartition, int]
     ) -> OldLetters | None:
-        """``newest``: the latest time in each partition of the topics that they go to, as far as it
-        is known; a letter that goes by its key is held against its whole topic. None: none is
-        older."""
+        """``newest``: of each partition that they go to, as far as known; a letter that goes by its
+        key is compared with all of its topic. None: none is older."""
         of_topic: dict[str, int] = {}
         for tp, time_ms in newest.items():
             of_topic[tp.topic] = max(time_ms, of_topic.get(tp.topic, time_ms))
@@ -450,10 +446,9 @@ class Replayer:
     def replay(
         self, chosen: Sequence[DeadLetter], target: str | None, time_ms: int | None = None
     ) -> int:
-        """Into ``target``, or each into the topic it came from, with the time of its record, or
-        all with ``time_ms``. How many. ConfigError for a letter
-        that does not say where it came from, has not all of its record, or names a topic that is
-        not there: nothing of its transaction is written. Else as `RecordWriter`."""
+        """Into ``target``, or each into its own topic, with its record's time, or ``time_ms``. How
+        many. ConfigError, nothing written, for a letter that does not say where it came from, lacks
+        a part, or whose topic is not there. Else as `RecordWriter`."""
         for start in range(0, len(chosen), AT_ONCE):
             part = chosen[start : start + AT_ONCE]
             self._writer.begin()

@@ -116,8 +116,7 @@ def _program(members: Mapping[str, UserData]) -> str:
     newest = max((data.generation for data in owners), default=-1)
     votes = [data for data in owners if data.generation == newest] or list(members.values())
     number = Counter(data.topology for data in votes)
-    # A tie goes to the member that is first in the order of process ids, which restarts do not
-    # change.
+    # A tie goes to the first process id, an order that restarts do not change.
     first = {
         data.topology: data.process_id
         for data in sorted(votes, key=lambda data: data.process_id, reverse=True)
@@ -245,8 +244,6 @@ class MemberAssignor:
         self._nonce = secrets.randbits(32) if first_nonce is None else first_nonce
         self._lock = threading.Lock()
 
-    # --- every member -----------------------------------------------------------------------------
-
     @property
     def topics(self) -> frozenset[str]:
         return frozenset(self._subtopology_of)
@@ -319,8 +316,6 @@ class MemberAssignor:
     def is_stale(self, data: AssignmentData) -> bool:
         """True if this was decided before this instance's present life (KIP-345)."""
         return data.answers not in (self._nonce, UNREAD)
-
-    # --- the leader -------------------------------------------------------------------------------
 
     def assign(
         self,

@@ -279,11 +279,10 @@ OpenChannel = Callable[
 
 class GroupMember:
     """One member of the group ``application.id``. Events arrive through ``on_event`` (on the group
-    client's IO thread or the membership thread: it must return at once) or, without it, in
-    ``events``. Every ``Revoked`` holds the rejoin until ``release``. All methods are safe from any
-    thread but not from ``on_event``. ``finishing``: a batch is in flight that should not be refused
-    once more; quick, any thread. ``drive`` calls ``turn`` again and again, as soon as ``wake`` is
-    set or the seconds are over that it returned, until None."""
+    client's IO thread or the membership thread: it returns at once), else in ``events``. Every
+    ``Revoked`` holds the rejoin until ``release``. Safe from any thread but not from ``on_event``.
+    ``finishing``: a batch in flight should not be refused once more; quick, any thread. ``drive``
+    calls ``turn`` until None, on ``wake`` or after the seconds that it returned."""
 
     def __init__(
         self,
@@ -386,9 +385,8 @@ class GroupMember:
         self.wake.set()
 
     def drain(self, leave_group: bool | None = None) -> None:
-        """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of
-        it; events go on. Having released the last one the member leaves at once, as ``leave_group``
-        says: its leaving starts the rebalance that hands that task over."""
+        """Ask the others to take this member's tasks, each once somebody has a hot copy; events go
+        on. Having released the last one it leaves, as ``leave_group`` says: that hands it over."""
         if not self._assignor.draining:
             self._leave_group = leave_group
             self._assignor.draining = True
@@ -414,9 +412,8 @@ class GroupMember:
         self.wake.set()
 
     def shut_down_application(self) -> None:
-        """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError)
-        (KIP-671). This one is the last, so that also a member hears it that missed the first
-        answer."""
+        """Ask every instance to end, this one last: each gets Failed(ShutdownRequestedError)
+        (KIP-671), also one that missed the first answer."""
         self._assignor.shutting_down_all = True
         gives_up_ms = self._clock.monotonic_ms() + SPREADS_MS
         late = ShutdownRequestedError(

@@ -119,11 +119,8 @@ def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = N
 
 
 def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
-    """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; rows of nulls
-    are zero.
-
-    Raises SerdeError with the first row that has another length.
-    """
+    """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; zero for nulls.
+    SerdeError with the first row that has another length."""
     if data.null_count:
         data = data.fill_null(b"\x00" * width)
     content, places = bytes_of(data)
@@ -169,8 +166,7 @@ def ranges(begins: Int64, sizes: Int64) -> Int64:
 
 def rest(data: pa.Array, start: int) -> pa.Array:
     """The bytes of every row from ``start`` on."""
-    # a finite stop: without one Arrow 26 overflows (stop - start) * rows and asks for a negative
-    # buffer
+    # a finite stop: without one Arrow 26 overflows (stop - start) * rows
     return pc.binary_slice(data, start, np.iinfo(np.int32).max)
 
 

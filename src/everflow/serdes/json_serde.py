@@ -1,13 +1,12 @@
 """JSON with a schema: objects in schema order, missing fields null, extra fields ignored.
 
-What a text means is decided record by record (`read_rows`): a text is parsed to Python values, and
-the values of each field become a column together. What does not fit is noted with its row and its
-place in the row, and null in the column. What is written is in `json_writing` (note 015).
+Texts are parsed record by record (`read_rows`), and the values of each field become a column
+together. What does not fit is noted with its row and place, and null in the column. `json_writing`
+writes (note 015).
 
 Arrow's parser reads columns of texts, where it agrees (`read_columns`). It takes more than JSON,
-and a bare ``null`` at the beginning of a block ends the process (apache/arrow#47409). So it gets
-only rows that begin with ``{`` and end with ``}``, and in which nothing stands that it reads in
-another way.
+and a bare ``null`` at the beginning of a block ends the process (apache/arrow#47409): so it gets
+only rows from ``{`` to ``}`` without what it reads in another way.
 """
 
 from __future__ import annotations
@@ -697,8 +696,7 @@ def odd_rows(data: pa.Array) -> _Flags:
 
 
 def _may_be_odd(text: _Bytes, longest: int) -> bool:
-    """False where no row matches `_ODD`: a few passes over the bytes, a tenth of the regular
-    expression's time."""
+    """False where no row matches `_ODD`: a tenth of the regular expression's time."""
     if text.min() < ord(" ") or _follows(text, ord("}"), b"n "):
         return True
     if _follows(text, ord("N"), b"a") or _follows(text, ord("I"), b"n"):
@@ -711,8 +709,7 @@ def _may_be_odd(text: _Bytes, longest: int) -> bool:
 
 
 def _after_digits(text: _Bytes) -> npt.NDArray[np.intp]:
-    """Places of an ``e`` or ``E`` behind a digit. Block by block: in the processor's cache a pass
-    costs a fifth."""
+    """Places of an ``e`` or ``E`` behind a digit, block by block for the processor's cache."""
     found = []
     for begin in range(0, len(text) - 1, _BLOCK):
         block = text[begin : begin + _BLOCK + 1]

@@ -141,7 +141,6 @@ def _sums(values: Int64, counts: Int64) -> Int64:
 
 
 def _ints(numbers: Int64) -> pa.Array:
-    """Each number in 4 bytes."""
     return numbers_as_bytes(numbers, ">i4")
 
 

@@ -160,7 +160,6 @@ class IntegerSerde(_Number):
 
     @property
     def width(self) -> int:
-        """Bytes of a value."""
         return self.bits // 8
 
     def encode(self, value: Any) -> bytes | None:

@@ -79,12 +79,8 @@ _TOKEN = re.compile(
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of ``schema``; text with several fields, or one ``name type`` pair, gives a
-    struct.
-
-    Raises SerdeError that quotes the text and the place where reading stopped, or names the field
-    whose type no serde writes.
-    """
+    """The Arrow type of ``schema``; several fields, or one ``name type`` pair, give a struct.
+    SerdeError quotes the text and where reading stopped, or names the field no serde writes."""
     if isinstance(schema, pa.DataType):
         return storable(schema)
     if isinstance(schema, pa.Schema):
@@ -213,8 +209,7 @@ class _Ddl:
             if self.peek() == ":":
                 self.at += 1
             field_type = self.type()
-            # NOT NULL promises something about the writer, not the bytes: missing fields still
-            # decode to null
+            # NOT NULL promises something about the writer: missing fields still decode to null
             if self.word("not") and not self.word("null"):
                 raise self.error("expected NULL after NOT")
             if self.word("comment"):

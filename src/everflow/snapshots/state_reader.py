@@ -1,8 +1,7 @@
 """What a store was at a point of its changelog, and what is different at another.
 
 No instance needs to run. A `LogParts` is decided once, where brokers can be asked; its parts are
-read, a partition at a time, one after the other by `everflow state` and `read_state`, and beside
-one another by the workers of ``everflow-state``.
+read in turn by `everflow state` and `read_state`, at once by the workers of ``everflow-state``.
 """
 
 from __future__ import annotations
@@ -99,10 +98,9 @@ class PartitionLog:
 @dataclass(frozen=True)
 class LogPart:
     """The offsets of a changelog partition that are read: up to a point, or two for a difference.
-    Picklable.
 
-    ``incomplete``: whether compaction may have removed what counted at the point. ``left_out``: of
-    the partition of `LoggedStore.left_out`.
+    Picklable. ``incomplete``: whether compaction may have removed what counted at the point.
+    ``left_out``: of the partition of `LoggedStore.left_out`.
     """
 
     partition: int

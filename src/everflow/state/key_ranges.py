@@ -80,8 +80,7 @@ def _after_keys(last: bytes, suffix: bytes) -> bytes:
     """Stored keys from here on have a key above ``last``, or ``last`` and more than ``suffix``
     behind it.
 
-    A key that is a beginning of ``last`` may lie behind it in the store, as its times follow at
-    once.
+    A key that is a beginning of ``last`` may lie behind it, as its times follow at once.
     """
     return max(last[:length] + suffix for length in range(len(last) + 1)) + b"\x00"
 

@@ -90,9 +90,8 @@ class StoreEnvironment:
             raise
 
     def _open_databases(self, names: tuple[bytes, ...]) -> dict[bytes, Any]:
-        """Handles outlive the transaction that opened them only if it is a write transaction that
-        commits: handles from a read transaction are gone in another process (py-lmdb resets it
-        instead of committing)."""
+        """Handles outlive the transaction that opened them only if it writes and commits: py-lmdb
+        resets a read transaction in another process."""
         try:
             return {name: self._env.open_db(name, create=False) for name in names}
         except lmdb.NotFoundError:
@@ -125,10 +124,9 @@ class StoreEnvironment:
 
     @contextmanager
     def read_beside(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """A read transaction for whoever helps a thread that holds a read or a write and waits: as
-        long as it does, nobody closes or resizes. `read` would wait for a resize that waits for
-        the one who is helped, and is refused behind `close`. lmdb's MapResizedError and
-        ReadersFullError as they come."""
+        """A read transaction for a helper of a thread that waits in a read or a write, so nobody
+        closes or resizes. `read` would wait for a resize that waits for that thread, and is refused
+        behind `close`. lmdb's MapResizedError and ReadersFullError as they come."""
         txn = self._env.begin()
         try:
             yield txn
@@ -138,10 +136,9 @@ class StoreEnvironment:
     def write(self, body: Callable[[lmdb.Transaction[bytes]], _Result]) -> _Result:
         """Run ``body`` in one write transaction: all of it is stored or nothing.
 
-        ``body`` may run several times (the map was full, or was resized by another process), so it
-        has no effect outside the transaction. Blocks while another process writes. RetriableError
-        if the map cannot grow, StateDiskError if the disk refuses the write, StoreClosedError after
-        `close`.
+        ``body`` may run several times (map full or resized), so it has no other effect. Blocks
+        while another process writes. RetriableError if the map cannot grow, StateDiskError if the
+        disk refuses, StoreClosedError after `close`.
         """
         self._check_process()
         with self._writing:

@@ -1,11 +1,9 @@
 """`LmdbStore`: the local copy of one store of one task, holding committed data only (D4, D5).
 
-A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and
-the data: one database for a key-value store, a ring of them for a window or session store, one per
-time segment, so that expired windows go by emptying a database instead of deleting keys; both for a
-versioned store, one for the latest versions and a ring for older ones (`versioned_snapshot`). The
-ring has fixed names because databases that come and go would leave dead handles in the other
-processes that have the environment open.
+A folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data:
+one database for a key-value store, a ring of one per time segment for a window or session store,
+emptied when it expires; both for a versioned store (`versioned_snapshot`). The ring's names are
+fixed: databases that come and go would leave dead handles in other processes.
 
 Every write is one transaction with the metadata, so the store is the fold of its changelog up to
 its own position (I2), whatever is killed and when.
@@ -107,11 +105,8 @@ def segment_ms(retention_ms: int) -> int:
 
 
 class LmdbStore:
-    """One store of one task; the same object for every caller of `open` in a process, usable from
-    any thread.
-
-    Several processes may have it open. One writes at a time (LMDB's lock); readers never wait.
-    """
+    """One store of one task; the same object for every caller of `open` in a process, from any
+    thread. Of several processes one writes at a time (LMDB's lock); readers never wait."""
 
     def __init__(self, path: Path, environment: StoreEnvironment, kind: str) -> None:
         self.path = path
@@ -207,10 +202,9 @@ class LmdbStore:
         """Restore: fold one chunk of the changelog into the store, in ONE transaction with its
         position (D9).
 
-        Null keys are skipped, None values delete; keys behind all present ones are appended, which
-        is fastest for the first chunk. A versioned store needs every record. Raises
-        StoreMismatchError if ``incarnation`` is given and is not the owner's, or for a position
-        before the store's own.
+        Null keys are skipped, None deletes; keys behind all present ones are appended, which is
+        fastest. A versioned store needs every record. StoreMismatchError if ``incarnation`` is not
+        None and not the owner's, or for a position before the store's own.
         """
         followed = self._followed(now_ms, incarnation, next_position)
         self._change(followed, self._writer(keys, values, timestamps))
@@ -224,13 +218,12 @@ class LmdbStore:
         self._change(lambda meta: replace(meta, cluster_id=cluster_id, topic_id=topic_id))
 
     def touch(self, now_ms: int, incarnation: str | None = None) -> None:
-        """Note that the store has followed its changelog to the end until ``now_ms``, though
-        nothing changed.
+        """Note that the store has followed its changelog to the end until ``now_ms`` without a
+        change.
 
-        Who follows it calls this now and then (the state updater, `Freshness` for tasks that run);
-        a store not touched for longer than ``delete.retention.ms`` is rebuilt (scenario 13). Waits
-        for a batch's apply in another process. Raises StoreMismatchError, nothing noted, if
-        ``incarnation`` is given and is not the owner's.
+        Called now and then: a store not touched for ``delete.retention.ms`` is rebuilt (scenario
+        13). Waits for another process's apply. StoreMismatchError, nothing noted, if
+        ``incarnation`` is not None and not the owner's.
         """
         self._change(self._followed(now_ms, incarnation, None))
 
@@ -254,8 +247,6 @@ class LmdbStore:
     def close_at(path: str | os.PathLike[str]) -> None:
         """`close` the store in this folder, if this process has it open."""
         _cache.drop(Path(os.path.realpath(path)))
-
-    # -- inside one transaction --------------------------------------------------------------------
 
     def _read_meta(self, txn: lmdb.Transaction[bytes]) -> StoreMeta:
         data = txn.get(_META, db=self._meta)
@@ -502,8 +493,7 @@ def _open_files(
 def _open_environment(
     path: Path, kind: str | None, retention_ms: int | None, map_bytes: int | None
 ) -> LmdbStore:
-    # All names are registered whatever the kind: only the store's own metadata tells which kind it
-    # is.
+    # All names, whatever the kind: only the store's own metadata tells which it is.
     sizes = {} if map_bytes is None else {"map_bytes": map_bytes}
     environment = StoreEnvironment(path, (_META, *_DATA, *_SEGMENTS), **sizes)
     database = environment.databases[_META]

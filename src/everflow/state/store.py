@@ -142,14 +142,12 @@ class StoreSpec:
     """A store as the topology declares it.
 
     ``kind``: ``key_value``, ``versioned``, ``window`` or ``session``. Keys of window stores are
-    ``key bytes + 8-byte window start (ms, big endian) + 4-byte sequence number`` (Java's
-    WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
-    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind the store's own
-    time, see `StoreView.newest_ms`; of versioned stores the history retention, which is also how
-    late a version may come; of a processor's key-value store how long its entries live. ``logging``
-    False = no changelog, best effort. ``folds``: what makes each stored field of a built-in
-    aggregate (``count``, ``sum``, ...). ``private``: where Kafka Streams has such a store, it has
-    other bytes.
+    ``key bytes + 8-byte window start (ms, big endian) + 4-byte sequence number`` (WindowKeySchema),
+    of session stores ``key bytes + 8-byte end + 8-byte start`` (SessionKeySchema). ``retention_ms``
+    is how long windows are kept behind `StoreView.newest_ms`; of versioned stores the history
+    retention, also for late versions; of a processor's key-value store how long entries live.
+    ``logging`` False = no changelog, best effort. ``folds``: what makes each stored field of a
+    built-in aggregate (``count``, ``sum``, ...). ``private``: its bytes are not Kafka Streams'.
     """
 
     name: str
@@ -466,9 +464,8 @@ class InMemoryVersions(InMemoryStore):
 
 
 class Overlay(Generic[T]):
-    """The content of ``below``, which is read as far as it is asked for, and changes since;
-    ``read`` converts a stored entry to a `T`. What a range gives is of the moment of the call:
-    nobody has to read it whole for that."""
+    """The content of ``below``, read as far as it is asked for, and changes since; ``read``
+    converts a stored entry to a `T`. A range shows the moment of the call."""
 
     def __init__(self, below: StoreView, read: Callable[[bytes], T]) -> None:
         self._below, self._read = below, read

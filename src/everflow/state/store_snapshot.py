@@ -1,9 +1,7 @@
 """`StoreSnapshot`: what a store holds at one moment, read inside one LMDB transaction.
 
-`ReadingAhead` reads a store that does not fit in memory: a page that is not in memory is a page
-fault, for which the thread waits some 0.1 ms, key by key, and disks serve many such reads at once.
-It reads some of many keys; where they had to wait, threads read all of them, for nothing but their
-pages (note 050).
+`ReadingAhead` is for a store that does not fit in memory: a page fault takes some 0.1 ms, and disks
+serve many at once. Where some of many keys had to wait, threads read all of them (note 050).
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ class ReadingAhead:
     transactions: Callable[[], AbstractContextManager[Any]]
 
     def fetch(self, keys: Sequence[bytes], database: Any) -> None:
-        """Get the pages of these stored keys, which are read or written next, into memory, where
-        they are many and not there; blocks meanwhile. A hint: what it leaves out, or another
-        process writes in between, is fetched when it is needed."""
+        """Get the pages of many stored keys, which are read or written next, into memory; blocks. A
+        hint: what it leaves out is fetched when it is needed."""
         if len(keys) < KEYS_MIN:
             return
         before = _waits()
@@ -263,8 +260,7 @@ class StoreSnapshot(StoreView):
                 there = cursor.set_range(stored_keys.lower_bound(start))
             else:
                 bound = stored_keys.upper_bound(end)
-                # From the first key behind the bound, which the filter leaves out, or from the
-                # very last one.
+                # From the first key behind the bound, which the filter leaves out, or the last.
                 there = (bound is not None and cursor.set_range(bound)) or cursor.last()
             if there:
                 stored = cursor.iterprev() if reverse else cursor.iternext()

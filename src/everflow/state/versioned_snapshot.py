@@ -1,8 +1,7 @@
 """A versioned store: `VersionedSnapshot`, read inside one LMDB transaction, and its writes.
 
-The last database holds the latest version of each key that has a value. The ring holds those before
-it by when they ended, under the key of a session: key, end, start; and a key's latest deletion,
-with its time as both. `version_changes` is pure.
+The last database holds each key's latest version with a value; the ring those before it by key,
+end, start, and a key's latest deletion, with its time as both. `version_changes` is pure.
 """
 
 from __future__ import annotations

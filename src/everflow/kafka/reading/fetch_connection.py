@@ -1,9 +1,7 @@
 """Sends fetch requests: one under way per broker, for all logs that are wanted of it.
 
-Brokers answer the requests of one connection one after the other. With a request for each log, a
-log with records waited for those without: 27 ms at the tail of four partitions. In a session
-(KIP-227) only what has changed is named, so an idle fetch costs some bytes, however many logs it is
-about. Record batches come back as bytes.
+Brokers answer one connection's requests in turn: of a request for each log, one with records waited
+for those without (27 ms with four). In a session (KIP-227) only what has changed is named.
 """
 
 from __future__ import annotations
@@ -200,9 +198,8 @@ class FetchConnection:
         return {}
 
     def answers(self, timeout_s: float) -> dict[TopicPartition, Answer]:
-        """The answers of brokers, waiting up to ``timeout_s`` seconds for the first of them to do
-        so. A log without news is not in it, and an answer may be for an offset that is no longer
-        wanted."""
+        """Answers of brokers, waiting up to ``timeout_s`` seconds for the first. A log without news
+        is not in it; an answer may be for an offset that is no longer wanted."""
         until_s = self.link.now() + timeout_s
         if timeout_s <= 0:
             self.link.push()
@@ -395,12 +392,11 @@ class TailWatch:
         self, ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> dict[TopicPartition, int]:
         """Wait until one of the logs is longer than in ``ends``, for ``timeout_s`` seconds at most;
-        the ends that brokers reported meanwhile, last stable offsets where read committed, high
-        watermarks otherwise. A fetch that is held back goes on behind it: in the next wait it may
-        report logs that are no longer asked for.
+        the ends that brokers reported: last stable offsets if read committed, else high watermarks.
+        A later wait may report logs that are no longer asked for.
 
-        Raises RetriableError: a broker cannot be reached or does not lead its logs any more; the
-        next wait begins anew.
+        RetriableError: a broker cannot be reached, or does not lead its logs any more; the next
+        wait begins anew.
         """
         until_s = self.clock() + timeout_s
         places = {tp: FetchPlace(end) for tp, end in ends.items()}

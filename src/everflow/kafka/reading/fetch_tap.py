@@ -101,11 +101,9 @@ class FetchTap:
         timeout_s: float = CONNECT_S,
         ids: Mapping[str, str] = {},
     ) -> None:
-        """Read these logs from these offsets on, and no others. ``ids``: of topics, of which the
-        logs have to be; see `FetchConnection.use_ids`. A log that is there already goes on
-        undisturbed: reading it anew would let its tasks wait whenever another task comes or goes
-        (I4). Raises RetriableError if it has to connect first and no broker answers within
-        ``timeout_s`` seconds."""
+        """Read these logs from these offsets on, and no others; one that is there goes on
+        undisturbed (I4). ``ids``: of topics, see `FetchConnection.use_ids`. RetriableError if it
+        has to connect and no broker answers within ``timeout_s`` seconds."""
         if not starts:
             self._streams = {}
             return
@@ -167,9 +165,8 @@ class FetchTap:
             self._receive(wanted, max(0.0, left_s))
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect now instead of at the first read of these topics; reads nothing, and gives up
-        what was read ahead. Raises RetriableError if no broker answers within ``timeout_s``
-        seconds."""
+        """Connect to these topics now; reads nothing, and gives up what was read ahead.
+        RetriableError if no broker answers within ``timeout_s`` seconds."""
         self._streams = {}
         self._connected(timeout_s).connect(topics, timeout_s)
 
@@ -289,8 +286,7 @@ class FetchTap:
             raise failure
 
     def _raise_fault(self, wanted: Collection[_Stream], *, over: bool) -> None:
-        """``over``: the time of the `take`. A damaged batch is only then more than the records that
-        may come of another log."""
+        """``over``: the time of the `take`; until then a damaged batch waits for other logs."""
         faults = [(one, one.fault) for one in wanted if one.fault is not None]
         for one, fault in faults:
             damaged = isinstance(fault, CorruptBatchError)

@@ -15,10 +15,9 @@ SLICE_S = 0.5
 
 
 class Read(NamedTuple):
-    """The records of some ranges by partition, and the offset behind them,
-    which is the range's end, behind it (``latest_ends``), or, where the bound on bytes was reached,
-    before it. ``silent``:
-    partitions of which more was wanted and nothing came."""
+    """Records of ranges by partition, and the offset behind them: the range's end, behind it
+    (``latest_ends``), or before it at the bound on bytes. ``silent``: partitions of which more was
+    wanted and nothing came."""
 
     columns: Mapping[TopicPartition, LogColumns]
     ends: Mapping[TopicPartition, int]

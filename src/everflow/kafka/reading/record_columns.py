@@ -128,12 +128,8 @@ class Columns(NamedTuple):
         return self.of(slice(0, int(np.searchsorted(np.cumsum(self.sizes), most_bytes)) + 1))
 
     def latest(self) -> Columns:
-        """Without records that a later one of these with the same key replaces; the one of the
-        latest time stays in any case.
-
-        Folding what is left gives the same store and the same stream time. A few that are replaced
-        may stay.
-        """
+        """Without records that a later one with the same key replaces; a few may stay, and the one
+        of the latest time does. What is left folds to the same store and stream time."""
         if len(self.offsets) < _RECORDS_WORTH_FOLDING:
             return self
         kept = np.ones(len(self.offsets), bool)
@@ -190,8 +186,7 @@ _ZIGZAG: Int64 = np.array([(number >> 1) ^ -(number & 1) for number in range(256
 
 
 def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
-    """The bytes at these places; None for a negative size. Those of one length are taken at
-    once."""
+    """The bytes at these places; None for a negative size."""
     if not len(sizes):
         return []
     low, high = int(sizes.min()), int(sizes.max())
@@ -214,11 +209,8 @@ def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
 
 
 def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
-    """The bytes at these ascending places as a binary array; null for a negative size.
-
-    ``data`` is taken for one array in which wanted elements and the gaps between them alternate;
-    Arrow copies out every second one.
-    """
+    """The bytes at these ascending places as a binary array; null for a negative size. Of ``data``
+    as one array of wanted elements and gaps in turn, Arrow copies every second one."""
     count = len(at)
     if not count:
         return pa.array([], pa.binary())
@@ -299,8 +291,7 @@ def _views(data: bytes, size: int) -> NDArray[Any]:
 
 
 def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
-    """The places of keys (of one length) that come again behind. Keys that share a slot of the
-    table with another may stay."""
+    """The places of keys (of one length) that come again behind; some may be missing."""
     count, size = len(keys), keys.dtype.itemsize
     padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
     padded[:, :size] = keys.view(np.uint8).reshape(count, size)
@@ -346,12 +337,10 @@ class LogChunk:
 
     @property
     def timestamps(self) -> Int64:
-        """Times in ms."""
         return self.held.timestamps
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values."""
         return int(self.held.sizes.sum())
 
     @property

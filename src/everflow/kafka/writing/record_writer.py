@@ -1,10 +1,9 @@
 """`RecordWriter`: records, offsets and commit of a micro-batch, in columns (note 019).
 
-A worker process has one per transactional id. What is written is gathered topic by topic and
-encoded for all partitions at once, because a call costs more than a record. `Deliveries` brings the
-batches to the leaders of their partitions: in order, once, or with a reason. A partition has one
-batch under way at a time, so a batch that is sent again comes before those behind it; the broker
-knows it again by its sequence number (KIP-98).
+A worker process has one per transactional id. What is written is gathered by topic and encoded for
+all partitions at once, as a call costs more than a record. `Deliveries` sends it to the leaders: in
+order, once, or with a reason. A partition has one batch under way, so one that is sent again comes
+before those behind it; the broker knows it by its sequence number (KIP-98).
 """
 
 from __future__ import annotations
@@ -258,8 +257,7 @@ class Deliveries:
 
     def _delivered(self, tp: TopicPartition, base_offset: int) -> None:
         if base_offset < 0:
-            # A batch that was sent again, beyond what the broker remembers: it is there, but nobody
-            # says where.
+            # The broker has this batch, which was sent again, but does not say where.
             self._fail(tp, DUPLICATE, "delivered at an unknown offset")
             return
         self._unknown_since.pop(tp, None)
@@ -358,11 +356,10 @@ class _Piece(NamedTuple):
 class RecordWriter:
     """Writes the records of one micro-batch and, under exactly-once, commits them with its offsets.
 
-    Owned by one thread of a worker process; it has no threads of its own, so records go out while
-    it is called. Order: ``begin``, ``write``..., ``flush``; under exactly-once ``send_offsets``
-    before or after ``flush``, then ``commit`` (or ``abort``). After TaskMigratedError, FatalError
-    or UnknownOutcomeError the writer is out of the cache: ``get`` builds a new one, which fences
-    this one.
+    Owned by one thread of a worker, with none of its own: records go out while it is called. Order:
+    ``begin``, ``write``..., ``flush``; under exactly-once ``send_offsets`` before or after
+    ``flush``, then ``commit`` (or ``abort``). After TaskMigratedError, FatalError or
+    UnknownOutcomeError it is out of the cache: ``get`` builds a new one, which fences it.
     """
 
     _writers: dict[tuple[int, str, str | None], RecordWriter] = {}
@@ -428,19 +425,15 @@ class RecordWriter:
         partition: int | Sequence[int] | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None:
-        """Take records in order; all columns have one length. Blocks while too much waits for the
+        """Take records in order, in columns of one length. Blocks while too much waits for the
         broker (at most 60 s).
 
-        Args:
-            keys, values: binary columns, or sequences of bytes and None.
-            timestamps: record times in ms.
-            partition: one for all, one per record, or None for Java's murmur2 of the key (no key:
-            random).
-            headers: per record a list of (name, bytes or None), or None.
+        ``keys``, ``values``: binary columns, or sequences of bytes and None. ``timestamps``: ms.
+        ``partition``: one for all, one per record, or None for Java's murmur2 of the key (no key:
+        random). ``headers``: per record a list of (name, bytes or None), or None.
 
-        Raises:
-            RetriableError, FatalError: as classified in ``kafka.errors``. RecordTooLargeError:
-            above ``message.max.bytes``.
+        RetriableError, FatalError: as classified in ``kafka.errors``. RecordTooLargeError: above
+        ``message.max.bytes``.
         """
         times = np.asarray(timestamps, np.int64)
         partitions = np.full(len(times), -1 if partition is None else partition, np.int64)
@@ -458,13 +451,9 @@ class RecordWriter:
     def flush(self, timeout_s: float) -> None:
         """Wait until the broker has every record.
 
-        Raises:
-            RetriableError: not delivered within ``timeout_s``, or a record was refused for a
-            passing reason.
-            TaskMigratedError: fenced. FatalError: a record was refused for good (topic and
-            partition in the text);
-                RecordTooLargeError: it was too large for its topic; RecordRefusedError: its topic
-                takes no such record.
+        RetriableError: not delivered within ``timeout_s``, or refused for a passing reason.
+        TaskMigratedError: fenced. FatalError: refused for good (topic and partition in the text):
+        as RecordTooLargeError, or RecordRefusedError where its topic takes no such record.
         """
         deadline = self._link.now() + timeout_s
         self._hand_over_all()
@@ -497,11 +486,9 @@ class RecordWriter:
         """Add (topic, partition, next offset, metadata text) of the consumer group to the
         transaction; ``group_metadata``: `GroupMetadata.encode`.
 
-        Raises:
-            GenerationChanged: the generation in ``group_metadata`` is old; abort and run the batch
-            again.
-            TaskMigratedError: member unknown, static member fenced, or this producer fenced.
-            RetriableError: anything passing; abort and run the batch again.
+        GenerationChanged: its generation is old. TaskMigratedError: member unknown, static member
+        or this producer fenced. RetriableError: passing. Without TaskMigratedError: abort and run
+        the batch again.
         """
         member = GroupMetadata.decode(group_metadata)
         wanted = list(offsets)
@@ -514,10 +501,8 @@ class RecordWriter:
     def commit(self, timeout_s: float) -> None:
         """Commit the transaction.
 
-        Raises:
-            UnknownOutcomeError: no answer in time; only the log knows (fence, read stable offsets:
-            D6).
-            TaskMigratedError: fenced; nothing was committed. RetriableError: it has to be aborted.
+        UnknownOutcomeError: no answer in time, only the log knows (fence, read stable offsets: D6).
+        TaskMigratedError: fenced, nothing was committed. RetriableError: it has to be aborted.
         """
         try:
             self._run(

@@ -226,11 +226,8 @@ class Transactions:
         )
 
     async def end(self, deadline: float, *, committed: bool) -> None:
-        """Commit or abort; a transaction that nothing entered is not worth a request.
-
-        Raises:
-            OutcomeUnknownError: a commit may have taken place. Else as ``start``: it has not.
-        """
+        """Commit or abort; without a request if nothing entered the transaction.
+        OutcomeUnknownError: a commit may have taken place. Else as ``start``: it has not."""
         if self.id is None or not self._touched:
             return
         unanswered: list[LinkLostError] = []
@@ -355,15 +352,12 @@ class _Pauses:
 def fence_all(
     config: Mapping[str, Any], transactional_ids: Collection[str], timeout_s: float
 ) -> None:
-    """End whatever still writes under these transactional ids: raise their epochs, abort their open
-    transactions. All at the same time: while a broker still aborts one of them, the others go on.
+    """End whatever still writes under these ids, all at the same time: raise their epochs, abort
+    their open transactions.
 
-    Afterwards a zombie's writes and commits are refused, and readers of its partitions are no
-    longer held back. Blocks until all were tried. Idempotent; safe from any thread.
-
-    Raises:
-        RetriableError: the broker did not answer within ``timeout_s`` seconds.
-        FatalError: it refused one (the first one's reason).
+    Then a zombie's writes and commits are refused, and readers are no longer held back. Blocks
+    until all were tried. Idempotent; safe from any thread. RetriableError: no answer within
+    ``timeout_s`` seconds. FatalError: one was refused (the first one's reason).
     """
     if not transactional_ids:
         return

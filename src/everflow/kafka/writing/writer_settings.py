@@ -39,12 +39,10 @@ class WriterSettings:
 
 
 def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
-    """Of librdkafka's keys. What only tunes librdkafka's own queues and threads has no meaning here
-    and is passed over.
+    """Of librdkafka's keys; what tunes its own queues and threads is passed over.
 
-    Raises:
-        ConfigError: as `connection_settings`; a partitioner that is not Java's, fewer
-            acknowledgements than all, a codec that is none.
+    ConfigError: as `connection_settings`; another partitioner than Java's, fewer acks than all, an
+    unknown codec.
     """
     given = {_ALIASES.get(key, key): value for key, value in config.items()}
     connection = connection_settings(given)
