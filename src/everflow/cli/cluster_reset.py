@@ -122,8 +122,7 @@ def leftovers(
     used: Collection[str],
     groups: Iterable[str],
 ) -> list[Leftover]:
-    """Topics with the application's prefix and an internal topic's suffix, without those that the
-    program uses: reads, writes, or makes.
+    """Topics with the application's prefix and an internal topic's suffix, without the program's.
 
     ``orders-eu-count-changelog`` begins with ``orders-``: where there is a group ``orders-eu``, the
     topic is that one's.
@@ -276,8 +275,6 @@ def _member(one: MemberDescription) -> str:
     return f"{one.client_id} at {one.host.lstrip('/')}{static}"
 
 
-# --- the steps ------------------------------------------------------------------------------------
-
 STEP_S = 60.0
 """How long each step is tried."""
 REQUEST_S = 10.0
@@ -294,8 +291,6 @@ class ClusterReset:
     status: StatusLine
     clock: Clock = field(default_factory=SystemClock)
     _never: threading.Event = field(default_factory=threading.Event)
-
-    # --- looking ----------------------------------------------------------------------------------
 
     def plan(self, position: Position, named: Sequence[str]) -> Plan:
         """The plan of a reset; changes nothing.
@@ -369,8 +364,6 @@ class ClusterReset:
             log.debug("Open transactions are not listed: %s", error)
             return []
         return lost_writers(config.application_id, found, (), "")
-
-    # --- doing ------------------------------------------------------------------------------------
 
     def held_folder(self, plan: Plan) -> StateDirectory | None:
         """This host's state folder, locked; None: there is none. StateLockedError: in use."""

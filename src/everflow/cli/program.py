@@ -240,12 +240,9 @@ def _no_program_file(file: Path) -> TopologyError:
 
 
 def require_name(module: str, path: str) -> None:
-    """TopologyError where there is no such module, a file of the program has the name of a library
-    in its place, its source is no Python, or it does not bind the first name of ``path``.
-
-    What is unknown without running it passes: a module without source, or one that binds names
-    by star imports and the like.
-    """
+    """TopologyError where there is no such module, a file of the program has a library's name, its
+    source is no Python, or it does not bind the first name of ``path``. What the source does not
+    show passes."""
     _require_own_name(module, path)
     if module in sys.modules or not (found := _source_of(module)):
         return

@@ -246,8 +246,6 @@ def create_topics(
         say(f"topic {name}, {counted(partitions, 'partition')}{there}")
 
 
-# --- the records of a topic; `everflow.cli.records` does the work --------------------------------
-
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
 KeyFormat = Annotated[Format, typer.Option("--key", help="Format of the keys.")]
 ValueFormat = Annotated[

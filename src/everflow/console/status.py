@@ -97,8 +97,7 @@ class StatusLine:
         )
 
     def line(self, text: str) -> None:
-        """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a state, which is
-        nothing that somebody waits for. Nothing is drawn below the last state."""
+        """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a state."""
         with self._lock:
             if text.startswith(LAST_STATES):
                 self._ended = True
