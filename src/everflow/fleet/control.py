@@ -1,7 +1,4 @@
-"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize.
-
-`Places` is what the driver knows of the slots: what it wants of each, and what its keeper reported.
-"""
+"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize."""
 
 from __future__ import annotations
 

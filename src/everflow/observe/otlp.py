@@ -1,8 +1,7 @@
 """Sends the figures of `/metrics` as OpenTelemetry metrics: OTLP over HTTP, now and then.
 
-They come from the same table and the same looks (`everflow.observe.figures`), so there is one
-truth. The optional packages ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http``
-do the sending, on a thread of theirs: an endpoint that is away costs a line in the log.
+The optional packages ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http`` send, on
+a thread of theirs: an endpoint that is away costs a line in the log.
 """
 
 from __future__ import annotations

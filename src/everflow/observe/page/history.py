@@ -1,8 +1,4 @@
-"""Snapshots of an instance over time: its state an hour ago, the growth of its counters. Pure.
-
-Nothing is counted here: a rate is the difference of two snapshots, a span the time between
-snapshots that said the same.
-"""
+"""Snapshots of an instance over time: its state an hour ago, the growth of its counters. Pure."""
 
 from __future__ import annotations
 
