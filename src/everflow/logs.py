@@ -15,8 +15,7 @@ What a program sees that only calls `KafkaStreams`:
   has set them up itself; and the file has all that everflow's loggers say, DEBUG and tracebacks
   included.
 
-Two things hold for lines on a screen: a text that repeats comes at growing intervals with the
-seconds since its first time (`Repeats`), and a traceback stays in the file.
+On a screen a text that repeats comes at growing intervals (`Repeats`), and no traceback.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ FILES = 4
 BACKLOG_LINES = 1_000
 """Kept for the first file: Spark often starts before an instance has one."""
 EVERYTHING = logging.DEBUG - 1
-"""The level of the logger ``everflow`` while nobody chose one: the file gets all; the exits to
-people ask the loggers above."""
+"""The level of the logger ``everflow`` while nobody chose one."""
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(threadName)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -82,8 +80,7 @@ class _OwnLines(logging.Formatter):
 
 
 def _of_one(text: str) -> str:
-    """The text of one record: what an error of somebody else's says in it moves no cursor, and its
-    further lines are indented, so that none is taken for another record's."""
+    """The text of one record: it moves no cursor, and its further lines are indented."""
     return re.sub(r"\n(?=\S)", "\n  ", printable(text))
 
 
@@ -197,8 +194,8 @@ class Repeats:
         self._said: dict[str, _Said] = {}
 
     def again(self, text: str, now_s: float) -> str | None:
-        """``text`` as it is to be said now, None if it is not: it was said a while ago. Durations
-        in it do not make it another text. After two minutes without it, it is new."""
+        """``text`` as it is to be said now, None if it is not. Durations in it do not make it
+        another text. After two minutes without it, it is new."""
         key = self._DURATION.sub("#", text)
         before = self._said.get(key)
         if before is None or now_s - before.seen_s > self.FORGOTTEN_S:
@@ -295,8 +292,7 @@ _installing = threading.Lock()
 
 
 def install() -> None:
-    """Take the loggers over; see the module. Idempotent, any thread. What the program has set up
-    for itself stays as it is."""
+    """Take the loggers over; see the module. Idempotent, any thread."""
     with _installing:
         own = logging.getLogger(OWN)
         if _files not in own.handlers:

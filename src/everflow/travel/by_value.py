@@ -49,8 +49,7 @@ _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles what belongs to the user's program by value and everything else by reference. Raises
-    whatever an object raises that cannot be pickled: `everflow.travel.refusals` says it in
-    words."""
+    whatever an object raises that cannot be pickled."""
 
     def __init__(self, file: Any, buffer_callback: Any = None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
@@ -566,9 +565,6 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
         change(cls, "__firstlineno__", held["__firstlineno__"])
     for subclass in held.get("_abc_impl", ()):
         ABCMeta.register(typing.cast("ABCMeta", cls), subclass)
-
-
-# --- instances ------------------------------------------------------------------------------------
 
 
 def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:

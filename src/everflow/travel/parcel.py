@@ -35,8 +35,7 @@ class Parcel:
 
     @staticmethod
     def of(content: Any) -> Parcel:
-        """Raises whatever an object raises that cannot be pickled;
-        `everflow.travel.refusals.TravelCheck` says it in words."""
+        """Raises whatever an object raises that cannot be pickled."""
         file = io.BytesIO()
         PortablePickler(file).dump(content)
         # A name of its own even for equal content: a new start begins with the variables of then.
@@ -116,13 +115,9 @@ def in_worker() -> bool:
 
 
 def worker_imports_harmlessly() -> None:
-    """Mark this process as a worker. PySpark's Columns and sessions find a Spark that takes every
-    call. Idempotent.
-
-    A worker rarely imports a program's modules, since they are pickled by value; it does for an
-    import inside a function of a module that the driver never imported, for an attribute that no
-    function names, and for an installed package. Then ``StreamsBuilder()``, Columns and a Spark
-    session at module level must neither start a second Spark nor fail.
+    """Mark this process as a worker: PySpark's Columns and sessions find a Spark that takes every
+    call. Idempotent. A worker rarely imports a program's modules; where it does, a builder, Columns
+    and a Spark session at module level must neither start a second Spark nor fail.
     """
     if in_worker():
         return

@@ -281,8 +281,6 @@ def _operation(path: ServicePath, shown: str) -> dict[str, Any]:
     return operation
 
 
-# --- opening it: address, tokens, certificate -----------------------------------------------------
-
 NO_TOKEN = "none"
 LEAST_TOKEN = 16
 """Characters."""
