@@ -1,9 +1,8 @@
 """Sends everflow's own lines to people, each once, with the time; clients' noise goes to a file.
 
-How it is used. `install` (the first Spark session and every instance call it; idempotent) takes
-over the logger ``everflow`` and the clients' loggers, and nothing else. An instance opens its file
-with `LogFile` when it has locked its state folder, and closes it at its end. Whoever owns the
-screen (`everflow run`'s status line, a notebook's view) takes people's lines with `lines_to`.
+`install` takes over the logger ``everflow`` and the clients' loggers, and nothing else. An instance
+opens its file with `LogFile` when it has locked its state folder, and closes it at its end. Whoever
+owns the screen (`everflow run`'s status line, a notebook's view) takes lines with `lines_to`.
 
 What a program sees that only calls `KafkaStreams`:
 
@@ -313,9 +312,8 @@ def install() -> None:
 @contextmanager
 def lines_to(write: Callable[[str], None], *, verbose: bool = False) -> Iterator[None]:
     """People's lines, without the time, go to ``write`` while the block runs (any thread calls it,
-    one at a time); handlers of the program that would show them on the same screen once more do not
-    get them. ``verbose``: also INFO of all of everflow's loggers, Spark's output, and
-    tracebacks."""
+    one at a time), and to no other handler of the same screen. ``verbose``: also INFO of all of
+    everflow's loggers, Spark's output, and tracebacks."""
     install()
     before = _people.write, _people.verbose
     _people.write, _people.verbose = write, verbose

@@ -142,7 +142,7 @@ class BoundedLog(logging.Logger):
 
 
 class WholeRequestsProtocol(H11Protocol):
-    """uvicorn's own protocol, with that bound: ``request_s``, in seconds."""
+    """uvicorn's own protocol, with the bound ``request_s`` for the arrival of a request."""
 
     def __init__(
         self, *args: Any, room: Room, said: BoundedLog, request_s: float, **named: Any

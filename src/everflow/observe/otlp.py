@@ -33,8 +33,7 @@ class OtlpExport:
     (``http://collector:4318/v1/metrics``); ``interval_ms``: between two requests. Headers,
     certificates and the like are OpenTelemetry's own variables of the environment
     (``OTEL_EXPORTER_OTLP_HEADERS``): they may be secrets. ``look`` is called on the sender's
-    thread, once or a few times for each request; ``application_id`` and ``client_id`` say who
-    sends. ConfigError where the packages are missing."""
+    thread, once or a few times for each request. ConfigError where the packages are missing."""
 
     def __init__(
         self,

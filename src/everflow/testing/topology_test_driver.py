@@ -183,7 +183,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._tables.load(self._wall_clock_ms)
 
     def _as_travelled(self, step: TaskStep) -> TaskStep:
-        """The step with deserialised copies of its operators, as in a worker."""
         sources, times, ops = self._packed.copy()
         return replace(step, sources=sources, times=times, ops=ops)
 
@@ -424,7 +423,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return step.run(request, decoded, self._columns, {})
 
     def _keep(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
-        """The step's sink: keeps a micro-batch's effects instead of writing them."""
+        """The step's sink."""
         take_letters(result, sources)
         self._result, self._written = result, []
         writer = _MemoryWriter(self._written.extend, self._topics.count)
@@ -653,7 +652,7 @@ Partitions = int | Mapping[str, int]
 
 class DriverTopics:
     """``counts``: partitions of the topics that tasks read, by their full names. ``inputs``: what
-    each task reads. ``by``: partitioners that depend on the key."""
+    each task reads. ``by``: partitioners by topic."""
 
     def __init__(
         self,

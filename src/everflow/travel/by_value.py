@@ -568,8 +568,8 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
 
 
 def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
-    """How ``obj`` is pickled while its class is still filled (a singleton in a variable of the
-    class): without the program's ``__new__``, which may use what is not there yet."""
+    """How ``obj`` is pickled while its class is still filled: without the program's ``__new__``,
+    which may use what is not there yet."""
     found = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return found

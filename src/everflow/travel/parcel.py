@@ -47,11 +47,8 @@ class Parcel:
             return pickle.loads(self.data)
 
     def open(self) -> Any:
-        """The content; in a worker process only, whose modules of the program become this parcel's.
-        The same objects each time.
-
-        Raises FatalError where the content needs something that a worker has not.
-        """
+        """The content, the same objects each time; in a worker process only, whose modules of the
+        program become this parcel's. FatalError where it needs what a worker has not."""
         if _current == [self.name]:
             return _opened[self.name][0]
         worker_imports_harmlessly()

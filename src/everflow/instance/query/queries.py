@@ -66,7 +66,7 @@ Hosts = Mapping[str, HostTasks]
 @dataclass(frozen=True, kw_only=True)
 class StoreSite:
     """A store of the running topology, which the tasks ``subtopology`` x ``range(partitions)``
-    have, and its values' decoder (`PhysicalPlan.value_decoder`)."""
+    have."""
 
     spec: StoreSpec
     subtopology: int
@@ -90,9 +90,9 @@ class KeyQueryMetadata:
 
     ``active_host``: end point (``application.server``) of the instance whose task processes it,
     None where that is not known. ``standby_hosts``: end points with a standby, sorted; a
-    ``stale=True`` query can be sent there. ``partition``: of the store.
-    ``lag``: how many offsets the copy on the instance that was asked is behind its changelog now, 0
-    for its own active task; None where it has no copy, or the brokers do not say.
+    ``stale=True`` query can be sent there. ``lag``: how many offsets the copy on the instance that
+    was asked is behind its changelog now, 0 for its own active task; None where it has no copy, or
+    the brokers do not say.
     """
 
     active_host: str | None
@@ -434,9 +434,8 @@ class _LocalReader(StoreReader):
 
 
 class InteractiveQueries:
-    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until
-    `close` has handed the tasks over: a task that still runs here while the instance drains is read
-    like before."""
+    """The queries of `KafkaStreams`, from any thread, from `start` until `close` has handed the
+    tasks over."""
 
     _queries: StoreQueries | None = None
 

@@ -401,7 +401,10 @@ class ServedStores:
             name, keys = of_key, [self._key(store, key)]
         since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
         name = f"backward_{name}" if asked.flag("reverse") else name
-        ask = lambda view: getattr(view, name)(*keys, since, until)  # noqa: E731
+
+        def ask(view: Any) -> Iterator[Any]:
+            return getattr(view, name)(*keys, since, until)  # type: ignore[no-any-return]
+
         return self._page(asked, store, ask, what)
 
     def _page(

@@ -243,7 +243,6 @@ class LookHistory:
     def facts(
         self, seen: Observation, monotonic_ms: float, now_ms: int, events: Sequence[Event] = ()
     ) -> Facts:
-        """The facts of this snapshot and those before."""
         return replace(
             self.pair(seen, monotonic_ms, now_ms),
             spans={task: list(spans) for task, spans in self._spans.items()},

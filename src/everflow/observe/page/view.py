@@ -206,9 +206,8 @@ class _Begin(NamedTuple):
 
 
 def with_rates(facts: Facts) -> list[ObservedTask]:
-    """The tasks of the present look; those that process with their records/s, since they do but for
-    half a minute at the most, and with the time to the end of their input where their lag shrinks.
-    As they were where there is one look only."""
+    """The tasks of the present look; with an earlier one, those that process with their records/s,
+    and with the time to the end of their input where their lag shrinks."""
     if facts.passed_s <= 0:
         return list(facts.seen.tasks)
     begins, processed = _begins(facts), _processed(facts.seen)
