@@ -248,11 +248,8 @@ def new_offsets(
     committed: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
     """Offsets to commit for the inputs: ``starts`` of the ``chosen`` topics, the committed ones of
-    the others.
-
-    Those are committed again, too: beside an offset stand the stream times and layouts of stores
-    that are gone, and records that are read again would be late by them.
-    """
+    the others, again: beside an offset stand the stream times and layouts of stores that are gone,
+    and records that are read again would be late by them."""
     kept = {tp: offset for tp, offset in committed.items() if tp.topic not in chosen}
     return dict(sorted({**kept, **starts}.items()))
 
@@ -293,11 +290,9 @@ class ClusterReset:
     _never: threading.Event = field(default_factory=threading.Event)
 
     def plan(self, position: Position, named: Sequence[str]) -> Plan:
-        """The plan of a reset; changes nothing.
-
-        Raises ConfigError for a topic of ``named`` that the program does not read, TopologyError
-        for topics that are missing or do not fit, StateFormatError for another one's folder.
-        """
+        """Changes nothing. Raises ConfigError for a topic of ``named`` that the program does not
+        read, TopologyError for topics that are missing or do not fit, StateFormatError for another
+        one's folder."""
         application_id = self.config.application_id
         existing = {name: shape.partitions for name, shape in self.admin.list_topics().items()}
         topology = with_topics(self.topology, existing, application_id)

@@ -219,10 +219,7 @@ class KafkaProxy:
     A fault meets ``times`` requests (None: all from now on) of one kind, by Kafka's name
     (``"Produce"``, ``"EndTxn"``...), of clients whose ``client.id`` contains ``client`` and that
     name ``topic``. Where several are set for a kind, the first one that is left decides. Has a
-    thread of its own; its methods may be called from any.
-
-    Args:
-        upstream: ``host:port`` of a broker.
+    thread of its own; its methods may be called from any. ``upstream``: ``host:port`` of a broker.
     """
 
     def __init__(self, upstream: str) -> None:

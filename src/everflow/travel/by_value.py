@@ -579,9 +579,8 @@ def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
 
 
 def making_member(member: Enum, by_value: Callable[[type], bool]) -> tuple[Any, ...]:
-    """Arguments by which the other side makes a member of an enum without its attributes, and
-    those: neither the program's ``__new__`` nor its ``__init__`` is called again, and no member is
-    looked up by its value."""
+    """Arguments by which the other side makes a member of an enum, and its attributes: neither the
+    program's ``__new__`` nor its ``__init__`` is called again."""
     cls = type(member)
     data = _installed_base(cls, by_value)
     if hasattr(data, "__getnewargs__"):

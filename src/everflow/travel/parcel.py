@@ -165,7 +165,6 @@ class InertInstance(Inert):
     """A `KafkaStreams` of a program that a worker imported: it may be there, it must not start."""
 
     def start(self, *_: Any, **__: Any) -> None:
-        """Refused with the cure."""
         raise FatalError(
             "a Spark Python worker imported a module that starts a KafkaStreams at once; put that "
             "line under `if __name__ == '__main__':` or into a function, so that the module can be "
