@@ -249,7 +249,8 @@ class EmbeddedBroker:
 
     @property
     def mutual_servers(self) -> str:
-        """``host:port`` for clients with a certificate; SetupError before the start or without."""
+        """``host:port`` for clients with a certificate; SetupError before the start, and for a
+        broker that is not a secure one."""
         if self._security is None:
             raise SetupError("the embedded broker asks for no certificates", code="EF-BROKER")
         return self._address(MUTUAL)
@@ -602,7 +603,8 @@ class EmbeddedCluster:
         self.wait_until_in_sync()
 
     def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
-        """Wait until every partition has its leader and all replicas; AssertionError if late."""
+        """Wait until every partition of every topic has its leader and all replicas. Raises
+        AssertionError after ``timeout_s`` seconds."""
         wait_until(lambda: not self._behind(), timeout_s, "replicas to be in sync", self._behind)
 
     def roll(self) -> None:

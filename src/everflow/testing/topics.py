@@ -182,7 +182,8 @@ class OutputTopic(Telling):
         return [record[:2] for record in self.read_records()]
 
     def read_table(self) -> dict[Any, Any]:
-        """The last value per key of the records not read yet; null deletes. Hashable keys only."""
+        """The last value per key of the records not read yet; a null value deletes. Keys must be
+        hashable."""
         table: dict[Any, Any] = {}
         for record in self.read_records():
             if record.value is None:

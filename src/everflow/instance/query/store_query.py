@@ -499,8 +499,8 @@ class ReadOnlyWindowStore(_Timed, WindowReads, ReadOnlyStore):
 
 
 class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
-    """Queries of a versioned store (KIP-889, KIP-960, KIP-968). The methods of
-    `ReadOnlyKeyValueStore` return the latest versions.
+    """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery
+    (KIP-889, KIP-960, KIP-968). The methods of `ReadOnlyKeyValueStore` return the latest versions.
 
     Times are ms since the epoch. A version that ended before the history retention is not shown.
     """
