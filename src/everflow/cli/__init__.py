@@ -1,9 +1,7 @@
 """The command ``everflow``. Thin: every command loads, calls one part of the package, and prints.
 
 `commands` has what they share: the decorator ``command``, options, errors, a cluster. `app` has
-the short commands and imports the others: `topics`, `dlq_commands`, `new_project`, `state`,
-`watch`. `program` finds the user's program; the line that is written over and over is in
-`console`.
+the short commands and imports the others. `program` finds the user's program.
 May import everything; nothing below imports it. Modules that need Spark or a client are imported
 when a command needs them.
 """

@@ -122,8 +122,7 @@ def leftovers(
     used: Collection[str],
     groups: Iterable[str],
 ) -> list[Leftover]:
-    """Topics with the application's prefix and an internal topic's suffix, without those that the
-    program uses: reads, writes, or makes.
+    """Topics with the application's prefix and an internal topic's suffix, without the program's.
 
     ``orders-eu-count-changelog`` begins with ``orders-``: where there is a group ``orders-eu``, the
     topic is that one's.
@@ -249,11 +248,8 @@ def new_offsets(
     committed: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
     """Offsets to commit for the inputs: ``starts`` of the ``chosen`` topics, the committed ones of
-    the others.
-
-    Those are committed again, too: beside an offset stand the stream times and layouts of stores
-    that are gone, and records that are read again would be late by them.
-    """
+    the others, again: beside an offset stand the stream times and layouts of stores that are gone,
+    and records that are read again would be late by them."""
     kept = {tp: offset for tp, offset in committed.items() if tp.topic not in chosen}
     return dict(sorted({**kept, **starts}.items()))
 
@@ -276,8 +272,6 @@ def _member(one: MemberDescription) -> str:
     return f"{one.client_id} at {one.host.lstrip('/')}{static}"
 
 
-# --- the steps ------------------------------------------------------------------------------------
-
 STEP_S = 60.0
 """How long each step is tried."""
 REQUEST_S = 10.0
@@ -295,14 +289,10 @@ class ClusterReset:
     clock: Clock = field(default_factory=SystemClock)
     _never: threading.Event = field(default_factory=threading.Event)
 
-    # --- looking ----------------------------------------------------------------------------------
-
     def plan(self, position: Position, named: Sequence[str]) -> Plan:
-        """The plan of a reset; changes nothing.
-
-        Raises ConfigError for a topic of ``named`` that the program does not read, TopologyError
-        for topics that are missing or do not fit, StateFormatError for another one's folder.
-        """
+        """Changes nothing. Raises ConfigError for a topic of ``named`` that the program does not
+        read, TopologyError for topics that are missing or do not fit, StateFormatError for another
+        one's folder."""
         application_id = self.config.application_id
         existing = {name: shape.partitions for name, shape in self.admin.list_topics().items()}
         topology = with_topics(self.topology, existing, application_id)
@@ -369,8 +359,6 @@ class ClusterReset:
             log.debug("Open transactions are not listed: %s", error)
             return []
         return lost_writers(config.application_id, found, (), "")
-
-    # --- doing ------------------------------------------------------------------------------------
 
     def held_folder(self, plan: Plan) -> StateDirectory | None:
         """This host's state folder, locked; None: there is none. StateLockedError: in use."""

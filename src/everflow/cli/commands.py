@@ -1,7 +1,5 @@
 """The command ``everflow`` itself, and what its commands share: options and the settings that they
 mean, a cluster that answers, errors, forms of results.
-
-Light: what needs Spark or a client is imported by the command that needs it.
 """
 
 from __future__ import annotations
@@ -345,8 +343,7 @@ class InstanceSettings:
 
 
 def _options(of: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """The parameters of a command's function, or the fields of a dataclass, as options. One that is
-    annotated with a text alone has that help; a flag has no opposite then."""
+    """Parameters or fields as options. A bare text is an option's help; a flag has no opposite."""
     hints = get_type_hints(of, include_extras=True)
     for one in inspect.signature(of).parameters.values():
         kind = hints[one.name]

@@ -46,16 +46,12 @@ def _wrong(text: str, where: str | None = None) -> TopologyError:
 
 
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
-    """Import the module of ``target`` (`module_and_name`) and return the topology that its name
-    holds, builds or returns.
+    """Import the module of ``target`` (`module_and_name`). Its name is a `Topology`, a
+    `StreamsBuilder`, or a function without arguments that returns one of them. ``start_spark`` runs
+    when the program makes its first Column, if it makes one.
 
-    ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one
-    of them. ``start_spark`` runs when the program makes its first Column, if it makes one.
-
-    Raises:
-        TopologyError: no such module or name, the wrong kind of object, or the module failed while
-            being imported (then with file and line of the failing statement).
-        EverflowError: what the module raised.
+    Raises TopologyError for no such module or name, the wrong kind of object, or a module that
+    fails (with file and line of the failing statement), and EverflowErrors of the module.
     """
     put_current_folder_on_path()
     module_name, name = module_and_name(target)
@@ -240,12 +236,9 @@ def _no_program_file(file: Path) -> TopologyError:
 
 
 def require_name(module: str, path: str) -> None:
-    """TopologyError where there is no such module, a file of the program has the name of a library
-    in its place, its source is no Python, or it does not bind the first name of ``path``.
-
-    What is unknown without running it passes: a module without source, or one that binds names
-    by star imports and the like.
-    """
+    """TopologyError where there is no such module, a file of the program has a library's name, its
+    source is no Python, or it does not bind the first name of ``path``. What the source does not
+    show passes."""
     _require_own_name(module, path)
     if module in sys.modules or not (found := _source_of(module)):
         return
@@ -402,10 +395,7 @@ def _offered(tree: ast.Module) -> list[str]:
 
 def write_stores(target: str, application_id: str, optimization: str, file: str) -> int:
     """Write the stores of a program into ``file``, packed as a worker opens them; the exit code.
-
-    ``python -m everflow.cli.program MODULE:NAME APPLICATION OPTIMIZATION FILE``, for a process that
-    must not start Spark itself (`everflow.snapshots.state_source`).
-    """
+    For a process that must not start Spark itself (`everflow.snapshots.state_source`)."""
     from everflow.snapshots.logged_stores import logged_stores
     from everflow.travel.parcel import Parcel
 

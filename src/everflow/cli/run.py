@@ -63,13 +63,9 @@ def run_program(
     """Load ``target`` and run it until a signal stops it; the exit code: 0 if it ran and ended in
     order, 128 and the number of the signal if that came before it ran, 1 if its end took too long.
 
-    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log;
-    ``leave_group`` as in `KafkaStreams.run`; ``failed`` gets where to read more, if it does. Must
-    be called from the main thread (signals).
-
-    Raises:
-        ConfigError, TopologyError, SetupError: before anything runs.
-        EverflowError: what stopped the instance.
+    ``settings`` are dotted keys of `StreamsConfig`; ``failed`` gets where to read more, if it does.
+    Must be called from the main thread (signals). Raises ConfigError, TopologyError or SetupError
+    before anything runs; EverflowError: what stopped the instance.
     """
     config = StreamsConfig(**settings)
     # `start` checks both too, but only behind the seconds that Spark takes.

@@ -190,12 +190,8 @@ def parse_topics(
     arguments: Sequence[str], *, option: str = "--topic ", partitions: int | None = None
 ) -> dict[str, int]:
     """Partitions by topic name, in the order given. ``partitions`` are those of an argument that
-    names none: without it each must.
-
-    Raises ConfigError, naming the argument behind ``option``, for one that is not
-    ``name:partitions``, a name or a number of partitions that the broker would refuse, and a topic
-    given twice.
-    """
+    names none: without it each must. ConfigError, naming the argument behind ``option``, for one
+    that the broker would refuse, and for a topic given twice."""
     topics: dict[str, int] = {}
     for argument in arguments:
         name, separator, count = argument.rpartition(":")
@@ -222,11 +218,8 @@ def create_topics(
     bootstrap_servers: str, topics: Mapping[str, int], say: Callable[[str], None]
 ) -> None:
     """Create those that are missing, and say a line of each; they can be written to afterwards.
-
-    One that exists (``--data-dir`` keeps them) is left as it is. Raises ConfigError if it has
-    another number of partitions, before any is created; RetriableError where the broker does not
-    answer.
-    """
+    ConfigError, before any is created, if one that exists has another number of partitions;
+    RetriableError where the broker does not answer."""
     from everflow.kafka.admin import ClusterAdmin
 
     with closing(ClusterAdmin({"bootstrap.servers": bootstrap_servers})) as admin:
@@ -245,8 +238,6 @@ def create_topics(
         there = " (was there already)" if name in found else ""
         say(f"topic {name}, {counted(partitions, 'partition')}{there}")
 
-
-# --- the records of a topic; `everflow.cli.records` does the work --------------------------------
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
 KeyFormat = Annotated[Format, typer.Option("--key", help="Format of the keys.")]

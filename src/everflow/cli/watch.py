@@ -1,7 +1,5 @@
 """Commands that watch and scale instances (docs/guide/metrics.md, kubernetes.md, fleet.md).
 
-``everflow status``, ``tasks``, ``lag``, ``drain``, ``rack``, ``autoscale``, ``fleet``, ``scale``.
-
 As the pre-stop hook of a pod ``drain`` first asks whether the pod goes for good: at a scale-in it
 does, in a rolling restart it comes back, and then nothing must move (KIP-345). Kubernetes itself
 tells a pod the same in both cases.
@@ -208,10 +206,7 @@ def lag_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
     """The configuration of instances that are started elsewhere, as processes or on other hosts.
-
-    ConfigError, TopologyError: what no instance could run with. Each of them would say the same,
-    some seconds later and again and again.
-    """
+    ConfigError, TopologyError: what no instance could run with."""
     from everflow.cli.program import module_and_name, put_current_folder_on_path, require_name
     from everflow.config import StreamsConfig
     from everflow.kafka.client_settings import check_clients
@@ -222,8 +217,6 @@ def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
     check_clients(config)
     return config
 
-
-# --- what instances say of themselves -------------------------------------------------------------
 
 ANSWER_S = 10.0
 MOST_ASKED = 32
@@ -256,7 +249,6 @@ def _no_address(address: str, why: str) -> ConfigError:
 
 
 def nobody_at(url: str, error: OSError) -> RetriableError:
-    """A hint for the case that no instance has answered."""
     if isinstance(error, TimeoutError):
         return RetriableError(
             f"no instance answered at {url} in time. Its process stands still or hangs, its host "
@@ -426,8 +418,6 @@ def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-# --- instances that leave, and pods -------------------------------------------------------------
-
 LOOK_EVERY_S = 0.25
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DONE, FAILED = "NOT_RUNNING", ("PENDING_ERROR", "ERROR")
@@ -565,8 +555,6 @@ def _read(path: str, environment: Mapping[str, str], account: Path) -> Any:
         raise RetriableError(f"{path} cannot be read: {error}.") from None
 
 
-# --- fleets ---------------------------------------------------------------------------------------
-
 Most = Annotated[
     int | None,
     typer.Option(
@@ -683,10 +671,8 @@ def planned(
 
 
 def asked_of(address: str, instances: int | None, most: int | None) -> dict[str, Any]:
-    """Ask a fleet for its status; with ``instances`` resize it first.
-
-    RetriableError where none answers, ConfigError for what it refuses.
-    """
+    """Ask a fleet for its status; with ``instances`` resize it first. RetriableError where none
+    answers, ConfigError for what it refuses."""
     if instances is None and most is not None:
         raise ConfigError("--max needs --instances")
     sizes = None if instances is None else {"instances": instances, "max": most}

@@ -65,10 +65,7 @@ class StatusLine:
     @contextmanager
     def waiting(self, what: str, *, after_s: float = 0.0) -> Iterator[None]:
         """While the block runs, show what is waited for and for how long: ``starting Spark, 5 s``.
-
-        ``after_s``: nothing is shown of a wait that is shorter. Of several, one in the other, the
-        innermost is shown.
-        """
+        Nothing is shown of a wait shorter than ``after_s``; of nested ones the innermost is."""
         wait, first = object(), True
         self._waits.append(wait)
 
@@ -97,8 +94,7 @@ class StatusLine:
         )
 
     def line(self, text: str) -> None:
-        """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a state, which is
-        nothing that somebody waits for. Nothing is drawn below the last state."""
+        """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a state."""
         with self._lock:
             if text.startswith(LAST_STATES):
                 self._ended = True
@@ -117,12 +113,8 @@ class StatusLine:
         return text if self.stamp is None else f"{self.stamp()} {text}"
 
     def show(self, text: str, *, below: Sequence[str] = (), now: bool = False) -> None:
-        """Replace the progress line, which may have several lines itself.
-
-        Args:
-            below: more lines, on a terminal only: what is worth a glance, but not a log file.
-            now: worth printing without a terminal although the interval is not over.
-        """
+        """Replace the progress line, which may have several lines itself. ``below``: more lines, on
+        a terminal only. ``now``: print it elsewhere, too, before the interval is over."""
         with self._lock:
             if self._ended:
                 return

@@ -87,13 +87,10 @@ class Fleet:
 
 def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) -> None:
     """Run until a signal arrives; then all instances stop and stay members of the group. ``say``
-    gets a line for each event, on any thread.
+    gets a line for each event, on any thread. Must be called from the main thread.
 
-    Must be called from the main thread.
-
-    Raises:
-        ConfigError, SetupError: before anything runs.
-        FatalError: Spark ended the application, or instances end by themselves again and again.
+    Raises ConfigError or SetupError before anything runs; FatalError: Spark ended the application,
+    or instances end by themselves again and again.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-fleet-")))

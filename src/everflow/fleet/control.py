@@ -1,7 +1,4 @@
-"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize.
-
-`Places` is what the driver knows of the slots: what it wants of each, and what its keeper reported.
-"""
+"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from starlette.routing import Route
 
 from everflow.autoscale import Autoscaler, InstanceSeen
 from everflow.fleet.decision import TOKEN_HEADER, Report, Wanted, answer, moved, shown_lines
+from everflow.observe.requests import RefusedRequest, body_of
 
 HEARD_S = 10.0
 """A slot that has not been heard of for so long has no place."""
@@ -109,6 +107,7 @@ class Places:
 MOST_INSTANCES = 1_000
 MOST_BODY_BYTES = 8 << 20
 """Above the lines of a report, of which each character may take 6 bytes."""
+TOO_LARGE = f"it is larger than {MOST_BODY_BYTES:,} bytes"
 
 
 @dataclass(frozen=True)
@@ -142,8 +141,8 @@ def application(door: Door) -> Starlette:
         if not secrets.compare_digest(shown, door.token.encode()):
             return PlainTextResponse("this is no keeper of this fleet\n", status_code=403)
         try:
-            received = Report.from_json(await _body(request))
-        except ValueError as error:
+            received = Report.from_json(await body_of(request, MOST_BODY_BYTES, TOO_LARGE))
+        except (ValueError, RefusedRequest) as error:
             return PlainTextResponse(f"no report: {error}\n", status_code=400)
         wanted = await run_in_threadpool(lambda: door.places.reported(received))
         return JSONResponse({"wanted": wanted.value})
@@ -156,8 +155,8 @@ def application(door: Door) -> Starlette:
         if refused is not None:
             return refused
         try:
-            door.loop.resize(*sizes(json.loads(await _body(request))))
-        except ValueError as error:
+            door.loop.resize(*sizes(json.loads(await body_of(request, MOST_BODY_BYTES, TOO_LARGE))))
+        except (ValueError, RefusedRequest) as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
         return JSONResponse(door.shown())
 
@@ -168,16 +167,6 @@ def application(door: Door) -> Starlette:
             Route("/scale", scale, methods=["POST"]),
         ]
     )
-
-
-async def _body(request: Request) -> bytes:
-    """The body of a request. ValueError if it is larger than any valid one."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BODY_BYTES:
-            raise ValueError(f"it is larger than {MOST_BODY_BYTES:,} bytes")
-    return body
 
 
 def sizes(asked: Any) -> tuple[int, int]:

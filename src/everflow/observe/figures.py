@@ -1,9 +1,7 @@
 """All figures of `/metrics`: name, kind, labels, meaning, and where each is read.
 
 They are in ``figures.tsv``, one line a figure: names and groups are Kafka Streams', in the form in
-which its JMX figures reach Prometheus (``stream-task-metrics``, ``dropped-records-total`` ->
-``kafka_streams_stream_task_metrics_dropped_records_total``); ``everflow_`` begins what Kafka
-Streams does not have. The page docs/guide/metrics.md is made of them.
+which its JMX figures reach Prometheus; ``everflow_`` begins what Kafka Streams does not have.
 """
 
 from __future__ import annotations

@@ -118,9 +118,8 @@ SAID_EVERY_S = 60.0
 
 
 class BoundedLog(logging.Logger):
-    """What uvicorn says of single requests: a line for each kind of them in `SAID_EVERY_S`, with
-    the number of those that were left out. Whoever reaches the address decides how many there are.
-    """
+    """What uvicorn says of single requests, whose number nobody here decides: a line for each kind
+    of them in `SAID_EVERY_S`, with the number of those that were left out."""
 
     def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__("everflow", logging.WARNING)  # uvicorn's traces are not even made
@@ -143,7 +142,7 @@ class BoundedLog(logging.Logger):
 
 
 class WholeRequestsProtocol(H11Protocol):
-    """uvicorn's own protocol, with that bound: ``request_s``, in seconds."""
+    """uvicorn's own protocol, with the bound ``request_s`` for the arrival of a request."""
 
     def __init__(
         self, *args: Any, room: Room, said: BoundedLog, request_s: float, **named: Any
@@ -171,7 +170,6 @@ class WholeRequestsProtocol(H11Protocol):
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """From now on the first request is waited for."""
         super().connection_made(transport)
         self._waits_since = self.loop.time()
         if self._room.came(self):
@@ -180,13 +178,11 @@ class WholeRequestsProtocol(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for."""
         self._room.left(self)
         self._unset_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """A request is whole, or its rest is waited for."""
         super().data_received(data)
         if self.timeout_keep_alive_task is not None or not self._under_way():
             self._unset_deadline()
@@ -317,8 +313,7 @@ class HttpServer:
             interface="asgi3",
             loop="asyncio",
             workers=1,  # not the environment's WEB_CONCURRENCY
-            # Who asks is who is connected: with FORWARDED_ALLOW_IPS in the environment it would be
-            # what a header says, and /drain hears this host alone.
+            # Not FORWARDED_ALLOW_IPS of the environment: /drain hears this host alone.
             proxy_headers=False,
             log_config=None,
             access_log=False,
@@ -343,9 +338,7 @@ class HttpServer:
         self._socket.close()
 
     def _run(self) -> None:
-        # This thread, and those that it starts, wait for a core instead of taking it from who
-        # computes on it (sched(7), SCHED_BATCH; Linux alone has it): on a full machine each wake-up
-        # cost a worker what it had in the core's caches (note 058).
+        # It waits for a core instead of taking a worker's, with its caches (SCHED_BATCH, note 058).
         with contextlib.suppress(AttributeError, OSError):  # elsewhere, or not allowed
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:
@@ -371,8 +364,7 @@ def _listening(address: str, setting: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends at once (TCP_NODELAY) only where the protocol is said: without it each answer
-    # waits 40 ms for the acknowledgement of its own head.
+    # asyncio sets TCP_NODELAY only where the protocol is said; without it an answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

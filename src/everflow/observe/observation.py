@@ -1,8 +1,8 @@
 """`Observation`: one look at an instance, in plain values: whoever shows it needs nothing else. And
 the content of `/status`, `/live` and `/ready`, and how another instance reads it. Pure.
 
-An instance that restores for an hour is alive: to restart it would begin the restore again. It is
-ready once its active tasks run, so that a rolling restart waits for them.
+An instance that restores is alive, as a restart would begin the restore again. It is ready once its
+active tasks run, so that a rolling restart waits for them.
 """
 
 from __future__ import annotations

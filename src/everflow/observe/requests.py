@@ -33,8 +33,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class OwnNames:
-    """The names of a server. Ports are not compared: a forwarded port (`kubectl port-forward`,
-    `ssh -L`) has another number, and who points a name at this host can take any port.
+    """The names of a server. Ports are not compared: a forwarded port has another number.
 
     These are: ``localhost`` and loopback addresses; the address that is listened at, where it is
     all addresses of the machine every address in numbers, as no name has to be looked up for it;
@@ -42,8 +41,7 @@ class OwnNames:
     """
 
     def __init__(self, listen: str, names: Iterable[str] = ()) -> None:
-        """``listen``: host:port; ``names``: host or host:port, each; ``*`` is any. Asks for the
-        machine's name where others reach the address, once a process."""
+        """``listen``: host:port; ``names``: host or host:port, each; ``*`` is any."""
         given = [name.strip().lower() for name in names]
         self.any = ANY in given
         host = _bare(listen.lower()) or ""

@@ -1,9 +1,7 @@
 """A proxy before Kafka's brokers that drops, holds, delays and refuses chosen requests.
 
-It speaks the protocol as far as it must: it knows which request a frame is, and puts its own
-addresses in the place of the brokers', so that a client that came to it stays with it. Everything
-else passes as it is. Whoever sets a fault gets a `WireFault`, which says whether it happened: a
-test that only hopes so shows nothing.
+It puts its own addresses in the place of the brokers', so that a client that came to it stays with
+it. Everything else passes as it is. A `WireFault` says whether the fault has happened.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ def header_of(frame: bytes) -> Header:
 
 
 def correlation_of(frame: bytes) -> int:
-    """The correlation id of an answer."""
     return int(struct.unpack_from(">i", frame)[0])
 
 
@@ -98,8 +95,7 @@ _NONE = ("base_offset", "high_watermark", "node_id", "port", "producer_epoch")
 
 
 def _refused(kind: Any, asked: Any, version: int, code: int) -> Any:
-    """An answer, or a part of one, to this part of a request: the innermost parts have the
-    error."""
+    """An answer, or a part of one: the innermost parts have the error."""
     made = kind(version=version)
     fields = [one for one in kind.fields.values() if one.for_version_q(version)]
     parts = {one.name for one in fields} & _ONE_FOR_EACH.keys()
@@ -141,8 +137,7 @@ _Act = Literal["hold", "drop", "lose", "delay", "refuse"]
 
 @dataclass(eq=False, repr=False)
 class WireFault:
-    """A fault: its effect, the requests that it applies to, and how often it has happened. Any
-    thread."""
+    """A fault, and how often it has happened. Any thread."""
 
     _proxy: KafkaProxy
     act: _Act
@@ -182,8 +177,6 @@ class WireFault:
         """End the fault; held requests stay held until `release`."""
         with self._changed:
             self._left = 0
-
-    # --- of the proxy -----------------------------------------------------------------------------
 
     def _takes(self, header: Header, frame: bytes) -> bool:
         """True if it applies to this request, which it counts."""
@@ -226,10 +219,7 @@ class KafkaProxy:
     A fault meets ``times`` requests (None: all from now on) of one kind, by Kafka's name
     (``"Produce"``, ``"EndTxn"``...), of clients whose ``client.id`` contains ``client`` and that
     name ``topic``. Where several are set for a kind, the first one that is left decides. Has a
-    thread of its own; its methods may be called from any.
-
-    Args:
-        upstream: ``host:port`` of a broker.
+    thread of its own; its methods may be called from any. ``upstream``: ``host:port`` of a broker.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -271,8 +261,6 @@ class KafkaProxy:
         assert self._front is not None, "the proxy is not started"
         return f"{_HOST}:{self._front.port}"
 
-    # --- faults -----------------------------------------------------------------------------------
-
     def hold(
         self,
         api: str,
@@ -296,8 +284,7 @@ class KafkaProxy:
     def lose_answer(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
     ) -> WireFault:
-        """The broker does what it is asked, and in place of the answer the connection breaks: the
-        client cannot know."""
+        """The broker does what it is asked; in place of the answer the connection breaks."""
         return self._set("lose", api, times, client, topic)
 
     def delay(
@@ -348,8 +335,6 @@ class KafkaProxy:
         fault = WireFault(self, act, api, times, applies, **more)
         self._faults.append(fault)
         return fault
-
-    # --- on its loop ------------------------------------------------------------------------------
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
@@ -451,7 +436,6 @@ class _Line:
     _broken: bool = field(init=False, default=False)
 
     def abort(self) -> None:
-        """Break both connections."""
         self._broken = True
         self._settled.set()
         self._writer.transport.abort()

@@ -80,8 +80,7 @@ class DriverStores(Mapping[str, InMemoryStore]):
 
 
 class MergedStore(InMemoryStore):
-    """The partitions of a store, to be read. A key that lies in several is there several times in
-    a `range`; it is looked for where queries look."""
+    """The partitions of a store, to be read; a `range` has a key as often as it is there."""
 
     def __init__(self, spec: StoreSpec, parts: Sequence[InMemoryStore], home: Home) -> None:
         self._parts, self._home = parts, home
@@ -104,8 +103,7 @@ class MergedStore(InMemoryStore):
         return merge(*parts, key=lambda entry: entry[0], reverse=reverse)
 
     def part_of(self, key: bytes) -> InMemoryStore:
-        """The partition that has a key: its own, else the first of the others, as queries look for
-        it."""
+        """The partition that has a key: its own, else the first of the others, as in queries."""
         home = self._home(key[: len(key) - self._suffix])
         parts = self._parts if home is None else [self._parts[home], *self._parts]
         having = (part for part in parts if part.get_many([key])[0] is not None)
@@ -164,8 +162,7 @@ class VersionedView(KeyValueView):
     """Decoded read access to a versioned store; `get` and `all` show the latest versions."""
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """The version of ``key`` at a time (ms); None if it had no value, or if the time is older
-        than the history retention and not in the latest version."""
+        """The version of ``key`` at a time (ms), as `ReadOnlyVersionedStore.get_as_of`."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
             return None
@@ -208,8 +205,7 @@ class WindowView(_View):
 
 
 class SessionView(_View):
-    """Decoded read access to a session store. The time of a session's value is the session's
-    end."""
+    """Decoded read access to a session store. The time of a value is its session's end."""
 
     def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
         """The sessions of ``key`` and their values, in order of time."""
@@ -218,8 +214,7 @@ class SessionView(_View):
     def find_sessions(
         self, key: Any, earliest_end: int, latest_start: int
     ) -> Iterator[tuple[Windowed, Any]]:
-        """`fetch` of the sessions that end at ``earliest_end`` or later and start at
-        ``latest_start`` or earlier."""
+        """`fetch` of sessions with an end >= ``earliest_end`` and a start <= ``latest_start``."""
         return (
             entry
             for entry in self.fetch(key)

@@ -4,9 +4,8 @@ It runs the very operators that an instance runs, in this process (Columns in th
 the test run, which starts where there are some), with stores in memory. Functions have gone through
 the same pickle as on their way to a worker, so what cannot travel fails here too, and what a
 function changes in a variable is changed in its own copy. Like Kafka Streams' driver it passes
-repartition topics on at once and commits after each input, so it shows every intermediate result;
-and its topics have one partition, unless ``partitions`` says more. With more it has a task, and
-stores, for each partition, and shows what is lost where equal keys do not meet.
+repartition topics on at once and commits after each input, so it shows every intermediate result.
+With several ``partitions`` it has a task, and stores, for each.
 """
 
 from __future__ import annotations
@@ -101,9 +100,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             piping one raises RecordError, and nothing of it has an effect.
         exception_handlers: stage (``deserialization``, ``processing``, ``production``) -> what the
             setting ``<stage>.exception.handler`` would be; left out: "dead-letter".
-        emit_every_update: every intermediate result of a `InputTopic.pipe_batch`, as
-        ``emit.every.update`` gives; by default the
-            last per key (and window) of a batch.
+        emit_every_update: as the setting ``emit.every.update``: every intermediate result of a
+            `InputTopic.pipe_batch`; by default the last per key (and window) of a batch.
         initial_wall_clock_ms: the driver's wall clock, moved by `advance_wall_clock_time` only.
         default_timestamp_extractor: what gives records their time where their source does not say;
             None: it is theirs, and a negative one stops.
@@ -177,8 +175,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             columns = prepared_columns(self._plan)
         self._columns = ColumnClient(columns.path)
         self._closed = False
-        # As the workers get them: what cannot travel is refused here too, and a variable that a
-        # function changes is its own copy.
         step = TaskStep.of(
             self._plan, columns.prepared, self._stores, self._keep, handlers=handlers
         )
@@ -187,7 +183,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._tables.load(self._wall_clock_ms)
 
     def _as_travelled(self, step: TaskStep) -> TaskStep:
-        """The step with deserialised copies of its operators, as in a worker."""
         sources, times, ops = self._packed.copy()
         return replace(step, sources=sources, times=times, ops=ops)
 
@@ -220,8 +215,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._wall_clock_ms = self._start_ms
         for topic in self._inputs:
             topic.rewind()
-
-    # -- topics ------------------------------------------------------------------------------------
 
     @naming_the_line
     def create_input_topic(
@@ -263,31 +256,24 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return OutputTopic(found, topic, _serdes("create_output_topic", key, value))
 
     def produced_topics(self) -> set[str]:
-        """Topics that have been written to since the start or the last `reset`, whether or not they
-        have been read: outputs and internal topics, repartition topics and changelogs, by their
-        whole names."""
+        """Topics that have been written to since the start or the last `reset`: outputs and
+        internal topics (repartition topics and changelogs), by their whole names."""
         return set(self._outputs.produced)
 
-    # -- stores and time ---------------------------------------------------------------------------
-
     def get_key_value_store(self, name: str) -> KeyValueView:
-        """Read access to a key-value store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a key-value store. StoreNotFoundError; StoreKindError for another kind."""
         return KeyValueView(*self._view(name, "key_value"))
 
     def get_window_store(self, name: str) -> WindowView:
-        """Read access to a window store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a window store. StoreNotFoundError; StoreKindError for another kind."""
         return WindowView(*self._view(name, "window"))
 
     def get_session_store(self, name: str) -> SessionView:
-        """Read access to a session store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a session store. StoreNotFoundError; StoreKindError for another kind."""
         return SessionView(*self._view(name, "session"))
 
     def get_versioned_store(self, name: str) -> VersionedView:
-        """Read access to a versioned store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a versioned store. StoreNotFoundError; StoreKindError for another kind."""
         return VersionedView(*self._view(name, "versioned"))
 
     def _view(
@@ -322,8 +308,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def wall_clock_ms(self) -> int:
         """The driver's wall clock in ms since the epoch; `advance_wall_clock_time` moves it."""
         return self._wall_clock_ms
-
-    # -- running -----------------------------------------------------------------------------------
 
     def pipe_batch(self, records: Mapping[InputTopic, Iterable[tuple[Any, ...]]]) -> None:
         """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp[,
@@ -439,7 +423,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return step.run(request, decoded, self._columns, {})
 
     def _keep(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
-        """The step's sink: keeps a micro-batch's effects instead of writing them."""
+        """The step's sink."""
         take_letters(result, sources)
         self._result, self._written = result, []
         writer = _MemoryWriter(self._written.extend, self._topics.count)
@@ -482,8 +466,7 @@ class _Outputs:
         self.produced: set[str] = set()
 
     def of(self, topic: str) -> deque[RawRecord]:
-        """The records of a topic that have not been read; TopologyError for one that is never
-        written."""
+        """A topic's records that have not been read; TopologyError where none is ever written."""
         if topic not in self._fixed | self._internal and not self._chosen_per_record:
             near = difflib.get_close_matches(topic, self._fixed | self._internal, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -558,8 +541,7 @@ class DriverTables:
         """The tables as a batch's request names them."""
 
     def load(self, now_ms: int) -> None:
-        """Load those that are due by the driver's clock: all of them, the first time. Raises what
-        loading raises."""
+        """Load those that are due by the driver's clock; raises what loading raises."""
         for table in self._loaded:
             name, refresh_ms = table.store.name, table.node.refresh_ms
             if name in self._due_ms and (refresh_ms is None or now_ms < self._due_ms[name]):
@@ -670,7 +652,7 @@ Partitions = int | Mapping[str, int]
 
 class DriverTopics:
     """``counts``: partitions of the topics that tasks read, by their full names. ``inputs``: what
-    each task reads. ``by``: partitioners that depend on the key."""
+    each task reads. ``by``: partitioners by topic."""
 
     def __init__(
         self,
@@ -783,8 +765,7 @@ class DriverSilence:
         return {task: names for task, names in found.items() if task.subtopology == subtopology}
 
     def read(self, read: Collection[TopicPartition], moved: IdleTimes, now_ms: int) -> None:
-        """After a micro-batch: ``read`` had records, and ``moved`` are the times that it
-        advanced."""
+        """After a micro-batch: ``read`` had records, ``moved`` are the times it advanced."""
         if not self.subtopologies:
             return
         self._due(read, now_ms)

@@ -49,8 +49,7 @@ _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles what belongs to the user's program by value and everything else by reference. Raises
-    whatever an object raises that cannot be pickled: `everflow.travel.refusals` says it in
-    words."""
+    whatever an object raises that cannot be pickled."""
 
     def __init__(self, file: Any, buffer_callback: Any = None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
@@ -568,12 +567,9 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
         ABCMeta.register(typing.cast("ABCMeta", cls), subclass)
 
 
-# --- instances ------------------------------------------------------------------------------------
-
-
 def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
-    """How ``obj`` is pickled while its class is still filled (a singleton in a variable of the
-    class): without the program's ``__new__``, which may use what is not there yet."""
+    """How ``obj`` is pickled while its class is still filled: without the program's ``__new__``,
+    which may use what is not there yet."""
     found = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return found
@@ -583,9 +579,8 @@ def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
 
 
 def making_member(member: Enum, by_value: Callable[[type], bool]) -> tuple[Any, ...]:
-    """Arguments by which the other side makes a member of an enum without its attributes, and
-    those: neither the program's ``__new__`` nor its ``__init__`` is called again, and no member is
-    looked up by its value."""
+    """Arguments by which the other side makes a member of an enum, and its attributes: neither the
+    program's ``__new__`` nor its ``__init__`` is called again."""
     cls = type(member)
     data = _installed_base(cls, by_value)
     if hasattr(data, "__getnewargs__"):

@@ -1,7 +1,5 @@
 """Says whether a module belongs to the user's program.
 
-`belongs` is the rule, and pure; `is_own` collects a module's facts for it.
-
 A program's module has a file that is neither of the standard library, nor of an installed
 distribution, nor of everflow or Spark; or it has no file at all (a notebook, a console). An
 editable install is the program's: its files are where they are worked on.

@@ -66,7 +66,7 @@ Hosts = Mapping[str, HostTasks]
 @dataclass(frozen=True, kw_only=True)
 class StoreSite:
     """A store of the running topology, which the tasks ``subtopology`` x ``range(partitions)``
-    have, and its values' decoder (`PhysicalPlan.value_decoder`)."""
+    have."""
 
     spec: StoreSpec
     subtopology: int
@@ -89,11 +89,10 @@ class KeyQueryMetadata:
     """Where a key is (KIP-535).
 
     ``active_host``: end point (``application.server``) of the instance whose task processes it,
-    None where that is not known:
-    the task is being handed over, or its instance has no end point. ``standby_hosts``: end points
-    with a standby, sorted; a ``stale=True`` query can be sent there. ``partition``: of the store.
-    ``lag``: how many offsets the copy on the instance that was asked is behind its changelog now, 0
-    for its own active task; None where it has no copy, or the brokers do not say.
+    None where that is not known. ``standby_hosts``: end points with a standby, sorted; a
+    ``stale=True`` query can be sent there. ``lag``: how many offsets the copy on the instance that
+    was asked is behind its changelog now, 0 for its own active task; None where it has no copy, or
+    the brokers do not say.
     """
 
     active_host: str | None
@@ -114,8 +113,7 @@ class StreamsMetadata:
 
 
 def default_partitioner(key: bytes, partitions: int) -> int:
-    """As Java's and everflow's producers: murmur2, sign bit cleared. librdkafka's own is
-    another."""
+    """As Java's and everflow's producers: murmur2, sign bit cleared."""
     return (_hashed(key) & 0x7FFFFFFF) % partitions
 
 
@@ -169,8 +167,6 @@ class HostMap:
                 self._next_read_ms = now_ms + RETRY_MS
             return self._hosts
 
-
-# --- the queries ----------------------------------------------------------------------------------
 
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
 STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
@@ -293,8 +289,6 @@ class StoreQueries:
                     position, end, max(0, end - position)
                 )
         return found
-
-    # --- for `_LocalReader` ----------------------------------------------------------------------
 
     def require_serving(self) -> None:
         """InvalidStateStoreError unless the instance is between start and close, or drains."""
@@ -440,9 +434,8 @@ class _LocalReader(StoreReader):
 
 
 class InteractiveQueries:
-    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until
-    `close` has handed the tasks over: a task that still runs here while the instance drains is read
-    like before."""
+    """The queries of `KafkaStreams`, from any thread, from `start` until `close` has handed the
+    tasks over."""
 
     _queries: StoreQueries | None = None
 

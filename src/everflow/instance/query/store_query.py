@@ -184,8 +184,7 @@ class ReadOnlyStore(StoreReads):
         decode: Callable[[bytes], Any],
         results: ResultDecoder | None = None,
     ) -> None:
-        """``decode`` and ``results``: `PhysicalPlan.value_decoder` and
-        `PhysicalPlan.value_results`."""
+        """``decode``, ``results``: the plan's `value_decoder` and `value_results`."""
         self.spec = self._spec = spec
         self._keys = spec.key_serde
         self._reader = reader
@@ -441,9 +440,6 @@ def _copied(reader: StoreReader, partition: int, home: Path) -> LmdbStore:
     return reader.of_copy(partition, copied)
 
 
-# --- session stores (KIP-94, KIP-617) -------------------------------------------------------------
-
-
 class _Timed(TimedReads):
     """Refuses times that are none. ``_times``: the names of an interval's arguments."""
 
@@ -468,8 +464,7 @@ def _interval(
 
 
 class ReadOnlySessionStore(_Timed, SessionReads, ReadOnlyStore):
-    """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
-    `ReadOnlyStore`.
+    """Queries of a session store, as Kafka Streams' ReadOnlySessionStore (KIP-94, KIP-617).
 
     Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes: those of
     the key, and behind them end and start. ``find_sessions`` and its like give sessions that end at
@@ -488,12 +483,8 @@ class ReadOnlySessionStore(_Timed, SessionReads, ReadOnlyStore):
         return None
 
 
-# --- window stores (KIP-67, KIP-617) --------------------------------------------------------------
-
-
 class ReadOnlyWindowStore(_Timed, WindowReads, ReadOnlyStore):
-    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See
-    `ReadOnlyStore`.
+    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore (KIP-67, KIP-617).
 
     Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are
     `Windowed`. Expired windows (retention) are not shown.
@@ -507,12 +498,9 @@ class ReadOnlyWindowStore(_Timed, WindowReads, ReadOnlyStore):
         return self._lookup(data, window_store_key(data, start)) if 0 <= start <= TIME_MAX else None
 
 
-# --- versioned stores (KIP-889, KIP-960, KIP-968) -------------------------------------------------
-
-
 class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
-    """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery.
-    The methods of `ReadOnlyKeyValueStore` return the latest versions.
+    """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery
+    (KIP-889, KIP-960, KIP-968). The methods of `ReadOnlyKeyValueStore` return the latest versions.
 
     Times are ms since the epoch. A version that ended before the history retention is not shown.
     """

@@ -32,8 +32,6 @@ from everflow.snapshots.query_errors import (
 from everflow.user_program import shown
 from everflow.windows import Windowed
 
-# --- requests: keys in the path, parameters in the query ------------------------------------------
-
 MOST_KEY_BYTES = 16 << 10
 MOST_ENTRIES = 1_000
 ENTRIES = 100
@@ -307,8 +305,6 @@ class ServedStores:
             "lag": where.lag,
         }
 
-    # --- key-value stores -------------------------------------------------------------------------
-
     def entry(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
         site = self._kind(store, *KEY_VALUE)
         as_of = asked.number("as_of", None, -TIME_MAX)
@@ -350,8 +346,6 @@ class ServedStores:
                 break
         return {"key": found, "versions": page.rows, "next": more}
 
-    # --- windows and sessions ---------------------------------------------------------------------
-
     def window(self, asked: Parameters, store: str, key: str, start: str) -> dict[str, Any]:
         self._kind(store, "window")
         time, found = read_start(start), self._key(store, key)
@@ -370,8 +364,6 @@ class ServedStores:
         self._kind(store, "session")
         return self._in_time(asked, store, key, "sessions", "find_sessions", "find_sessions_range")
 
-    # --- inside -----------------------------------------------------------------------------------
-
     def _many(
         self, asked: Parameters, store: str, body: bytes, start: int | None
     ) -> dict[str, Any]:
@@ -388,8 +380,7 @@ class ServedStores:
 
     def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
         """The values of keys whose own partitions are active here, read together: one by one each
-        costs ten times as much. None: a query of that key alone tries the others, or raises the
-        reason."""
+        costs ten times as much. None: see `values_at_home`."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":
             return [None] * len(keys)
@@ -410,7 +401,11 @@ class ServedStores:
             name, keys = of_key, [self._key(store, key)]
         since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
         name = f"backward_{name}" if asked.flag("reverse") else name
-        return self._page(asked, store, lambda view: getattr(view, name)(*keys, since, until), what)
+
+        def ask(view: Any) -> Iterator[Any]:
+            return getattr(view, name)(*keys, since, until)  # type: ignore[no-any-return]
+
+        return self._page(asked, store, ask, what)
 
     def _page(
         self, asked: Parameters, store: str, ask: Callable[[Any], Iterator[Any]], what: str

@@ -281,8 +281,6 @@ def _operation(path: ServicePath, shown: str) -> dict[str, Any]:
     return operation
 
 
-# --- opening it: address, tokens, certificate -----------------------------------------------------
-
 NO_TOKEN = "none"
 LEAST_TOKEN = 16
 """Characters."""
@@ -294,8 +292,8 @@ def served(
     config: StreamsConfig,
     status: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[str]:
-    """Serve the stores over HTTP until the end of the block. Returns the address at which others
-    reach it (``application.server``). ConfigError if it cannot listen, or has no guard."""
+    """Serve the stores over HTTP until the end of the block; gives its ``application.server``.
+    ConfigError if it cannot listen, or has no guard."""
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"

@@ -1,8 +1,4 @@
-"""Snapshots of an instance over time: its state an hour ago, the growth of its counters. Pure.
-
-Nothing is counted here: a rate is the difference of two snapshots, a span the time between
-snapshots that said the same.
-"""
+"""Snapshots of an instance over time: its state an hour ago, the growth of its counters. Pure."""
 
 from __future__ import annotations
 
@@ -247,7 +243,6 @@ class LookHistory:
     def facts(
         self, seen: Observation, monotonic_ms: float, now_ms: int, events: Sequence[Event] = ()
     ) -> Facts:
-        """The facts of this snapshot and those before."""
         return replace(
             self.pair(seen, monotonic_ms, now_ms),
             spans={task: list(spans) for task, spans in self._spans.items()},

@@ -1,9 +1,7 @@
 """The paths of the dashboard: its files, its view as JSON, and its dead letters.
 
-Of an instance's dead letters it shows the causes with a sample of each, and replays them. A sample
-is a record that somebody sent, and a replay writes: both need a token (note 056). Both ask the
-brokers, so an open dashboard does not load them: a reader requests them, one at a time, and an
-answer is shared for some seconds.
+Dead letters and their replay need a token (note 056). Both ask the brokers, so an open dashboard
+does not load them: a reader requests them, one at a time, and an answer is shared for some seconds.
 
 A browser sends what any site tells it to send, with the password that it knows for this address. So
 a request that does something is a POST of JSON, which a foreign site's form cannot send, and says

@@ -1,13 +1,10 @@
 """The dashboard as plain values: each panel answers one question of an operator. Pure.
 
-First the verdict: one line that says how an instance does, and when it will have caught up. The
-first thing that holds is said: an instance that has failed is not also behind. `with_rates` says it
-of each active task: a copy's rate is told by who copies, what an active task processes is in its
-thread's counters.
+First the verdict: how an instance does, and when it will have caught up. The first thing that
+holds is said: an instance that has failed is not also behind.
 
-Texts are as they were said: topics' names, errors and samples of records are users' data, and the
-page puts them in as text, never as markup. A panel has at most so many rows, the worst first, and
-says how many more there are: an instance may have ten thousand tasks.
+Texts are users' data, and the page puts them in as text, never as markup. A panel has at most so
+many rows, the worst first, and says how many more there are.
 """
 
 from __future__ import annotations
@@ -209,9 +206,8 @@ class _Begin(NamedTuple):
 
 
 def with_rates(facts: Facts) -> list[ObservedTask]:
-    """The tasks of the present look; those that process with their records/s, since they do but for
-    half a minute at the most, and with the time to the end of their input where their lag shrinks.
-    As they were where there is one look only."""
+    """The tasks of the present look; with an earlier one, those that process with their records/s,
+    and with the time to the end of their input where their lag shrinks."""
     if facts.passed_s <= 0:
         return list(facts.seen.tasks)
     begins, processed = _begins(facts), _processed(facts.seen)
@@ -266,8 +262,6 @@ def _with_rate(
         remaining_s = task.lag * passed_s / (lag_before - task.lag)
     return replace(task, rate=rate, remaining_s=remaining_s)
 
-
-# --- the panels -----------------------------------------------------------------------------------
 
 View = dict[str, Any]
 AWAY_S = 10.0
@@ -434,8 +428,8 @@ def _first(rows: Sequence[View], most: int, name: str = "rows") -> View:
 
 
 def _trend(facts: Facts) -> View:
-    """At most `MOST_POINTS` of the last hour and now, evenly chosen; the last one always. The most
-    are of all of them, whatever is drawn, so that nothing shown beside is more."""
+    """At most `MOST_POINTS` of the last hour, evenly chosen, the last one among them; the most are
+    of all of them, whatever is drawn."""
     now = TrendPoint(facts.now_ms, lag_of(facts.seen), facts.total_growth(names.RECORDS_CONSUMED))
     points = [*(point for point in facts.trend if point.at_ms < now.at_ms), now]
     step = max(1, -(-len(points) // MOST_POINTS))
@@ -565,10 +559,8 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
 
 
 def _threads(facts: Facts) -> View:
-    """Where each thread's time went: of the last half minute, or, when it ran no batch, nothing.
-
-    A phase's seconds are counted when its batch ends, and may be of longer than the half minute:
-    they are parts of the time in which the thread was busy, and no more than that together."""
+    """Where each thread's time went in the last half minute. A phase's seconds are counted when its
+    batch ends, and may be of longer: they are shown as parts of the time the thread was busy."""
     phases = defaultdict[str, dict[str, float]](dict)
     for (ran_by, phase), share in facts.growth(names.BATCH_SECONDS).items():
         phases[ran_by][phase] = share
