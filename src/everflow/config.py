@@ -77,8 +77,7 @@ _SET_INSTEAD = {
     "partition.assignment.strategy": "task.assignor.class",
 }
 
-# What an own key decides: with a consumer's prefix it would reach our readers only, which are in no
-# group, and never the member.
+# With a consumer's prefix these would reach our readers only, which are in no group.
 _MEMBERS_OWN = (
     "session.timeout.ms",
     "heartbeat.interval.ms",
@@ -87,8 +86,7 @@ _MEMBERS_OWN = (
     "client.rack",
 )
 
-# Kafka Streams' keys that are read, so that a program can come over, and have no effect yet; and
-# what holds instead.
+# Kafka Streams' keys that are read, and have no effect yet; and what holds instead.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
         "request_timeout_ms": "set it with a client's prefix, as in producer.request.timeout.ms",
@@ -114,8 +112,7 @@ MAX_TAGS = 5
 MAX_TAG_KEY = 20
 MAX_TAG_VALUE = 30
 
-# Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would
-# skip records in silence.
+# Readers must see an offset that is gone; `auto.offset.reset` would skip records in silence.
 READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 
 _OWN_TIMES = ("FailOnInvalidTimestamp", "LogAndSkipOnInvalidTimestamp")
@@ -363,7 +360,7 @@ class StreamsConfig:
         return self._client("admin")
 
     def _client(self, *layers: str) -> dict[str, Any]:
-        """Settings of a client; later layers win. ConfigError for security that cannot be."""
+        """Later layers win. ConfigError for security that cannot be."""
         settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         for layer in ("shared", *layers):
             settings.update(self.clients.get(layer, {}))
@@ -423,7 +420,6 @@ class StreamsConfig:
 
 
 def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
-    """``config`` with the ``application.server`` at which queries are answered."""
     found = copy.copy(config)
     vars(found)["application_server"] = address
     return found
@@ -527,8 +523,7 @@ def _unknown(given: str, known: list[str]) -> str:
 
 
 def _typed(name: str, raw: Any, annotation: str) -> Any:
-    """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the
-    right type."""
+    """``raw`` as the field's type; text is parsed. ConfigError names the right type."""
     base, _, optional = annotation.partition(" | ")
     if raw is None and optional == "None":
         return None

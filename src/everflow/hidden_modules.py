@@ -77,9 +77,8 @@ def raise_told(what: str, error: Exception) -> NoReturn:
 
 
 def blamed(error: BaseException) -> list[Hiding]:
-    """Files of the program that hide a library, or that a library hides, and may be the reason of
-    ``error``, with which an import failed: those that hide a module of Python's, and those that
-    ``error`` or its stack names."""
+    """What hides a library, or a library hides, and may be the reason of the ``error`` of an
+    import: what hides a module of Python's, and what ``error`` or its stack names."""
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     said = set(re.findall(r"\w+", f"{error} {getattr(error, 'name', '')}"))
     return [
@@ -90,8 +89,8 @@ def blamed(error: BaseException) -> list[Hiding]:
 
 
 def library(name: str, here: Iterable[Path]) -> str | None:
-    """A text for the top-level module ``name`` if there is one outside of the folders ``here``: a
-    module of Python's, or an installed package, with its place. None if there is none."""
+    """For people: the top-level module ``name`` of Python's, or an installed one with its place,
+    outside of the folders ``here``. None if there is none."""
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
     others = set(here)
@@ -107,8 +106,7 @@ def library(name: str, here: Iterable[Path]) -> str | None:
 
 
 def _loaded_beside(names: Iterable[str]) -> list[Hiding]:
-    """Loaded top-level modules whose file lies beside the script, or in the current folder, while a
-    library of that name exists."""
+    """Loaded modules beside the script, or in the current folder, that have a library's name."""
     first = sys.path[0] if sys.path else ""
     folders = {first, os.path.realpath(first), os.getcwd()}
     found = []
@@ -125,8 +123,7 @@ def _loaded_beside(names: Iterable[str]) -> list[Hiding]:
 
 
 def _not_loaded(names: Iterable[str]) -> list[Hiding]:
-    """Files and packages' folders beside the script, or in the current folder, in whose place a
-    library of one of these names is loaded."""
+    """Files and packages there in whose place a library of one of these names is loaded."""
     found = []
     folders = [Path(one).resolve() for one in dict.fromkeys((sys.path[0], os.getcwd()))]
     for name in sorted(set(names) & sys.modules.keys()):

@@ -74,8 +74,7 @@ class Edge:
         return Edge(EdgeType(key, value), None, None)
 
     def returning(self, operator: str, fn: Function, **returns: object) -> Edge:
-        """The edge behind a function; ``returns``: the types of ``key``, ``value`` or both, as
-        users name them."""
+        """The edge behind a function; ``returns``: types of ``key``, ``value``, as given."""
         types = {part: result_type(given, fn, operator) for part, given in returns.items()}
         serdes = {part: result_serde(given) for part, given in returns.items()}
         return self.with_types(**types).with_serdes(**serdes)
@@ -90,7 +89,6 @@ class Edge:
         return self.written_key(operator), value
 
     def written_key(self, operator: str) -> Serde:
-        """The key's serde, for a place that writes keys."""
         return _required(self.key_serde, "key", self.type.key, operator)
 
 
@@ -275,9 +273,7 @@ def fields_from_options(
 
 
 # --- functions of the user in one shape, ``fn(key, value)``, in objects that workers get ----------
-# A function with one required positional parameter gets the value only, one with two gets key and
-# value. Parameters with defaults do not count, ``*args`` counts as two. Built-in functions whose
-# signature Python cannot tell (``int``, ``str``) get the value.
+# Built-in functions whose signature Python cannot tell (``int``, ``str``) get the value.
 
 
 def required_parameters(fn: Function) -> int | None:
@@ -306,7 +302,7 @@ def key_value_function(fn: Function, operator: str) -> Function:
 
 
 def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
-    """TopologyError unless ``fn`` can be called with as many arguments as there are ``names``."""
+    """TopologyError unless ``fn`` can be called with arguments of these ``names``."""
     refuse_pyspark(fn, operator)
     if not callable(fn):
         raise TopologyError(f"{operator} takes a function of ({', '.join(names)}), found {fn!r}")
@@ -323,8 +319,7 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
 
 
 def refuse_pyspark(given: object, operator: str) -> None:
-    """TopologyError for a function of PySpark (``F.upper``), or what ``F.udf`` or ``F.pandas_udf``
-    made of the user's: they take Columns, not values."""
+    """TopologyError for PySpark's own functions and UDFs: they take Columns, not values."""
     if isinstance(
         getattr(given, "evalType", None), int
     ):  # a Column has every attribute, as a Column
@@ -363,8 +358,6 @@ class _Calling:
 
 @dataclass(frozen=True)
 class ValueOnly(_Calling):
-    """Calls a function of the value."""
-
     def __call__(self, key: Any, value: Any) -> Any:
         return self.fn(value)
 
@@ -426,8 +419,7 @@ class OfMappedSides(_Calling):
 
 @dataclass(frozen=True)
 class WithoutKey(_Calling):
-    """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the
-    key, too."""
+    """An aggregator, or a merger, that is called with the key, too."""
 
     def __call__(self, key: Any, one: Any, two: Any) -> Any:
         return self.fn(one, two)

@@ -1,11 +1,8 @@
 """Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
 `Stream` is a place in it, behind which operators are lowered. `builder_call` wraps each call of the
-DSL: errors get the user's line, a failure leaves nothing behind.
-
-Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share.
-The counter also advances where the original burns a number (three per repartition), so that unnamed
-nodes get the same names.
+DSL. Node names are Kafka Streams': a prefix and a counter that all nodes of one builder share. It
+also advances where the original burns a number, so that unnamed nodes get the same names.
 """
 
 from __future__ import annotations
@@ -54,9 +51,8 @@ _AnyNode = TypeVar("_AnyNode", bound=Node)
 
 
 class GraphBuilder:
-    """Mutable; owned by one StreamsBuilder. Threads that share it wait for one another: each call
-    of the DSL holds ``lock``, since all of them use one pickler, which is C, and ends the process
-    where two threads use it at once."""
+    """Owned by one StreamsBuilder. Each call of the DSL holds ``lock``, since all of them use one
+    pickler, which is C, and ends the process where two threads use it at once."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -116,8 +112,8 @@ class GraphBuilder:
         return hands_on_first(self.nodes.values(), first, second)
 
     def keep_when_asked(self, keeper: StatefulNode) -> None:
-        """The table of the node called as ``keeper`` has a store as soon as somebody asks what it
-        holds: then ``keeper``, whose input is what gives its values, takes the node's place."""
+        """As soon as somebody asks what the table holds (`keep`), ``keeper``, whose input is what
+        gives its values, takes the place of the node of this name."""
         self._unkept[keeper.name] = _with_line(keeper)
 
     def keep(self, name: str) -> None:
@@ -135,7 +131,7 @@ class GraphBuilder:
         self.nodes = {node.name: node for node in nodes}
 
     def claim_topics(self, topics: Iterable[str]) -> None:
-        """Register source topics of one source. Those of streams: `subscribe`."""
+        """Those of streams: `subscribe`."""
         for topic in topics:
             check_name("topic", topic)
             if topic in self._topics:
@@ -148,8 +144,7 @@ class GraphBuilder:
 
     def subscribe(self, source: SourceNode) -> str:
         """Append the source of a stream; returns its name, or that of the one there is for the same
-        topics, or the same pattern: as in Kafka Streams, both streams are its children.
-        TopologyError for topics that another source reads, or reads in another way."""
+        topics or pattern. TopologyError for topics that another source reads, or so otherwise."""
         pattern = source.reading.pattern
         for topic in source.topics if pattern is None else ():
             check_name("topic", topic)
@@ -218,8 +213,7 @@ class GraphBuilder:
         return name
 
     def claim_each(self, store: object, suffixes: Iterable[str], operator: str) -> tuple[str, ...]:
-        """Register the stores of an operator that has several, all with the options of ``store``,
-        after whose name and a suffix each is called."""
+        """Register several stores, each called after ``store`` and a suffix, with its options."""
         base = self.claim_store(store, operator)
         given = self.options.pop(base, None)
         names = tuple(f"{base}{suffix}" for suffix in suffixes)
@@ -228,7 +222,6 @@ class GraphBuilder:
         return names
 
     def check_repartition_name(self, name: str | None, operator: str) -> str:
-        """A repartition topic needs a name from the user, for the same reason as a store."""
         if name is None:
             raise TopologyError(
                 f"{operator} needs a repartition topic (the key changes), and it has no name; "
@@ -249,12 +242,9 @@ class GraphBuilder:
         serdes: tuple[Serde, Serde],
         topic_of: tuple[int | None, Partitioner | None] = (None, None),
     ) -> str:
-        """Write ``source`` to a new repartition topic and read it back; returns the name of the new
-        source node. ``topic_of``: the number of its partitions, and what gives a record's, if not
-        its key.
-
-        The numbers of the original's sink, filter and source are burnt by the caller with ``burn``.
-        """
+        """Write ``source`` to a new repartition topic; returns the name of the source node that
+        reads it. ``topic_of``: the number of its partitions, and what gives a record's, if not its
+        key. The caller burns the original's numbers."""
         topic = f"{self.check_repartition_name(name, 'repartition')}-repartition"
         partitions, partitioner = topic_of
         self._repartitions[topic] = (RepartitionTopic(topic, partitions), user_line())
@@ -265,7 +255,6 @@ class GraphBuilder:
         )
 
     def burn(self, numbers: int) -> None:
-        """Advance the counter where the original does so for a node that has a name."""
         self._counter += numbers
 
     def _require_options_used(self) -> None:
@@ -298,8 +287,7 @@ class GraphBuilder:
 
 
 def _read(source: SourceNode) -> dict[str, object]:
-    """How it is read, by the arguments that say it. Columns are compared by their texts: what they
-    answer to ``==`` is a Column."""
+    """By the arguments that say it; Columns as text: what they answer to ``==`` is a Column."""
     reading = source.reading
     time = reading.timestamp
     return {
@@ -338,8 +326,7 @@ def _twice(what: str, name: str, first: str | None) -> TopologyError:
 
 
 def _or_anew(where: str | None) -> str:
-    """For a cell, which is run again when it has failed: the calls of its chain before the one that
-    failed are still here."""
+    """For a cell, of whose failed chain the earlier calls are still here."""
     again = (
         "\n  Where that was a chain that failed further on, run the cell of the StreamsBuilder "
         "again, and then this one"
@@ -363,10 +350,7 @@ def _travelling(node: Node) -> dict[str, object]:
 @dataclass(frozen=True, eq=False)
 class Stream:
     """The records of a stream, or the updates of a table, behind a node of the graph that is built.
-
-    ``key_changed``: an operator before may have changed the key, so that a grouping has to
-    repartition first.
-    """
+    ``key_changed``: as of `KStream`."""
 
     graph: GraphBuilder
     node: str
@@ -491,7 +475,6 @@ OTHER_KEYWORDS = {
     "num_partitions": "partitions",
     "numPartitions": "partitions",
 }
-"""What elsewhere is a keyword, or a class that carries one, and the nearest keyword here."""
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -499,8 +482,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def builder_call(method: _Method) -> _Method:
     """A method of a class with ``graph``. It takes effect as a whole, or raises and the graph is as
-    before: names, stores, topics and numbers, so that the corrected call gives what it would have
-    given at first. TopologyError for arguments that do not fit."""
+    before. TopologyError, with the user's line, also for arguments that do not fit."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)

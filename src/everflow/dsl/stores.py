@@ -103,7 +103,6 @@ def kept_for(given: Materialized | None, least_ms: int) -> int:
 
 
 def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> StatefulNode:
-    """The node with its stores as ``options``, by their names, have them."""
     found = [options.get(spec.name) for spec in node.stores]
     if not any(found):
         return node
@@ -122,7 +121,7 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
 
 
 def kept_globally(spec: StoreSpec, given: Materialized | None) -> StoreSpec:
-    """The store of a global table with its options. TopologyError for those it has not."""
+    """TopologyError for options that a global table has not."""
     if given is None:
         return spec
     if given != Materialized(given.name, in_memory=given.in_memory):
@@ -241,7 +240,6 @@ class Stores(Telling, metaclass=FittingClass):
 def _made(
     kind: str, given: dict[str, Any], kept_ms: int | None, size_ms: int | None = None
 ) -> StoreSpec:
-    """``given``: the arguments of the call, by their names."""
     check_name("store", given["name"])
     return StoreSpec(
         name=given["name"],

@@ -1,7 +1,6 @@
 """`KStream`, `KTable`, their groups and branches: the classes that users write programs with.
 
-Each method checks what is a matter of its own arguments, has `everflow.dsl.lowering` append the
-nodes, and wraps the result. They are one file, since each of these classes gives another one.
+Each method checks its own arguments and wraps what `everflow.dsl.lowering` appends.
 
 Every operator that takes an expression takes a pyspark Column over ``key, value, timestamp (ms),
 topic, partition, offset, headers`` (compiled by Spark) or a Python function (called record by
@@ -67,8 +66,7 @@ from everflow.windows import (
 
 
 class _StreamOrTable(Telling):
-    """Its columns are named in expressions; an error says so to whoever takes them from it, as from
-    a DataFrame."""
+    """An error tells whoever takes columns from it, as from a DataFrame, how they are named."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -402,7 +400,6 @@ class KStream(_StreamOrTable):
         return KStream(joins.looked_up(call, table._stream, is_global, on, **options))
 
     def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KStream:
-        """``given``: the arguments of a join, by their names."""
         call, options = joins.JoinCall.of(self._stream, kind, given)
         other, on = given["other"], given.get("on")
         if isinstance(other, GlobalKTable):
@@ -611,7 +608,6 @@ class KStream(_StreamOrTable):
 
 
 def _stream_of(other: object, call: joins.JoinCall) -> Stream:
-    """The other side of a join by time. TopologyError for what is no stream."""
     if isinstance(other, KStream):
         return other._stream
     cure = (
@@ -813,7 +809,6 @@ class KTable(_StreamOrTable):
         return self._joined(JoinKind.OUTER, locals())
 
     def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KTable:
-        """``given``: the arguments of a join, by their names."""
         call, _ = joins.JoinCall.of(self._stream, kind, given)
         other, on = given["other"], given.get("on")
         if not isinstance(other, KTable):
@@ -960,7 +955,6 @@ class _Groups(Telling):
         )
 
     def _aggregate(self, given: dict[str, Any]) -> KTable:
-        """``given``: the arguments of `aggregate`, by their names."""
         functions = ("initializer", "aggregator", "merger")
         fields, options = given_fields(
             given, ("store", *functions, "returns", "value", "name", "ttl")
@@ -1000,7 +994,6 @@ class KGroupedStream(_Groups):
 
 
 def _check_windows(windows: object) -> None:
-    """TopologyError for what are no windows, and for those that would hold one record each."""
     if isinstance(windows, SlidingWindows) and windows.retention_ms == 0:
         raise TopologyError(  # as with sessions below
             "sliding windows of a difference of zero need a grace above zero"
@@ -1104,7 +1097,6 @@ class _Cogroups(Telling):
         self.graph = members[0][0].graph
 
     def _aggregated(self, given: dict[str, Any]) -> KTable:
-        """``given``: the arguments of `aggregate`, by their names."""
         union, store, name = CogroupedStreams(self._members), given["store"], given["name"]
         return KTable(Aggregation(union, self._windows, "aggregate", store, name).functions(given))
 

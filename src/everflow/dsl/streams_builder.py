@@ -233,7 +233,6 @@ class StreamsBuilder(Telling):
     def _source(
         self, operator: str, topics: tuple[str, ...], name: str | None, given: dict[str, Any]
     ) -> tuple[str, Edge]:
-        """``given``: the arguments of the call, by their names."""
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic")
         reset = reset_of(given["offset_reset"])

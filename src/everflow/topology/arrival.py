@@ -1,16 +1,13 @@
 """The order in which a record reaches nodes, which is that in which Kafka Streams forwards. Pure.
 
-A record goes depth first: a node hands it to its first child, and to the next one when that child
-and all behind it are done; children are in the order in which they were added. Two sides of a join
-that come from one record therefore have an order, too (note 020).
-Where several results of one record come to one place by two ways, no order of the ways is right:
-the first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says
-how a record comes to each operator, in bytes that have the order of arrival (note 031).
+A record goes depth first, through children in the order in which they were added (note 020). Where
+several results of one record come to one place by two ways, no order of the ways is right: the
+first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says how
+a record comes to each operator, in bytes that have the order of arrival (note 031).
 
-Processors that share a store see it change record by record, so they run together, in one step
-(note 040). A processor that reads another one's results *directly* (through merges and children at
-most) is handed each while the other one still runs, as in Kafka Streams. Anything else between them
-takes the batch as a whole, and cannot run in the middle of a record.
+Processors that share a store run together, in one step (note 040). One that reads another one's
+results *directly* (through merges and children at most) is handed each while the other one still
+runs. Anything else between them takes the batch as a whole.
 """
 
 from __future__ import annotations
@@ -43,9 +40,8 @@ begins."""
 
 
 class Way(NamedTuple):
-    """A way from the operator or topic that makes records to one that reads them: the numbers of
-    the edges, each of a node's children, as bytes. ``table_bytes``: the length of that part of a
-    record's path which lies behind the table that the record updates."""
+    """From the operator or topic that makes records to one that reads them. ``edges``: numbers
+    among a node's children; ``table_bytes``: the length of what lies behind the record's table."""
 
     maker: str
     edges: bytes
@@ -64,11 +60,7 @@ class Ways:
 
 def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
     """True if a record that reaches both nodes has been through ``first`` when a child that is
-    added to ``second`` now gets it. True where no record reaches both.
-
-    That is so where ``first`` comes before ``second``, or behind it: behind a child that is there
-    already.
-    """
+    added to ``second`` now gets it. True where no record reaches both."""
     children = _children(nodes)
     return first in _order(children, second) or _before(children, first, second)
 
@@ -203,7 +195,7 @@ class _Places:
 def _before(
     children: Mapping[str, list[str]], first: str, second: str, otherwise: bool = True
 ) -> bool:
-    """True if a record reaches ``first`` first; ``otherwise``: where no record reaches both."""
+    """``otherwise``: the answer where no record reaches both."""
     given = {name for names in children.values() for name in names}
     for root in [name for name in children if name not in given]:
         order = _order(children, root)
@@ -213,7 +205,6 @@ def _before(
 
 
 def _children(nodes: Iterable[Node]) -> dict[str, list[str]]:
-    """Each node's, in the order in which they were added."""
     listed = list(nodes)
     found: dict[str, list[str]] = {node.name: [] for node in listed}
     for node in listed:
@@ -235,7 +226,7 @@ def _order(children: Mapping[str, list[str]], root: str) -> list[str]:
 
 
 def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """For each processor that shares a store: all that do, as a record reaches them."""
+    """For each processor that shares a store: all that do, as records reach them."""
     groups: list[tuple[set[str], set[str]]] = []
     for node in graph.nodes:
         if not isinstance(node, StatefulNode) or not isinstance(node.operator, ProcessorOperator):

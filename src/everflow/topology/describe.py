@@ -1,14 +1,9 @@
 """Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON, Mermaid and SVG. Pure.
 
-Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink
-shows the null-key filter that Kafka Streams puts before it, and projections that only prepare a
-value are folded into the node they prepare for. Nodes stand in the original's order (larger
-sub-tree first, then by name). Neighbours do too, except that the original sorts them while it is
-still counting, so behind a merge its order can depend on Java's hash order.
-
-The physical description names each node's execution path: ``Arrow`` (columns, in the Python
-worker), ``Catalyst`` (Spark's generated code, called from the worker) or ``Python`` (a function,
-record by record).
+So that the text is the original's, a repartition sink shows the null-key filter that Kafka Streams
+puts before it, and projections that only prepare a value are folded into the node they prepare for.
+Neighbours stand in the original's order, except that this sorts them while it is still counting, so
+that behind a merge it can depend on Java's hash order.
 """
 
 from __future__ import annotations
@@ -144,7 +139,6 @@ def _topics_of(node: Node) -> tuple[str, ...]:
 
 
 def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
-    """The described nodes of one sub-topology with their links and sizes."""
     if isinstance(sub, GlobalSubTopology):
         return _shown_global(sub.node)
     shown: dict[str, Shown] = {}
@@ -311,7 +305,7 @@ def physical_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
 
 
 def summary(listed: list[Road]) -> str:
-    """The number of nodes on each execution path, in a line: ``Arrow 4, Catalyst 2 nodes``."""
+    """``Arrow 4, Catalyst 2 nodes``."""
     counts = Counter(road.road for road in listed)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
@@ -376,7 +370,7 @@ def _serdes(verb: str, key: Any, value: Any) -> tuple[str, str]:
 
 
 def _functions(found: Any) -> Iterator[Callable[..., Any]]:
-    """The user's functions in a node's function or operator, at any depth of our records."""
+    """The user's functions, at any depth of our records."""
     if is_dataclass(found) and not isinstance(found, type):
         for field in fields(found):
             if not field.name.endswith("serde"):
@@ -406,8 +400,7 @@ _STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; 
 
 @dataclass(kw_only=True)
 class _Box:
-    """``lines``: what stands in it; ``kind``: topic, processor or store; ``tip``: shown when
-    pointed at; ``name``: of the topic or node, whole."""
+    """``kind``: topic, processor or store; ``name``: of the topic or node, whole."""
 
     lines: tuple[str, ...]
     kind: str
@@ -431,10 +424,9 @@ class _Box:
 
 
 def as_svg(topology: Graph) -> str:
-    """One ``<svg>`` element that needs no network and no script, in the colours of the page around
-    it. Each sub-topology is a block of rows: the topics it reads, its processors (with their
-    stores), the topics it writes; a row follows the longest way from a source. The dashboard finds
-    nodes, topics and sub-topologies by their ``data-`` attributes."""
+    """One ``<svg>`` element that needs no network and no script, in the colours of the page. Each
+    sub-topology is a block of rows, by the longest way from a source. The dashboard finds nodes,
+    topics and sub-topologies by their ``data-`` attributes."""
     parts: list[str] = []
     y, width = 0.0, 0.0
     for sub in in_numbers(topology):

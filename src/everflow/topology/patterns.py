@@ -1,10 +1,8 @@
 """Sources whose topics a pattern names: which of the existing topics they read. Pure (note 037).
 
-While a program is built, such a source has its pattern in the place of a topic. At a start, and in
-the test driver, the topics that match as a whole take that place.
-Of topics that are created, or get partitions, while a program runs, `growth` finds those that it
-can read: sub-topologies, internal topics and existing tasks stay as they are. A topic that would
-change one of them is left out, and the reason is logged.
+Until a start, such a source has its pattern in the place of a topic. Of topics that are created, or
+get partitions, while a program runs, `growth` finds those that it can read: sub-topologies,
+internal topics and existing tasks stay as they are.
 """
 
 from __future__ import annotations
@@ -61,8 +59,7 @@ def matched(graph: Graph, existing: Iterable[str], application_id: str) -> dict[
 
 
 def with_topics(topology: Topology, existing: Iterable[str], application_id: str) -> Topology:
-    """The topology whose patterns are replaced by the topics there are; TopologyError for a pattern
-    that none matches."""
+    """Patterns become the topics there are; TopologyError for one that none matches."""
     sources = pattern_sources(topology)
     if not sources:
         return topology
@@ -97,9 +94,8 @@ class TopicGrowth:
 def growth(
     topology: Graph, counts: Mapping[str, int], existing: Mapping[str, int], application_id: str
 ) -> TopicGrowth:
-    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all that
-    there are. A new topic, or one with more partitions (`resizable`), is taken or left out by
-    itself, in the order of names."""
+    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all.
+    Each new or wider topic is taken or left out by itself, in the order of names."""
     taken: dict[str, int] = {}
     left_out: dict[str, str] = {}
     where: dict[str, str] = {}
@@ -156,7 +152,6 @@ def resizable(topology: Graph) -> dict[str, SourceNode]:
 def may_grow(
     topology: Graph, counts: Mapping[str, int], topic: str, partitions: int, application_id: str
 ) -> bool:
-    """True if the program reads more partitions of a topic while it runs."""
     if topic not in resizable(topology) or partitions <= counts[topic]:
         return False
     return not _differing(topology, counts, {topic: partitions}, application_id)
@@ -185,7 +180,6 @@ def _internal_partitions(
 
 
 def _reading(topology: _Program, topics: Mapping[str, tuple[str, ...]]) -> _Program:
-    """The program whose sources, by their names, read these ``topics``."""
     nodes = (
         replace(node, topics=topics[node.name])
         if isinstance(node, SourceNode) and node.name in topics

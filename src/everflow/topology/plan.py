@@ -1,13 +1,10 @@
 """The physical plan of a topology: its operators in one order, Columns among them. Pure.
 
-A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one
-operator. `everflow.worker.task_step` runs the operators.
-Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind
-it has several input slots. Projections that are computed by the same means, over the same records,
-are one operator.
-Columns that call Python functions are computed by stages, over all columns made so far. Spark's
-optimiser cuts a selection there: what the functions read, the functions, what is made of their
-results. `everflow.spark.columns.staged` finds the stages; a worker runs them.
+`everflow.worker.task_step` runs the operators. Merges are dissolved: a projection behind a merge
+exists once per input path, and an operator behind it has several input slots. Projections that are
+computed by the same means, over the same records, are one operator.
+Columns that call Python functions are computed by stages, where Spark's optimiser cuts a selection:
+`everflow.spark.columns.staged` finds them; a worker runs them.
 """
 
 from __future__ import annotations
@@ -56,8 +53,6 @@ from everflow.topology.partitioners import KeyPartitioner, key_partitioners, key
 # --- the parts ------------------------------------------------------------------------------------
 
 DEAD_LETTER_SLOT = 0
-"""Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
-
 DEAD_LETTER_TYPE = EdgeType(
     pa.binary(),
     pa.struct(
@@ -69,13 +64,13 @@ DEAD_LETTER_TYPE = EdgeType(
         ]
     ),
 )
-"""Records as they came that are left out: why, what the handler said (`Response`), and JSON of the
-error's class, stack and stage, and of node, task and attempt."""
+"""Records that are left out, as they came: the error, the handler's `Response`, and JSON about it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
+    """One input topic, by its full name: ``index`` is the ``source`` column of its rows."""
 
     index: int = 0
     topic: str
@@ -86,18 +81,15 @@ class Source:
     offset_reset: str | None = None
     kind: str
     merged: bool = False
-    """True where the sub-topology reads several topics, so that its partitions are merged by time
-    (D3)."""
+    """True where the sub-topology reads several topics: partitions are merged by time (D3)."""
     slot: int = -1
     """The slot of its decoded records."""
     own_times: bool = True
-    """True if its records keep the times that they have in Kafka: a negative one stops the
-    application."""
+    """True if its records keep their times in Kafka: a negative one stops the application."""
     idle: IdleSource | None = None
     """How it advances stream time while it is idle; None: it does not."""
     partitioner: KeyPartitioner | None = None
-    """Spreads its keys over its partitions, where a store relies on that; None: it does not matter,
-    or this application writes the topic."""
+    """Where a store relies on it; None: no matter, or this application writes the topic."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +116,7 @@ class Projection:
 
 
 ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
-"""The execution paths of a Column: an Arrow expression, Spark's generated code, a Python
-function."""
+"""The execution paths of a Column."""
 
 
 def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
@@ -144,9 +135,8 @@ def computed_by(found: Projection) -> str:
 
 @dataclass(kw_only=True)
 class ColumnsOp:
-    """Columns over the records of slot ``input``: projections of them, or of what an earlier one
-    of these projections gives, which are computed together (one alone, if it calls functions). Only
-    the planner changes it."""
+    """Projections of the records of slot ``input``, or of what an earlier one of them gives, which
+    are computed together (one alone, if it calls functions). Only the planner changes it."""
 
     input: int
     projections: list[Projection] = field(default_factory=list)
@@ -163,7 +153,6 @@ class ColumnsOp:
 
     @property
     def uses(self) -> frozenset[str]:
-        """The columns that its Columns read, by the names that users see."""
         columns = (column for one in self.projections for column, _ in one.columns.values())
         return frozenset(name for column in columns for name in column.uses)
 
@@ -223,8 +212,7 @@ class AskOp(_Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Through:
-    """What makes of rows in slot ``input``, which were found in a store, what the stateless
-    ``nodes`` behind it make of its records; it is in slot ``output``."""
+    """What the stateless ``nodes`` behind a store make of rows that were found in it."""
 
     nodes: tuple[str, ...]
     input: int
@@ -249,8 +237,7 @@ class StatefulOp:
     output: int
     where: str | None
     together: tuple[str, ...] = ()
-    """All processors that share stores with it, itself included, in the order in which a record
-    reaches them; empty: none does."""
+    """It and all processors that share stores with it, as a record reaches them; or empty."""
     links: tuple[Link, ...] = ()
     """The processors among them that hand it records directly."""
     idle: tuple[str, ...] = ()
@@ -282,9 +269,8 @@ class SinkOp(_Step):
     value_serde: Serde
     drop_null_keys: bool
     partitioner: str | Callable[..., Any] | None = None
-    """A function; or "column": the input's value is ``struct<partition, value>``; or how the bytes
-    of the key say it, one of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`. None: as
-    Java does."""
+    """A function; or "column": the input's value is ``struct<partition, value>``; or a
+    `KeyPartitioner`'s name. None: as Java does."""
 
 
 StepOp = NodeOp | AskOp | StatefulOp | SinkOp
@@ -300,7 +286,7 @@ def _made(op: PlanOp) -> tuple[int, ...]:
 
 
 def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
-    """Operators, each behind those it reads, and those that run together side by side."""
+    """Each behind those it reads, and those that run together side by side."""
     makers = {slot: op for op in ops for slot in _made(op)}
     by_name = {op.name: op for op in ops if isinstance(op, StatefulOp)}
     found: dict[int, PlanOp] = {}
@@ -370,7 +356,7 @@ class PhysicalPlan:
 
     @property
     def columns(self) -> tuple[ColumnsOp, ...]:
-        """All that compute Columns, as they run; those of looked-up rows behind the records'."""
+        """As they run; those of looked-up rows behind the records'."""
         found: list[Any] = []
         for op in (*self.times, *self.ops):
             found += [op]
@@ -389,7 +375,6 @@ class PhysicalPlan:
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
     def whole_stores(self) -> tuple[StoreSpec, ...]:
-        """The stores of global tables, of topics and of DataFrames."""
         tables: list[GlobalTable | LoadedTable] = [*self.global_tables, *self.loaded_tables]
         return tuple(table.store for table in tables)
 
@@ -400,7 +385,7 @@ class PhysicalPlan:
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
-        """Sub-topologies that the wall clock runs, and how often (ms): for their fastest."""
+        """Sub-topologies that the wall clock runs, and how often (ms)."""
         found: dict[int, int] = {}
         for op in self.stateful:
             if (every_ms := op.operator.wall_clock_interval_ms) is not None:
@@ -409,7 +394,7 @@ class PhysicalPlan:
 
     @property
     def idle(self) -> Mapping[int, Mapping[str, IdleSource]]:
-        """Inputs whose silence moves stream time, by sub-topology and topic."""
+        """By sub-topology and topic."""
         found: dict[int, dict[str, IdleSource]] = {}
         for source in self.sources:
             if source.idle is not None:
@@ -417,9 +402,8 @@ class PhysicalPlan:
         return found
 
     def value_results(self, store: str) -> ResultDecoder:
-        """Reads a column of a store's value bytes (without the 8-byte timestamp) as the table shows
-        them: of built-in aggregates the results, not the state that is kept for them. KeyError for
-        an unknown store."""
+        """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
+        built-in aggregates the results. KeyError for an unknown store."""
         for whole in self.whole_stores():
             if whole.name == store:
                 return whole.value_serde
@@ -462,8 +446,8 @@ def _has_function(value: Any) -> bool:
 
 
 class Ticket(NamedTuple):
-    """Stands for a number of Columns that are prepared at the first request: a socket of the
-    driver, and what to ask for there (`everflow.spark.columns.prepared_later`)."""
+    """Stands for Columns that are prepared at the first request: a socket of the driver, and what
+    to ask for there (`everflow.spark.columns.prepared_later`)."""
 
     door: str
     number: int
@@ -471,8 +455,7 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Compute:
-    """Spark's code makes the columns ``made`` in the instance's JVM, where it has this
-    ``number``."""
+    """Spark's code, which has this ``number`` in the instance's JVM, makes the columns ``made``."""
 
     number: int | Ticket
     made: pa.Schema
@@ -521,14 +504,12 @@ _Graph = TypeVar("_Graph", bound=Graph)
 
 
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
-    """The operators in order. ``subtopology_of``: the number of each node's sub-topology."""
     return _Planner(topology, subtopology_of, application_id).finish()
 
 
 def emitting_every_update(topology: Graph) -> Graph:
-    """The topology with ``emit.every.update``: stateful operators give every intermediate result,
-    as Kafka Streams does without its record cache, instead of the last one per key (and window) of
-    a micro-batch."""
+    """The topology with ``emit.every.update``: every intermediate result, instead of the last one
+    per key (and window) of a micro-batch."""
     nodes = (
         node.giving_every_update() if isinstance(node, StatefulNode) else node
         for node in topology.nodes
@@ -579,8 +560,7 @@ class _Planner:
         return len(self._slots) - 1
 
     def _project(self, node: ProjectNode, given: int, ops: list[Any]) -> int:
-        """The slot of what a ProjectNode makes of the records in another one: the same where it
-        only names a place (to_stream, split)."""
+        """The slot of its results; the same where it only names a place (to_stream, split)."""
         listed = (
             ("kept", node.predicate, pa.bool_()),
             ("key", node.key, node.out.key),
@@ -593,7 +573,7 @@ class _Planner:
         return self._computed(Projection(node=node, columns=columns, input=given, output=out), ops)
 
     def _computed(self, found: Projection, ops: list[Any]) -> int:
-        """Put a projection to those that are computed with it, or behind ``ops``; its output."""
+        """Put it to those that are computed with it, or behind ``ops``; its output."""
         by = computed_by(found)
         columns = self._columns.get((found.input, by))
         if columns is None:
@@ -660,7 +640,6 @@ class _Planner:
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
 
     def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
-        """The slot of a topic's records with the times that the source's extractor gives them."""
         extractor = node.extractor
         if isinstance(extractor, ColumnExpr):
             slot = self._choice(node, "time", extractor, pa.int64(), slot, self._times)
@@ -770,8 +749,7 @@ class _Planner:
         return {side: self._old_of(node.inputs[side]) for side in sides}
 
     def _old_of(self, name: str) -> int:
-        """The slot of what a table's entries were before its updates, row by row, where an operator
-        asks for it: Kafka Streams' ``enableSendingOldValues``."""
+        """The slot of what entries were: Kafka Streams' ``enableSendingOldValues``."""
         if name in self._old:
             return self._old[name]
         node = self._topology.node(name)
@@ -853,7 +831,6 @@ class _Planner:
         slot: int,
         ops: list[Any],
     ) -> int:
-        """The slot of an input's records with what a Column says of each beside its value."""
         edge = self._slots[slot].type
         value = pa.struct([(what, kind), ("value", edge.value)])
         out = self._slot(node.name, EdgeType(edge.key, value))
@@ -894,8 +871,7 @@ class _Planner:
         )
 
     def _needs_headers(self) -> bool:
-        """True if a processor or a timestamp function of the user may read headers, or a sink
-        writes them: a result has the headers of the record that made it."""
+        """True if the user's code may read headers, or a sink writes them."""
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (isinstance(node, SinkNode) and node.kind != "repartition")

@@ -1,8 +1,7 @@
 """One aggregation of a grouped stream or table, or of cogrouped streams: inputs, store, operator.
 
-Each change of an entry of a grouped table takes back what it was from its old group and adds what
-it is to its new one, through a repartition topic in Java's bytes (design note 021). Cogrouped
-streams are one stream, whose records have a field for each of them (KIP-150).
+Grouped tables: design note 021. Cogrouped streams (KIP-150) are one stream, whose records have a
+field for each of them.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ Windows: TypeAlias = TimeWindows | SlidingWindows | SessionWindows | CountWindow
 
 
 class Groups:
-    """What is aggregated: a grouped stream or table, or cogrouped streams. ``edge``: of what the
-    aggregates' Columns and functions get."""
+    """What is aggregated. ``edge``: of what the aggregates' Columns and functions get."""
 
     nodes: ClassVar[str] = "KSTREAM-{label}-"
     """What Kafka Streams' names of its nodes begin with."""
@@ -114,8 +112,7 @@ class Groups:
 
 
 class GroupedStream(Groups):
-    """A stream grouped by key. ``name`` is that of the repartition topic, used where the key was
-    changed; several aggregations of one grouped stream share the topic."""
+    """A stream grouped by key; its aggregations share one repartition topic, called ``name``."""
 
     def __init__(self, stream: Stream, name: str | None) -> None:
         super().__init__(stream.graph, stream.edge)
@@ -139,8 +136,8 @@ class GroupedStream(Groups):
 
 
 class GroupedTable(Groups):
-    """Entries of a table by group. ``changes``: the node of changes; ``edge``: of groups and
-    values; ``name``: of the repartition topic, which several aggregations share."""
+    """Entries of a table by group. ``changes``: the node of changes; ``name``: of the repartition
+    topic, which several aggregations share."""
 
     nodes = "KTABLE-{label}-"
     numbers = 2  # sink and source come first in the original
@@ -151,7 +148,6 @@ class GroupedTable(Groups):
         self.changes, self.name = changes, name
 
     def grouped(self, operator: str, name: str, nulls: bool) -> Stream:
-        """The changes of each group, in one task."""
         key, value = self.edge.serdes(operator)
         edge = EdgeType(self.edge.type.key, changed_type(self.edge.type.value))
         written = key, ChangedSerde(value)
@@ -239,8 +235,7 @@ def _keyed(
 
 
 class Aggregation:
-    """One aggregation while it is lowered: name, repartition, inputs, store, operator, in the
-    original's order."""
+    """One aggregation while it is lowered, in the original's order."""
 
     def __init__(
         self,
@@ -280,7 +275,6 @@ class Aggregation:
         return self.windows is not None and not isinstance(self.windows, SlidingWindows)
 
     def aggregate(self, fields: dict[str, Aggregator], options: dict[str, Any]) -> Stream:
-        """Lower built-in aggregates, if there are ``fields``, else functions."""
         return self.built_in(fields, bare=False) if fields else self.functions(options)
 
     def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> Stream:
@@ -338,7 +332,6 @@ class Aggregation:
         return self._functions(key_serde, value_serde, made, None)
 
     def functions(self, options: dict[str, Any]) -> Stream:
-        """Lower a Python initializer, the aggregators and, for sessions, the merger."""
         check_parameters(options["initializer"], (), "aggregate: initializer")
         aggregator, named = self.group.called(options)
         merger = None
@@ -468,7 +461,6 @@ class Aggregation:
         return inner if self.size_ms is None else serdes.time_windowed(inner, self.size_ms)
 
     def _stores(self, spec: TableOperator, folds: tuple[str, ...]) -> tuple[StoreSpec, ...]:
-        """Of the aggregates, and of count windows the next number of each key."""
         key = self._key_serde(spec.key_serde) if self.counts else spec.key_serde
         kept: dict[str, Any] = {"folds": folds, "private": self.counts}
         if self.kind != "key_value":
@@ -499,8 +491,7 @@ def grouped_table(
     name: str | None,
     written: tuple[object, object],
 ) -> GroupedTable:
-    """The entries of a table, grouped anew. ``name``: of the repartition topic; ``written``: the
-    serdes of keys and values there, None for the types' own."""
+    """``name``: of the repartition topic; ``written``: the serdes there, None: the types' own."""
     graph = table.graph
     node = graph.new_name("KTABLE-SELECT-")
     updates = latest_updates(graph, table.node, node, "group_by")
@@ -529,7 +520,7 @@ def grouped_table(
 def _selection(
     edge: Edge, key: Callable[..., Any], value: Column | None, returns: object
 ) -> tuple[Edge, str, Callable[..., Any]]:
-    """The edge behind a function that gives keys, or keys and values; its kind; the function."""
+    """The edge behind a function; its kind; the function."""
     if value is not None:
         raise TopologyError(
             "group_by: value= goes with a Column as key; a function returns both, with "
@@ -557,8 +548,7 @@ def _written(edge: Edge, serdes: tuple[object, object]) -> Edge:
 def given_fields(
     given: dict[str, Any], names: tuple[str, ...]
 ) -> tuple[dict[str, Aggregator], dict[str, Any]]:
-    """The built-in aggregates of a call whose arguments were ``given``, and its options, those of
-    the ``names``: one that is an aggregate is a field."""
+    """The built-in aggregates of a call, and its options, of the ``names``, that are none."""
     options = {name: given[name] for name in names if name in given}
     fields = {name: one for name, one in options.items() if isinstance(one, Aggregator)}
     fields |= given["aggregators"]
@@ -566,7 +556,6 @@ def given_fields(
 
 
 def check_aggregates(fields: dict[str, Aggregator], options: dict[str, Any]) -> None:
-    """TopologyError unless the call has built-in aggregates, or functions."""
     if callable(fields.get("merger")):
         raise TopologyError("merger= is for sessions: only they merge; leave it out here")
     if options.get("merger") is not None and options["aggregator"] is None:

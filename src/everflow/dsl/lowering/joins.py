@@ -5,11 +5,9 @@ A join gives ``struct<left, right>``. A joiner makes a value of it: a Column ove
 a Python function of (left, right) or (key, left, right) with ``returns=``. A side without a match
 is null.
 
-A stream is joined with a table, with a global table (note 026), with another stream in windows, and
-as of a time; records of a lookup join wait until their entry is there (note 027). A table is joined
-with another one by key, and by a foreign key (KIP-213; note 022):
-``orders.join(customers, on=..., name=...)``: an entry asks the task of its foreign key, through the
-topic ``<name>-asks-repartition``; the answer comes back through ``<name>-answers-repartition``.
+Joins with global tables: note 026; lookup joins, whose records wait for their entry: note 027. In a
+join by a foreign key (KIP-213; note 022) an entry asks the task of that key, through the topic
+``<name>-asks-repartition``; the answer comes back through ``<name>-answers-repartition``.
 """
 
 from __future__ import annotations
@@ -94,8 +92,7 @@ _ON_TIMEOUT = {"emit": JoinKind.LEFT, "drop": JoinKind.INNER}
 
 @dataclass(frozen=True)
 class JoinCall:
-    """A call of a join on ``left``: its name, the joiner, the store and the node's name, as the
-    user gave them."""
+    """A call of a join on ``left``, as the user gave it."""
 
     left: Stream
     kind: JoinKind
@@ -112,9 +109,8 @@ class JoinCall:
     def of(
         left: Stream, kind: JoinKind, given: dict[str, Any], operator: str | None = None
     ) -> tuple[JoinCall, dict[str, Any]]:
-        """The call (of the ``operator``, or what a join of the ``kind`` is called) whose arguments
-        were ``given``, and its other options. An option that is a Column is a field of that
-        name."""
+        """The call whose arguments were ``given``, and its other options, of which one that is a
+        Column is a field of that name. ``operator``: left out, as the ``kind`` is called."""
         operator, joiner = operator or _OPERATORS[kind], given["joiner"]
         options = {name: given[name] for name in _OPTIONS if name in given}
         columns = {name: one for name, one in options.items() if isinstance(one, Column)}
@@ -192,8 +188,8 @@ class JoinCall:
 def with_foreign_key(
     left: Stream, right: Stream, on: Expression | None, operator: str, name: str
 ) -> Stream:
-    """The records as `selected_type`, with the key of ``right`` that ``on`` makes of them; for a
-    null value none is made. ``name``: of the node."""
+    """The records as `selected_type`, with the key of ``right`` that ``on`` makes of them, null for
+    a null value."""
     edge, wanted = left.edge, right.edge.type.key
     if on is None:
         raise TopologyError(
@@ -243,7 +239,6 @@ def _with_ends(key: Column, serde: Any) -> Column | None:
 def joined_with_table(
     call: JoinCall, right: Stream, windows: object, grace: Duration | None = None
 ) -> Stream:
-    """Each record with what a table holds for its key."""
     kind = call.kind
     if kind is JoinKind.OUTER:
         raise TopologyError(
@@ -315,7 +310,6 @@ def _held_back(
 
 
 def _buffer(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> HeldBack:
-    """The buffer of a stream whose records wait, in a store whose name is ``claimed``."""
     key_serde, value_serde = stream.edge.serdes(call.operator)
     spec = bytes_store(claimed)
     return HeldBack(store=spec, key_serde=key_serde, value_serde=value_serde, grace_ms=grace_ms)
@@ -324,7 +318,6 @@ def _buffer(stream: Stream, call: JoinCall, grace_ms: int, claimed: str) -> Held
 def joined_with_stream(
     call: JoinCall, right: Stream, windows: object, grace: object = None
 ) -> Stream:
-    """Each record with those of another stream in windows."""
     if grace is not None:
         raise TopologyError(
             f"{call.operator} of two streams has its grace in the windows; write "
@@ -367,8 +360,7 @@ def _stores(
     call: JoinCall, right: Stream, kind: JoinKind, windows: JoinWindows
 ) -> tuple[StoreSpec, ...]:
     """The left stream's, the right one's, and, if one side is kept, that of the records without a
-    match: called as Kafka Streams calls them after ``StreamJoined.withStoreName``. TopologyError
-    for a name that is missing or taken."""
+    match, with Kafka Streams' names. TopologyError for a name that is missing or taken."""
     this = "outer-this" if kind.keeps_right else "this"
     other = "outer-other" if kind.keeps_left else "other"
     suffixes = [f"-{this}-join-store", f"-{other}-join-store"]
@@ -422,7 +414,6 @@ def joined_in_interval(
     before: Duration | None,
     after: Duration | None,
 ) -> Stream:
-    """The join of two streams in windows, as an interval before and after each record."""
     kind = _kind(how, ("inner", "left", "outer"), call)
     before_ms, after_ms = duration_ms(before or 0), duration_ms(after or 0)
     grace_ms = checked_ms(grace or 0, "join_interval: a grace")
@@ -446,7 +437,6 @@ def joined_as_of(
     grace: Duration | None,
     tolerance: Duration | None,
 ) -> Stream:
-    """Each record with the latest one of another stream that is not later."""
     kind = _kind(how, ("inner", "left"), call)
     graph = right.graph
     grace_ms = checked_ms(grace or 0, "join_asof: a grace")
@@ -489,7 +479,6 @@ def looked_up(
     on_timeout: object,
     most_per_key: object,
 ) -> Stream:
-    """Each record with its entry, once that is there. TopologyError for what cannot be."""
     if on is not None and not is_global:
         raise TopologyError(
             "lookup_join matches by the records' keys, and on= is for global tables; choose the "
@@ -598,8 +587,7 @@ def joined_with_global(
 _FOREIGN_RESULT = "KTABLE-FK-JOIN-OUTPUT-"
 """How Kafka Streams calls the table that it makes of the results, and its store."""
 _NAMES = 13
-"""How many names Kafka Streams makes up for one: of its topics, processors and the store of those
-who ask; with a name given, too."""
+"""How many names Kafka Streams makes up for one; with a name given, too."""
 
 
 def joined_by_key(call: JoinCall, right: Stream) -> Stream:
@@ -647,7 +635,6 @@ def joined_by_key(call: JoinCall, right: Stream) -> Stream:
 
 
 def joined_by_foreign_key(call: JoinCall, right: Stream, on: Expression) -> Stream:
-    """The join of a table's entries with those that they name by a foreign key."""
     graph = right.graph
     joined = _ForeignKeyJoin(call, right, on).made()
     made = call.made(joined, table=True)
@@ -660,8 +647,6 @@ def joined_by_foreign_key(call: JoinCall, right: Stream, on: Expression) -> Stre
 
 
 class _ForeignKeyJoin:
-    """A join of the call's entries with those of ``right`` under the key ``on``."""
-
     def __init__(self, call: JoinCall, right: Stream, on: Expression) -> None:
         self.call, self.left, self.right, self.on = call, call.left, right, on
         self.graph, self.operator, self.kind = right.graph, call.operator, call.kind

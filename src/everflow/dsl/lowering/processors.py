@@ -199,8 +199,6 @@ class ConnectedStores:
 
 @dataclass(frozen=True)
 class ProcessorCall:
-    """A call of the processor API while it is lowered."""
-
     operator: str
     given: object
     stores: Iterable[object]
@@ -208,7 +206,7 @@ class ProcessorCall:
 
     @property
     def named(self) -> Callable[..., Any]:
-        """What a message calls by its name."""
+        """For messages."""
         return self.given if callable(self.given) else type(self.given)
 
     def made(
@@ -242,7 +240,7 @@ class ProcessorCall:
         keeps_key: bool = True,
         label: str = "PROCESSOR",
     ) -> StatefulNode:
-        """Adds the processor's node, behind a stream or a table; ``edge``: of its results."""
+        """Adds the processor's node; ``edge``: of its results."""
         made_by, kind = supplier(form, self.given, self.operator)
         kept = ConnectedStores(given, self.stores, self.operator)
         spec = ProcessSpec(
@@ -286,7 +284,6 @@ def deduplicated(
     store: Store | None,
     name: str | None,
 ) -> Stream:
-    """The records that repeat none. TopologyError for times that cannot be."""
     graph = stream.graph
     kept = graph.claim_store(store, "deduplicate")
     within_ms = checked_ms(within, "deduplicate: within", 1)

@@ -151,7 +151,6 @@ def values_flat_mapped(
 
 
 def merged(streams: tuple[Stream, ...], name: str | None) -> Stream:
-    """The records of all streams. TopologyError for those of other types or builders."""
     first, *others = streams
     for other in others:
         _check_mergeable(first, other)
@@ -207,12 +206,7 @@ def printed(stream: Stream, title: str | None, rows: int, name: str | None) -> N
 
 
 class Split:
-    """A stream while it is split: a branch takes what its predicate, and no earlier one, takes.
-    NULL is false.
-
-    A Python predicate, or one whose Column calls Python, is asked once about a record, and only if
-    no branch before took it.
-    """
+    """A stream while it is split, as `BranchedKStream` says; NULL is false."""
 
     def __init__(self, stream: Stream, name: str | None) -> None:
         self.name = stream.graph.node_name(name, "KSTREAM-BRANCH-")
@@ -223,7 +217,6 @@ class Split:
         """Predicates, of branches of `_rest`, that may be computed again for each later one."""
 
     def branch(self, child: str, condition: Expression) -> Stream:
-        """The records that no earlier branch took and for which ``condition`` is true."""
         stream = self._stream
         if not is_column(condition, "branch"):
             return self._ask_once(child, key_value_function(condition, "branch"))

@@ -1,9 +1,8 @@
 """Tables: how operators read them; what a stream becomes, filtered and mapped ones; whole ones.
 
 A table without a store of its own is made of those that have one (Kafka Streams' value getters,
-note 035). Those that keep their history (KIP-889), and those whose entries end (``ttl=``): notes
-028 and 030. Global tables, whole on every instance (note 026), have a topic's records, or rows that
-Spark loads from any DataFrame, again now and then (033).
+note 035). Tables with a history, those whose entries end, global ones and those that Spark loads:
+notes 028, 030, 026 and 033.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ from everflow.windows import Duration, checked_ms, duration_ms
 
 
 def checked_ttl(ttl: Any, operator: str) -> int:
-    """How long an entry stays behind its latest record, in ms."""
     return checked_ms(ttl, f"{operator}: ttl", 1, "; write for example ttl='30 days'")
 
 
@@ -86,7 +84,6 @@ def with_ttl(
 def table_stores(
     graph: GraphBuilder, name: str, edge: Edge, operator: str, ttl: Duration | None = None
 ) -> tuple[tuple[StoreSpec, ...], TableSpec | VersionedTableSpec | TimeToLiveSpec]:
-    """The stores of a table, and what keeps it; ``ttl``: how long it keeps entries."""
     given = graph.options.get(name)
     history = None if given is None else given.history
     ttl_ms = None if ttl is None else checked_ttl(ttl, operator)
@@ -119,9 +116,8 @@ def is_versioned(graph: GraphBuilder, name: str) -> bool:
 
 
 def latest_updates(graph: GraphBuilder, node_name: str, name: str, operator: str) -> str:
-    """The node of a table's updates that are the latest when they come (KIP-914): of a table that
-    is not versioned all are; of one that is filtered or mapped from a versioned one, what becomes
-    of that one's. ``name``: of what reads them."""
+    """The node of a table's updates that are the latest when they come (KIP-914): those of a table
+    that is not versioned all are. ``name``: of what reads them."""
     node, called = graph.nodes[node_name], f"{node_name}-latest-for-{name}"
     if not is_versioned(graph, node_name) or called in graph.nodes:
         return called if called in graph.nodes else node_name
@@ -177,7 +173,6 @@ def store_of(graph: GraphBuilder, name: str) -> StoreSpec | None:
 # --- tables that may have no store ----------------------------------------------------------------
 
 _OF_THE_RECORD = frozenset({"topic", "partition", "offset", "headers"})
-"""What an entry does not have any more."""
 
 
 def is_stateless(node: Node) -> bool:
@@ -196,10 +191,9 @@ def read_table(
     *,
     as_of: bool = False,
 ) -> TableRead:
-    """How an operator looks a table up. ``sides``: the nodes that the operator reads, to which
-    those of the tables' updates are added; ``comes``: the node whose records ask; ``called``: of
-    what reads latest updates of a table with a history, unless it is asked ``as_of`` the records'
-    times. TopologyError for a table whose entries nobody has."""
+    """How an operator looks a table up. ``sides``: the nodes that it reads, to which those of the
+    tables' updates are added; ``comes``: the node whose records ask; ``called``: of what reads
+    latest updates, unless ``as_of``. TopologyError for a table whose entries nobody has."""
     graph = table.graph
 
     def read(name: str) -> TableRead:
@@ -238,21 +232,18 @@ def _require_entries(node: Node, operator: str) -> None:
 
 
 def mapped(table: TableRead, node: Node) -> MappedTable:
-    """What a stateless node behind it makes of a table's entries."""
     if isinstance(table, MappedTable):
         return MappedTable(table.source, (*table.nodes, node.name), node.out.value)
     return MappedTable(table, (node.name,), node.out.value)
 
 
 def specs_of(*tables: TableRead) -> tuple[StoreSpec, ...]:
-    """The stores that these tables read, each once."""
     return tuple({one.spec.name: one.spec for table in tables for one in table.stored}.values())
 
 
 def tells_old(graph: GraphBuilder, name: str, *, forced: bool = False) -> bool:
-    """True if it is known what the entries of a table's node were before its updates: where the
-    table, or what it is made of, has a store. ``forced``: a store that was left out as nobody asked
-    is made."""
+    """True where the table, or what it is made of, has a store, which knows what entries were.
+    ``forced``: a store that was left out as nobody asked is made."""
     if forced:
         graph.keep(name)
     node = graph.nodes[name]
@@ -294,8 +285,7 @@ def table_of(
 
 @dataclass(frozen=True)
 class TableCall:
-    """A call that makes a table of another: its name, the store and the node's name that it asks
-    for."""
+    """A call, of the ``operator``, that makes a table of another."""
 
     table: Stream
     operator: str
@@ -333,7 +323,6 @@ class TableCall:
     def transformed(
         self, transformer: Transformer, returns: object, stores: Iterable[StoreSpec | str]
     ) -> Stream:
-        """A new value for every update by a transformer of the user's."""
         table, graph = self.table, self.table.graph
         call = ProcessorCall("transform_values", transformer, stores, self.name)
         edge = table.edge
@@ -386,7 +375,7 @@ def stored(
 def kept_node(
     table: Stream, name: str, store: str, operator: str, *, only_visible: bool = False
 ) -> StatefulNode:
-    """The node of `stored`, which is not added to the graph."""
+    """As of `stored`, not added to the graph."""
     written, out = table.edge.serdes(operator), table.edge.type
     kept = TableSpec(store, *written, only_visible=only_visible)
     stores = (store_spec(store, written),)
@@ -450,8 +439,8 @@ def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
 
 
 def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
-    """How far behind a window's end stream time has to be for no record to change it any more: the
-    longest of all windows that the table is made of; None where there are none."""
+    """How far behind a window's end stream time has to be: the longest of all windows that the
+    table is made of; None where there are none."""
     node = graph.nodes[name]
     operator: Any = node.operator if isinstance(node, StatefulNode) else None
     if isinstance(operator, SessionAggregateSpec):
@@ -473,7 +462,6 @@ def _by_numbers(graph: GraphBuilder, name: str) -> bool:
 
 
 def emit_each_update(graph: GraphBuilder, name: str) -> None:
-    """Have the table's operators give all updates, for those who count them."""
     node = graph.nodes[name]
     if isinstance(node, StatefulNode):
         graph.nodes[node.name] = node.giving_every_update()
@@ -486,7 +474,6 @@ def emit_each_update(graph: GraphBuilder, name: str) -> None:
 
 
 def whole_table(table: Stream) -> JoinedTable:
-    """The global table as a join reads it."""
     node = table.graph.nodes[table.node]
     assert isinstance(node, WholeTableNode)
     return JoinedTable(node.store, node.store.value_serde, table.edge.type.value)
@@ -564,7 +551,6 @@ def loaded_table(
 
 
 def _given(frame: object) -> tuple[Frame, DataFrame]:
-    """What the user gave, and the DataFrame that it is now."""
     found = frame() if callable(frame) else frame
     if isinstance(found, DataFrame):
         return found if found is frame else cast(Frame, frame), found
