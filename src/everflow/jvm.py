@@ -1,11 +1,10 @@
 """The JVMs that everflow starts (Spark, the embedded broker): Java, class paths, class archives.
 
-The jars come through the Ivy that ships inside pyspark, run with the pinned module file
-``everflow/ivy/ivy.xml``: that needs neither Maven nor a download address of our own.
-A JVM starts quicker from an archive of its loaded classes (JEP 350), whose pages all JVMs of a
-machine share. Java maps it only where Java and class path, each jar's size and time of change
-included, are the same as when it was made; so its name holds all that Java compares, and making one
-removes those of earlier jars of the same places (140 MB). Only ``everflow setup`` makes archives.
+The jars come through the Ivy inside pyspark, with the pinned ``everflow/ivy/ivy.xml``: that needs
+neither Maven nor a download address of our own. A JVM starts quicker from an archive of its loaded
+classes (JEP 350). Java maps it only where Java and class path, each jar's size and time of change
+included, are the same as when it was made, so its name holds all of that. Only ``everflow setup``
+makes archives.
 Imports the standard library and the errors alone: a command asks before anything else is there.
 """
 

@@ -285,12 +285,10 @@ def trim_of_libc() -> Callable[[int], object] | None:
 
 
 def share_one_area() -> None:
-    """Threads that ask for memory for the first time from now on take it from the areas that there
-    are, in turns: the first one alone, where this is said before there are threads. Without effect
-    with another C library, and where the user has set ``MALLOC_ARENA_MAX``.
-
-    A worker has two by its environment, which the process of a user's program cannot be given.
-    """
+    """Threads that ask for memory for the first time from now on share the areas that there are:
+    the first one alone, where this is called before there are threads. Without effect with another
+    C library, and where the user has set ``MALLOC_ARENA_MAX``. A worker has two by its
+    environment."""
     mallopt = _of_libc("mallopt")
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(M_ARENA_MAX, 1)
@@ -306,12 +304,9 @@ def _of_libc(name: str) -> Callable[..., object] | None:
 
 class SpareMemory:
     """Gives freed memory back to the system, used by one thread of the process; ``trim`` is called
-    without the interpreter's lock.
-
-    glibc keeps freed memory, up to `MALLOC_TRIM_THRESHOLD_`
-    (`everflow.spark.job.worker_environment`), and never gives back what lies below a live block.
-    After one large batch a worker would be larger for good.
-    """
+    without the interpreter's lock. glibc keeps freed memory up to `MALLOC_TRIM_THRESHOLD_`, and
+    never gives back what lies below a live block: a worker would stay as large as its largest
+    batch."""
 
     def __init__(
         self,

@@ -1,9 +1,7 @@
 """Entries that wait in a store until a time: the index that finds those that are due, in order.
 
 An entry stands under a prefix, its time in 8 bytes, and what tells it apart from others of that
-time. Keys sort as times do, so the entries that are due are the beginning of a range. All that
-waits uses this index: records within a grace, records without a match or a table's entry, updates
-that `suppress` holds, and entries with a time to live.
+time, so the entries that are due are the beginning of a range.
 
 The classes here serve one task during one micro-batch. They read the store and write nothing.
 """

@@ -1,21 +1,13 @@
 """Analyses Columns while the topology is built: type, what they read, whether they may run.
 
 A Column is planned once and computed for every micro-batch, in an order that is not the merge
-order. So only deterministic projections of one row are accepted; everything that Catalyst would
-freeze (the clock), shuffle, multiply or number per batch is refused here, with what to write
-instead.
+order. So only deterministic projections of one row are accepted; whatever Catalyst would freeze
+(the clock), shuffle, multiply or number per batch is refused, with what to write instead. So are
+constants that were a datetime without a zone, which is another moment on another machine.
 
-The analyser's answers are kept from one start to the next (note 017): until the first Column is
-analysed Spark loads and compiles its SQL, a third of a start's processor time.
-
-``F.lit(datetime(2024, 3, 10))`` is the moment that such a local time is on the machine that builds
-the program, and the Column no longer says how it was written. So those that would be another moment
-elsewhere are noted while PySpark converts them, and refused.
-
-What Spark made of Columns is translated into Arrow operations that do the same (note 016). The
-analysed plan is read, in one call, as the JSON that Spark makes of it (asking the JVM node by node
-costs some milliseconds a Column): casts, field ordinals and the functions behind their names are
-the analyser's.
+The analyser's answers are kept from one start to the next (note 017). What Spark made of Columns is
+translated into Arrow operations that do the same (note 016), from the analysed plan's JSON: asking
+the JVM node by node costs some milliseconds a Column.
 """
 
 from __future__ import annotations
@@ -506,12 +498,9 @@ def _empty_frame(session: SparkSession, schema: str) -> DataFrame:
 
 
 def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
-    """Why the analysed plan may not run, and the alternative; None if it may.
-
-    An accepted Column leaves exactly one projection above the frame; whatever else the analyser
-    added is a refusal. The clock is deterministic in Catalyst's eyes, so expressions are judged by
-    class name as well.
-    """
+    """Why the analysed plan may not run, and the alternative; None if it may: then it is exactly
+    one projection above the frame. The clock is deterministic in Catalyst's eyes, so expressions
+    are judged by class name as well."""
     for node in plan.walk():
         if node.kind in _REFUSED_EXPRESSIONS:
             return _REFUSED_EXPRESSIONS[node.kind]

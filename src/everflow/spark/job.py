@@ -1,9 +1,7 @@
 """The long-running Spark job of a stream thread: one task, whose Python worker hosts operators.
 
-Spark launches the daemon of its Python workers for the first job, when its JVM is up; the daemon's
-imports, 0.7 s of a processor, were waited for then, by everybody. One that has done them beside the
-start of Spark takes the place of the one that Spark launches (`everflow.spark.launch.daemon.give`);
-where it is not the same, or has gone, nothing but time is lost.
+A daemon of the workers that has done its imports (0.7 s) beside the start of Spark takes the place
+of the one that Spark launches for the first job (`everflow.spark.launch.daemon.give`).
 """
 
 from __future__ import annotations
@@ -59,13 +57,9 @@ class ServingJob:
     """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when
     that returns. Spark's UI shows it as ``name``; ``number`` is the stream thread's.
 
-    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. It
-    keeps its worker for as long as it runs, so all serving jobs have one daemon, which imports once
-    and forks a worker for each.
-
-    It has no rows, so it is no DataFrame: until the first one ran, Spark loads and compiles all of
-    Catalyst (3.8 s, 4.1 s of CPU; a plain job 1.4 s, 0.9 s of CPU), and many an instance never
-    needs it.
+    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. All
+    serving jobs have one daemon, which imports once and forks a worker for each. It has no rows, so
+    it is no DataFrame: Catalyst, which many an instance never needs, takes 2 s more to load.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """The Spark of an instance: its context, the SQL session for Columns, the workers' environment.
 
-An instance is one Spark application on one host: everflow's own, or one that the user has started,
-which is checked and adopted. Spark starts when PySpark is first asked for it:
-``pyspark.sql.functions`` ask the active SparkContext for its JVM, so a stand-in takes that place
-until then, and programs without Columns never wait.
+An instance is one Spark application on one host: everflow's own, or one of the user's, which is
+checked and adopted. A stand-in for the active SparkContext starts Spark when PySpark first asks for
+it, so programs without Columns never wait.
 """
 
 from __future__ import annotations
@@ -106,11 +105,10 @@ def adopt(running: SparkContext) -> SparkContext | None:
 
 
 def _hush(running: SparkContext) -> None:
-    """Its JVM writes to the user's terminal: a hundred lines of Java for every attempt at a batch
-    that fails. What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to
-    log4j). The scheduler, which does not know whose a task is, only repeats what the executor and
-    the caller's exception say; that a worker was ended is no news; and a progress bar would stay on
-    the screen for as long as a resident step runs."""
+    """Its JVM writes to the user's terminal: a hundred lines of Java for every batch that fails.
+    What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to log4j); the
+    scheduler only repeats what the caller's exception says; that a worker was ended is no news; and
+    a progress bar would stay for as long as a resident step runs."""
     gateway: Any = running._gateway
     try:
         log4j = gateway.jvm.org.apache.logging.log4j
@@ -133,9 +131,8 @@ def _hush(running: SparkContext) -> None:
 
 
 def hush_py4j() -> None:
-    """Its gateway reports a call that an interrupt or the JVM's end cut off to the root logger,
-    which that configures: a traceback on the terminal for a Ctrl-C that is answered. It gets py4j's
-    own logger. Idempotent."""
+    """py4j's gateway reports a call that an interrupt or the JVM's end cut off to the root logger:
+    a traceback on the terminal for a Ctrl-C. It gets py4j's own logger. Idempotent."""
     gateway: Any = java_gateway
     gateway.logging = gateway.logger
 
@@ -370,13 +367,12 @@ def session(
 
 def get_context(slots: int | None = None, stop: threading.Event | None = None) -> SparkContext:
     """The running SparkContext, or a new local one with everflow's settings: Spark without SQL,
-    which is all that ``pyspark.sql.functions`` and a resident step need. (SQL takes 1.5 s more, and
-    3.5 s of CPU.)
+    which takes 1.5 s more.
 
-    One that the user (or ``spark-submit``) started is adopted as it is. Safe to call from any
-    thread, any number of times. Raises SetupError where Java is missing, and for a Spark that
-    cannot serve (Spark Connect, a cluster). If it is interrupted while Spark starts, Spark's JVM
-    ends first; ``stop``, set meanwhile, ends it too, with some error of PySpark's.
+    One that the user (or ``spark-submit``) started is adopted as it is. From any thread, any number
+    of times. Raises SetupError where Java is missing, and for a Spark that cannot serve (Spark
+    Connect, a cluster). If it is interrupted while Spark starts, Spark's JVM ends first; ``stop``,
+    set meanwhile, ends it too, with some error of PySpark's.
     """
     with _lock:
         return _running() or _start(max(slots or 0, DEFAULT_SLOTS), {}, stop)

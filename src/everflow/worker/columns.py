@@ -1,9 +1,8 @@
 """Computes the Columns of a plan in a worker: by Arrow expressions, by Spark's code, by Python
 functions (notes 014 and 016).
 
-`everflow.instance.thread.columns` prepares them. Spark's code runs in the instance's JVM, which is
-asked over a socket (`spark.column_service`). PySpark's own worker code calls the Python functions,
-so types, nulls and what becomes of a result are what they are in Spark.
+Spark's code runs in the instance's JVM, which is asked over a socket. PySpark's own worker code
+calls the Python functions, so types, nulls and what becomes of a result are what they are in Spark.
 """
 
 from __future__ import annotations
@@ -170,10 +169,8 @@ class ColumnClient:
                 opened.close()
 
     def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """The result of the segment of this number for ``rows``, row by row. Raises ColumnsFailed.
-
-        They go in slices: the JVM holds a request and its answer some times over.
-        """
+        """The result of the segment of this number for ``rows``, row by row; in slices, as the JVM
+        holds a request and its answer some times over. Raises ColumnsFailed."""
         if isinstance(number, Ticket):
             number = self._redeemed(number)
         size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))

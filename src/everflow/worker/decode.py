@@ -1,12 +1,9 @@
 """Decodes the records of the log, before all operators, and asks the handlers of those that a batch
-leaves out (note 041): here the bytes of a record are as they came.
+leaves out (note 041).
 
-One decoder per serde is one truth: what a record's bytes say does not depend on who reads them.
-
-`KeyCheck` samples keys of each micro-batch and counts those that do not lie where their topic's
-partitioner puts them. librdkafka's producers (confluent-kafka, and so most in Python) spread keys
-by crc32, Java's and everflow's by murmur2: a join of topics of both finds nothing, and nothing
-fails.
+`KeyCheck` counts sampled keys that do not lie where their topic's partitioner puts them.
+librdkafka's producers spread keys by crc32, Java's and everflow's by murmur2: a join of topics of
+both finds nothing, and nothing fails.
 """
 
 from __future__ import annotations

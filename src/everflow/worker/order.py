@@ -2,13 +2,11 @@
 written (reference 1.6, D3; note 031).
 
 Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort
-by the running maximum of the timestamp inside each partition: a record that is out of order inside
-its partition follows its predecessor at once.
+by the running maximum of the timestamp inside each partition.
 
 Kafka Streams forwards depth first: a result goes all its ways before the next result of the same
-record. A step goes operator by operator. `Order` puts together what comes by several ways record by
-record, each record's results way by way: that is the same where one record gives one result. Where
-it is not, it knows of each result by which way it has come, and puts it where the original has it.
+record. A step goes operator by operator, so `Order` puts what comes by several ways where the
+original has it.
 """
 
 from __future__ import annotations
@@ -274,12 +272,11 @@ def merge_inputs(
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
-    """Records of several tasks, each task's in its order, in the order in which they are written:
-    by time, too.
+    """Records of several tasks, each task's in its order, by time, as a thread of Kafka Streams
+    writes them, which goes round its tasks.
 
-    A thread of Kafka Streams goes round its tasks record by record, so what they write to one topic
-    is about as old. Written task by task, the whole backlog of one would come before the next one's
-    first record, and a window behind a re-key would drop that record as late.
+    Written task by task, the whole backlog of one would come before the next one's first record,
+    and a window behind a re-key would drop that record as late.
     """
     tasks = np.unique(batch.partition)
     if len(tasks) < 2:

@@ -1,7 +1,5 @@
 """The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
 
-Order, and why: outputs, changelog and dead letters are written; the driver's gate is asked; offsets
-go into the transaction; it commits; only then do the changelog's rows enter the local stores.
 Before the commit nothing local has changed, so an abort leaves nothing to undo; after it the
 changelog holds everything, so a crash is mended by replaying its tail.
 """

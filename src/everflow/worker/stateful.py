@@ -1,10 +1,8 @@
 """Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures.
 
-The search for failing records finds all records of a task in one run (note 041). Where a batch is
-cut changes no result, so the operator gets the records in parts, on stores that show what the parts
-before have changed. A part that fails ends before its record, which is left out, and the next one
-begins behind it: no operator has to undo anything. A record that fails on what another failing one
-has left in a store is judged in the next run.
+The search for failing records (note 041) gives the operator a task's records in parts, on stores
+that show what the parts before have changed. A part that fails ends before its record, and the next
+one begins behind it: no operator has to undo anything.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Shows operators the stores of a micro-batch: committed content plus the batch's own changes.
 
 `CheckedAccess` decodes entries as they are read, and finds the one that its serdes do not read. A
-batch that fails for what a store holds looks like one that fails for a record of its input: that
-record has the entry's key. So a batch runs on these stores before a record is blamed (note 041).
-They cost a second decoding; batches that do not fail never see them.
+batch runs on these stores before a record is blamed: that may only have the entry's key (note 041).
 """
 
 from __future__ import annotations

@@ -102,9 +102,8 @@ class Contributions:
 
 
 # --- which sliding windows a batch's records go into and make: intervals, no values (pure)
-# Records are taken one by one in processing order, as Kafka Streams takes them
-# (KStreamSlidingWindowAggregate): what a record finds, and which windows it makes, depends on all
-# before it. `_Run` folds the aggregates over the result.
+# Records are taken one by one, as KStreamSlidingWindowAggregate does: what a record finds, and
+# which windows it makes, depends on all before it.
 
 
 class Copy(NamedTuple):

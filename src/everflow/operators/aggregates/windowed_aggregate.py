@@ -300,8 +300,7 @@ class SessionOrder:
 
 
 # --- which sessions a batch's records open, extend and merge: intervals, no values (pure; KIP-94) -
-# Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds
-# depends on all before it.
+# Records are taken one by one in processing order: what a record finds depends on all before it.
 
 
 _FAR_FUTURE_MS = (1 << 56) - 1
@@ -585,11 +584,9 @@ def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Int64:
 
 
 # --- aggregates of windows over the records of a key: built-in ones and those with functions ------
-# A key's records are numbered from 0, in processing order; the numbers take the place that times
-# have in time windows (note 036). How many records of a key there were stands in a store of its
-# own; the aggregates of windows that are not complete stand in the operator's store. Records with a
-# null key are skipped; no record is late. So a result depends on the records alone, not on where a
-# micro-batch was cut.
+# A key's records are numbered from 0, in processing order, in place of times (note 036). How many
+# there were stands in a store of its own, the aggregates of incomplete windows in the operator's.
+# Records with a null key are skipped; no record is late.
 
 
 _SEQUENCE_BYTES = STORE_SUFFIX_BYTES - START_BYTES

@@ -3,10 +3,8 @@
 A record meets what the other side's store has of its window when it comes, as in Kafka Streams: a
 store keeps its records for ``before + after + grace`` behind the highest time of its own side. One
 of a side that is kept, which has met nothing, waits until stream time, which both sides share,
-passes the end of its window and the grace; if nothing has met it by then, it gives its result
-without a match. One that comes after that is late: it gives the result at once, and is counted. So
-no record of such a side is lost, and none that comes in time gives both results, unless a late one
-meets it later.
+passes the end of its window and the grace; then it gives its result without a match. One that comes
+after that is late: it gives the result at once, and is counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Launches PySpark's JVM: quiet, deaf to signals for others, alive no longer than its user.
 
-PySpark waits for the file in which the JVM tells its port. If that wait is interrupted, the JVM
-lives on without anybody who could end it: only behind that point it watches for its parent's end.
-
 `launch_ahead` launches it beside what else a start has to do. The start of Spark then takes it, if
 PySpark would launch the very same: command, environment and current folder. Otherwise it ends, and
 PySpark launches another.
@@ -241,14 +238,12 @@ LOOK_S = 0.05
 @contextmanager
 def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]:
     """Around the start of a session: whatever it raises, also an interrupt, the JVM that it
-    launched has ended before the error goes on, and PySpark has forgotten it, so that a later start
-    launches another. A JVM that was there before is left alone. ``stop`` set meanwhile ends the
-    JVM, and so the start, with some error of PySpark's.
+    launched has ended before the error goes on, and PySpark has forgotten it. A JVM that was there
+    before is left alone. ``stop`` set meanwhile ends the JVM, and so the start, with some error of
+    PySpark's. Not for several threads at once.
 
-    The JVM has a process group of its own and ignores what `StopSignals` answers: that comes to it
-    when a terminal or a supervisor signals everything that it started, and this process, which then
-    ends in order, still needs it. It ends with its standard input, at the end of this process at
-    the latest. Not for several threads at once.
+    The JVM has a process group of its own and ignores what `StopSignals` answers: this process,
+    which then ends in order, still needs it. It ends with its standard input.
     """
     launched: list[subprocess.Popen[Any]] = []
     output = JvmOutput()
