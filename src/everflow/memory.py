@@ -213,10 +213,9 @@ _RESET_MARK = "5"
 
 
 class PeakMemory:
-    """Peak memory of one process, used by its main thread: of memory that no file backs. The kernel
-    keeps the high-water mark, of which pages of files (stores above all, and shared memory) are
-    taken off: exact to the pages that were mapped since the mark was reached. Without Linux nothing
-    is known. ``folder``: its own in ``/proc``."""
+    """Peak memory of one process, used by its main thread: the kernel's high-water mark without the
+    pages of files (stores above all, and shared memory); exact to the pages that were mapped since
+    the mark was reached. Without Linux nothing is known. ``folder``: its own in ``/proc``."""
 
     def __init__(self, folder: Path = Path("/proc/self")) -> None:
         self._folder = folder

@@ -93,8 +93,7 @@ class TableSpec(KeyedOperator):
 
 # --- versioned tables (KIP-889, KIP-914): each update is a version, and so is a deletion ----------
 # A version that is older than the history retention is ignored and counted as late. One that comes
-# out of order is kept, and passed on, but it is not the latest: what works on the table's latest
-# values (joins of tables, groups) leaves it out.
+# out of order is kept and passed on, but joins and groups of the latest values leave it out.
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,8 @@ class VisibleUpdates(Operator):
 
 @dataclass(frozen=True)
 class TableChanges(Operator):
-    """Puts together what was and what is: of each update the old pair of group and value, and the
-    new one. A pair without a group or a value is none. ``key_serde`` writes the groups: two are the
-    same where their bytes are."""
+    """Of each update the old pair of group and value, and the new one; a pair without either is
+    none. ``key_serde`` writes the groups: two are the same where their bytes are."""
 
     key_serde: Serde
     old_sides: ClassVar[tuple[int, ...]] = (0,)

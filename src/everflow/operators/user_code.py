@@ -44,10 +44,9 @@ class UserFunctionError(EverflowError):
 
 
 def require_users(error: BaseException) -> None:
-    """Whatever a function of the user raises is its failure at that record, ``sys.exit()`` and
-    classes that are no Exception included: nobody would be told of which record otherwise. Raises
-    ``error`` again if it is an interrupt that a signal made (Ctrl-C in a test driver): such a
-    KeyboardInterrupt comes at a line that raises nothing."""
+    """Whatever a function of the user raises is its failure at that record, ``sys.exit()``
+    included. Raises ``error`` again if it is an interrupt that a signal made (Ctrl-C in a test
+    driver): such a KeyboardInterrupt comes at a line that raises nothing."""
     if not isinstance(error, KeyboardInterrupt):
         return
     at = error.__traceback__
@@ -167,9 +166,8 @@ def written_bytes(
 def written_alike(
     serde: Serde, one: pa.Array, other: pa.Array
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Where both columns, row by row, have a key that is written as the same bytes: those are one
-    key for topics and stores, and Arrow compares no structs, arrays and maps. A key that cannot be
-    written is like no other; whoever writes it says so."""
+    """Where both columns, row by row, have a key that is written as the same bytes (Arrow compares
+    no structs, arrays and maps). A key that cannot be written is like no other."""
     equal = pc.equal(_written(serde, one), _written(serde, other)).fill_null(False)
     found: np.ndarray[Any, np.dtype[np.bool_]] = equal.to_numpy(zero_copy_only=False)
     return found

@@ -105,10 +105,8 @@ class _Service:
 
 def computed(frame: DataFrame) -> tuple[str, int]:
     """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
-    socket's path, and the number under which workers ask for it.
-
-    NotComputableError where it cannot. Any thread; the service lives as long as the JVM.
-    """
+    socket's path, and the number under which workers ask for it. NotComputableError where it
+    cannot. Any thread; the service lives as long as the JVM."""
     with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project",))
         projections = [(plan.projectList(), plan.child().output()) for plan in nodes]

@@ -80,10 +80,9 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """Identifies an analysis: the Column as Java writes it (``1`` may read as a text or a number),
-    without the line of the program; ``schema``, Spark's version and our settings. None if more
-    could matter: a Spark of the user's, or with extensions or catalogs, and a Column that Java
-    cannot write."""
+    """Identifies an analysis: the Column as Java writes it, without the line of the program;
+    ``schema``, Spark's version and our settings. None if more could matter (a Spark of the user's,
+    extensions, catalogs), and for a Column that Java cannot write."""
     context = plain_context()
     if context is None:
         return None

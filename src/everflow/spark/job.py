@@ -125,9 +125,8 @@ _daemon: list[_DaemonAhead] = []
 
 def launch_daemon(workers: Mapping[str, str]) -> None:
     """Let a daemon start for workers of this environment; returns at once. Nothing happens where
-    there is one, and where this process's JVM was launched by somebody else, with variables of its
-    own. Whatever goes wrong is found, and told, by the one that Spark launches. Not for several
-    threads at once."""
+    there is one, or where another launched this JVM. What goes wrong is found by the daemon that
+    Spark launches. Not for several threads at once."""
     running = bool(_daemon) and _daemon[0].process.poll() is None
     if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
@@ -232,11 +231,8 @@ def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterab
 
 def worker_environment() -> dict[str, str]:
     """Environment of everflow's workers; Spark keeps one daemon per distinct environment, so the
-    user's functions run in others.
-
-    The program's folders come last on the workers' path (`everflow.spark.launch.daemon`): its
-    ``queue.py`` hides no library there.
-    """
+    user's functions run in others. The program's folders come last on the workers' path: its
+    ``queue.py`` hides no library there."""
     path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current folder
     own = program_folders(path)
     return {

@@ -379,9 +379,8 @@ def get_context(slots: int | None = None, stop: threading.Event | None = None) -
 
 
 def launch_ahead() -> None:
-    """Launch the JVM of everflow's own Spark now, beside what the caller does next, for
-    `get_context` to find it. Nothing happens where a Spark runs, or cannot be started: who starts
-    it is told."""
+    """Launch the JVM of everflow's own Spark now, for `get_context` to find it. Nothing happens
+    where a Spark runs, or cannot be started: who starts it gets the error."""
     with _lock, suppress(SetupError):
         if running_context() is None and "SPARK_REMOTE" not in os.environ:
             jvm_launch.launch_ahead(_launch_settings(DEFAULT_SLOTS, {}))

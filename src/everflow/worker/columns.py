@@ -152,10 +152,8 @@ class ColumnsFailed(Exception):
 
 class ColumnClient:
     """One connection, made when it is first needed; owned by one thread. ``path``: where; empty
-    where only tickets are asked for.
-
-    RetriableError where the JVM has hung up: whether it comes back is for the driver to know.
-    """
+    where only tickets are asked for. RetriableError where the JVM has hung up: whether it comes
+    back is for the driver to know."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -256,13 +254,12 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeColumns:
-    """The Columns of one node, from slot ``input`` to slot ``output``. They see the records that
-    reach the node and no others. A function is called for a batch at once; where it fails, halves
-    of the batch tell the records.
+    """The Columns of one node, from slot ``input`` to slot ``output``, which see the records that
+    reach the node and no others. Where a function fails, halves of the batch tell the records.
 
     ``made`` gives ``key``, ``value`` or both; or what is said of each record beside its value,
-    which becomes ``struct<WHAT, value>``. ``skips_null``: records with a null value keep it, and no
-    function is called for them."""
+    which becomes ``struct<WHAT, value>``. ``skips_null``: records with a null value keep it.
+    """
 
     name: str
     where: str | None

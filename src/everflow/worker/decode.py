@@ -121,10 +121,8 @@ class Judge:
 
     def letters(self, source: Source, raw: EdgeBatch, faults: dict[int, Fault]) -> EdgeBatch:
         """The records of these rows on the dead letter slot, each with what its handler says.
-
         Raises what a record failed with that is to stop the instance and is not undecodable (those
-        stop it if they are consumed), and RetriableError where a handler says RETRY.
-        """
+        stop it if they are consumed), and RetriableError where a handler says RETRY."""
         rows = sorted(faults)
         bad = raw.take(np.array(rows, np.int64))
         answers = [self._answered(source, bad, at, faults[row]) for at, row in enumerate(rows)]

@@ -47,9 +47,8 @@ def _of_side(records: Records, op: StatefulOp, number: int) -> list[EdgeBatch]:
 
 class Order:
     """Orders results by the places of the records that brought them, then way by way. Where an
-    operator has ``ways``, by their paths: the place of the record, and from there the edges and the
-    numbers of the results, as bytes. It gets each of its records with a ``seq`` of its own, as if
-    each had come by itself, which in the original it does."""
+    operator has ``ways``, by their paths, as bytes: the place of the record, and from there the
+    edges and the numbers of the results. Each of its records has a ``seq`` of its own."""
 
     def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
         self._records = records
@@ -310,10 +309,8 @@ def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int])
 
 def _before_cut(source: np.ndarray, effective: Int64, waiting: Iterable[int]) -> np.ndarray:
     """True for a task's records up to the last one of the input that runs dry first. ``waiting``:
-    the inputs of which the log has more; the others bound nothing.
-
-    Every batch moves on: either that input is consumed whole, or one that showed no record has its
-    range behind it (`plan_ranges` gives each waiting input at least one offset)."""
+    the inputs of which the log has more. Every batch moves on: `plan_ranges` gives each of those at
+    least one offset."""
     cut: tuple[int, int] | None = None
     for index in waiting:
         mine = source == index

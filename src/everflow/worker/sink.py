@@ -250,8 +250,7 @@ class _Transaction:
 
     @property
     def delivery_s(self) -> float:
-        """The time-out for the delivery of a transaction's records: no longer than the broker lets
-        it be open, since the thread's other tasks wait, too."""
+        """Of a transaction's records: no longer than the broker lets it be open."""
         open_ms = self.request.transaction_timeout_ms
         if open_ms is None:
             return FLUSH_TIMEOUT_S
@@ -386,8 +385,7 @@ class _Transaction:
 
     def _apply(self, sent: Mapping[TopicPartition, int]) -> dict[TaskId, dict[str, int]]:
         """Fold the committed changes into the stores; every store of a touched task gets the batch
-        id and what was committed of the task's inputs (at least once the group may take that
-        later)."""
+        id and the committed inputs (at least once the group may take those later)."""
         request, result = self.request, self.result
         positions: dict[TaskId, dict[str, int]] = {}
         inputs: dict[TaskId, dict[str, int]] = {}

@@ -201,11 +201,8 @@ def extract_times(
     every_failure: bool = False,
 ) -> ExtractedTimes:
     """Give the records of the ``ops``' slots their times; those that get a negative one leave.
-    Changes ``hop``.
-
-    Raises RecordFailure for a record of which an extractor says no time, or one beyond `MOST_MS`;
-    ``every_failure``: for all of them.
-    """
+    Changes ``hop``. Raises RecordFailure for a record of which an extractor says no time, or one
+    beyond `MOST_MS`; ``every_failure``: for all of them."""
     if ops:
         hop.timestamp = hop.timestamp.copy()
     found = []

@@ -355,11 +355,9 @@ class PythonCogroup:
 @dataclass(frozen=True, kw_only=True)
 class PythonAggregateSpec(GroupAggregate):
     """`PythonAggregator`, `PythonReducer`, or their like for tables, per key, or per key and
-    window; null and time rules as in `AggregateSpec`.
-
-    Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may
-    change and return the aggregate they are given. Raises UserFunctionError naming the record.
-    """
+    window; null and time rules as in `AggregateSpec`. Functions get Python values (a dict for a
+    struct, a `Windowed` for a windowed key) and may change the aggregate they are given.
+    UserFunctionError."""
 
     store: str
     key_serde: Serde

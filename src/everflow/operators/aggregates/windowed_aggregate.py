@@ -1,9 +1,6 @@
 """Aggregates over windows that depend on the records before: sessions, sliding and count windows.
-
-An assigner, the book, says which windows each record goes into. The values are folded over that: in
-columns for built-in aggregates, record by record with functions of the user. Here are what they
-share, sessions and count windows.
-"""
+An assigner, the book, says which windows each record goes into; the values are folded over that, in
+columns for built-in aggregates, record by record with functions of the user."""
 
 from __future__ import annotations
 
@@ -231,9 +228,8 @@ _last = itemgetter(-1)
 
 
 class SessionOrder:
-    """Numbers of sessions by their ends. They neither overlap nor touch, so their starts have the
-    same order. A place is a block and a place in it; a change makes the places behind it invalid.
-    """
+    """Numbers of sessions by their ends, and so by their starts: they neither overlap nor touch. A
+    place is a block and a place in it; a change makes the places behind it invalid."""
 
     __slots__ = ("ends", "sessions")
 

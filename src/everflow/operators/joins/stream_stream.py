@@ -46,11 +46,8 @@ from everflow.windows import JoinWindows
 @dataclass(frozen=True, kw_only=True)
 class JoinSide:
     """A side's records, kept in a window store by key, time and a number that tells apart those of
-    one key and time (as Kafka Streams keeps duplicates).
-
-    A record at t meets those of the other side from t - ``back_ms`` to t + ``ahead_ms``. ``kept``:
-    one that nothing has met gives a result without a match.
-    """
+    one key and time. A record at t meets those of the other side from t - ``back_ms`` to t +
+    ``ahead_ms``. ``kept``: one that nothing has met gives a result without a match."""
 
     left: bool
     store: StoreSpec
@@ -215,10 +212,8 @@ MISSING = -1
 
 
 class JoinedResults:
-    """Results as references to values, which are copied once, at the end.
-
-    Values are those of the batch, and what `extend` adds; so are keys, by place in the batch.
-    """
+    """Results as references to values, of the batch and what `extend` adds, which are copied once,
+    at the end; so are keys, by place in the batch."""
 
     def __init__(self, records: BatchRecords, left: EdgeBatch, right: EdgeBatch) -> None:
         self._records = records

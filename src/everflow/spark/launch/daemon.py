@@ -89,8 +89,7 @@ def same_imports(mine: DaemonPlace, asked: DaemonPlace) -> bool:
 
 def give(path: str, place: DaemonPlace) -> socket.socket | None:
     """Give ``place`` and this process's streams to the one that waits at ``path``; the connection,
-    which ends with that one's life. None where nobody takes it: the caller goes on as if it had not
-    asked."""
+    which ends with that one's life. None where nobody takes it."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(ANSWER_S)
