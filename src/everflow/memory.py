@@ -1,8 +1,7 @@
 """An instance's memory: its parts, and how much of it a micro-batch takes (note 045).
 
-Bytes of memory that no file backs: the kernel takes back what it keeps of a store's file.
-`MemoryBudget` divides the total; `BatchMemory` learns from earlier batches how many raw bytes the
-next one may read, since what is made of the records is known only afterwards.
+`MemoryBudget` divides the total, memory that no file backs; `BatchMemory` learns from earlier
+batches how many raw bytes of records the next one may read.
 """
 
 from __future__ import annotations

@@ -31,11 +31,8 @@ _Inner = AggregateSpec | PythonAggregateSpec | TableSpec
 @dataclass(frozen=True, kw_only=True)
 class TimeToLiveSpec(AroundTable):
     """`layout`, whose entries end ``ttl_ms`` behind their time: the next record of such a key finds
-    none, and the table gets a tombstone, with the time of the end.
-
-    A record that is itself that old begins no entry (of a table: changes none) and is dropped as
-    ``late``. All of it is as if records came one by one.
-    """
+    none, and the table gets a tombstone, with the time of the end. A record that is itself that old
+    begins no entry (of a table: changes none) and is dropped as ``late``."""
 
     layout: _Inner
     ttl_ms: int

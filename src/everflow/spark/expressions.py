@@ -441,8 +441,7 @@ def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> N
 def _in_arrow(
     column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
 ) -> tuple[ArrowExpression | None, str]:
-    """The Column's Arrow expression, or why it has none: what the translation stumbles over is
-    Spark's."""
+    """The Column's Arrow expression, or why it has none: what fails to translate is Spark's."""
     try:
         if trying := _TRYING.search(sql):
             raise NotInArrowError(trying.group().lower().rstrip("("))
@@ -862,8 +861,7 @@ class _Translation:
         return self._as(self._value(given, guard), wanted, guard)
 
     def _as(self, value: _Value, wanted: pa.DataType, guard: int | None) -> _Value:
-        """A struct field by field, where that cannot fail: a field under a null struct is not
-        computed."""
+        """A struct field by field, where that cannot fail: none is computed under a null struct."""
         if isinstance(value, int):
             if self._builder.type_of(value).equals(wanted):
                 return value

@@ -182,9 +182,8 @@ def discard_daemon() -> None:
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:
-    """Start the workers of so many stream threads: their imports and Spark's first job take 1.5 s.
-    Returns at once; the job that then needs a worker reports a failure. Not for several threads at
-    once."""
+    """Start the workers of so many stream threads (imports and Spark's first job: 1.5 s). Returns
+    at once; the job that then needs a worker reports a failure. Not for several threads at once."""
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
@@ -246,7 +245,6 @@ def worker_environment() -> dict[str, str]:
         # their pages would be taken anew at 2 us each (joining 16,384 records: 3.5 ms, then 2.4).
         "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-        # The daemon that was started ahead is found by it. It is the same from the launch on, since
-        # Spark has a daemon for each environment.
+        # By this the daemon that was started ahead is found; Spark has one for each environment.
         **({SOCKET_VARIABLE: _daemon[0].socket} if _daemon else {}),
     }

@@ -310,8 +310,7 @@ def decoded_records(
     unread: Mapping[int, Exception] | None = None,
 ) -> tuple[EdgeBatch, EdgeBatch]:
     """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
-    whose bytes are as they came. ``odd``: those with a time that nothing holds are among these.
-    ``unread``: by row, why a record could not be read (`LogColumns.unread`); it is left out, too.
+    whose bytes are as they came: those with an ``odd`` time, and ``unread`` ones (by row, why).
     Raises what `Judge.letters` raises."""
     faults: dict[int, Fault] = judge.aside(source, raw)
     if odd:

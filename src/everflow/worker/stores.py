@@ -53,8 +53,7 @@ class FollowedView(StoreView, Protocol):
 
 
 class StoreAccess(Protocol):
-    """Opens the committed content of a task's store; picklable. For LMDB and for the test
-    driver."""
+    """Opens the committed content of a task's store (LMDB, test driver); picklable."""
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         """A consistent snapshot, closed when the step is done."""

@@ -611,10 +611,9 @@ def _numbers(raw: npt.NDArray[np.uint8], at: Int64) -> Int64:
 
 
 # --- ``approx_count_distinct``: Spark's HyperLogLog++, in the layout of Spark's own sketch --------
-# A sketch of precision p has 2^p registers of 6 bits, ten to a word of 64 bits, the first lowest;
-# words are big endian. Two sketches merge by the larger of each register, so what a sketch says
-# does not depend on the order or the cut of its values. What goes in are Spark's hashes
-# (``xxhash64``).
+# A sketch of precision p has 2^p registers of 6 bits, ten to a big-endian word of 64 bits, the
+# first lowest. Two sketches merge by the larger of each register, so neither order nor cut of the
+# values matters. What goes in are Spark's hashes (``xxhash64``).
 
 
 _PER_WORD, _BITS, _MASK = 10, 6, np.uint64(63)

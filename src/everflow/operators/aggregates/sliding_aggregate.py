@@ -126,8 +126,7 @@ class SlidingBook(Book):
         super().__init__()
         self._difference, self._grace = windows.difference_ms, windows.grace_ms
         self._retention = retention_ms
-        # Of each key the windows that are there, in the order of their starts: starts, numbers, and
-        # latest record times.
+        # Of each key's windows, in the order of their starts: starts, numbers, latest record times.
         self._starts: list[list[int]] = [[] for _ in range(keys)]
         self._numbers: list[list[int]] = [[] for _ in range(keys)]
         self._latest: list[list[int]] = [[] for _ in range(keys)]

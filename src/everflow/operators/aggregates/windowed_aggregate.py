@@ -1,6 +1,5 @@
-"""Aggregates over windows that depend on the records before: sessions, sliding and count windows.
-An assigner, the book, says which windows each record goes into; the values are folded over that, in
-columns for built-in aggregates, record by record with functions of the user."""
+"""Aggregates over windows that depend on the records before: sessions, sliding and count
+windows."""
 
 from __future__ import annotations
 
@@ -218,8 +217,7 @@ class WindowRun(ABC):
 
 
 # --- sessions (KIP-94): first the live ones of one key in order of time (pure) --------------------
-# In blocks: a key may have 100,000 of them, and one list would move all that lie behind a place for
-# each that comes there.
+# In blocks: a key may have 100,000 of them, and one list would move all behind a new one's place.
 
 
 MOST = 1_000
@@ -341,8 +339,7 @@ class SessionBook(Book):
         stream time is more than gap and grace behind its end."""
         gap = self.gap_ms
         live, starts = self._live[key], self.starts
-        # A store shows no session that ends before its retention, though it may still be there (as
-        # in Kafka Streams).
+        # As in Kafka Streams, no session that ends before the store's retention is shown.
         earliest = max(time - gap, self.stream_time - self._retention_ms + 1)
         if time > self.stream_time:
             self.stream_time = time
@@ -416,8 +413,7 @@ def read_sessions(run: _SessionRun, part: slice, store: StoreView) -> Iterator[t
     """Loads the sessions that a task's records can meet; yields their entries, by number."""
     book, keys = run.book, run.found.keys[part]
     first, last = (times[part] for times in run.times_of)
-    # No session ends after this; with it, keys that begin with ``key`` and go on with text lie
-    # outside.
+    # No session ends after this; longer keys that begin with ``key`` lie outside.
     end = max(book.stream_time, int(last.max(initial=0)), _FAR_FUTURE_MS) + 1
     latest = (last + book.gap_ms).tolist()
     bounds = [

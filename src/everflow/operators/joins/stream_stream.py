@@ -1,10 +1,9 @@
 """Two streams joined by key and closeness in time (KStream-KStream, KIP-633, KIP-962).
 
-A record meets what the other side's store has of its window when it comes, as in Kafka Streams: a
-store keeps its records for ``before + after + grace`` behind the highest time of its own side. One
-of a side that is kept, which has met nothing, waits until stream time, which both sides share,
-passes the end of its window and the grace; then it gives its result without a match. One that comes
-after that is late: it gives the result at once, and is counted.
+As in Kafka Streams, a store keeps its records for ``before + after + grace`` behind the highest
+time of its own side. A record of a side that is kept, which has met nothing, waits until stream
+time, which both sides share, passes the end of its window and the grace; then it gives its result
+without a match. One that comes after that is late: it gives the result at once, and is counted.
 """
 
 from __future__ import annotations

@@ -418,8 +418,7 @@ class AsOfJoin(KeepsLeft):
 
     def _found(self, released: Released, events: _Events, puts: _Puts, stores: Stores) -> pa.Array:
         count, left, right = len(released.keys), released.output, puts.records
-        # One that is late meets what is kept, and nothing that is not: that must not depend on
-        # what a batch still holds.
+        # One that is late meets no more than what is kept, whatever a batch still holds.
         until = events.until()[released.at]
         low = np.maximum(left.timestamp - self.tolerance_ms, until - self.kept_ms)
         both = pa.concat_arrays([released.keys, puts.keys.cast(pa.binary())])

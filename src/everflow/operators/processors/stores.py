@@ -306,8 +306,7 @@ KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {
 
 
 class VersionEntries:
-    """The versions of a store in one task: what was committed, and the batch's on top. A
-    `VersionsView` of both, which reads of a key's versions those that are asked for."""
+    """The versions of a store in one task: committed ones, and the batch's on top."""
 
     newest_ms: int | None = None
     """See `Entries`."""

@@ -68,9 +68,8 @@ class DaemonPlace:
 
 
 def same_imports(mine: DaemonPlace, asked: DaemonPlace) -> bool:
-    """True if what was imported in ``mine`` is what would be imported in ``asked``: the same
-    interpreter and folder, no variable that was another one, none more but Spark's own, and no
-    folder more with anything in it (Spark has one for files that are added later)."""
+    """True if what was imported in ``mine`` is what would be in ``asked``: the same interpreter,
+    folder and variables but Spark's own, and no other folder with anything in it."""
     left_out = _OF_A_SHELL | _OF_THE_PATH
     had, has = (
         {name: value for name, value in one.environment.items() if name not in left_out}

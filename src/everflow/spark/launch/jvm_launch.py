@@ -305,8 +305,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _end_in_order(process: subprocess.Popen[Any]) -> None:
-    """At the end of this process: the JVM removes its folders and workers, and ends before we
-    do."""
+    """At the end of this process: the JVM removes its folders and workers, and ends first."""
     if process.poll() is not None or process.stdin is None:
         return
     gateway: Any = SparkContext._gateway
