@@ -95,8 +95,9 @@ MOST_FOUND = 64
 def failing_rows(
     count: int, failure: Callable[[int, int], BaseException | None], most: int = MOST_FOUND
 ) -> dict[int, BaseException]:
-    """The first ``most`` of ``count`` rows that fail alone, and how, found by halves: with k of
-    them in at most 2 k log2 n calls of ``failure(start, end)``, which says how those rows fail."""
+    """The first ``most`` of ``count`` rows that fail alone, and how; empty where none does. Found
+    by halves: k of them in at most 2 k log2 n calls of ``failure(start, end)``, which says how
+    those rows fail."""
     found: dict[int, BaseException] = {}
     todo = [(0, count)]
     while todo and len(found) < most:
