@@ -1,11 +1,10 @@
 """The JVMs that everflow starts (Spark, the embedded broker): Java, class paths, class archives.
 
-The jars come through the Ivy that ships inside pyspark, run with the pinned module file
-``everflow/ivy/ivy.xml``: that needs neither Maven nor a download address of our own.
-A JVM starts quicker from an archive of its loaded classes (JEP 350), whose pages all JVMs of a
-machine share. Java maps it only where Java and class path, each jar's size and time of change
-included, are the same as when it was made; so its name holds all that Java compares, and making one
-removes those of earlier jars of the same places (140 MB). Only ``everflow setup`` makes archives.
+The jars come through the Ivy inside pyspark, with the pinned ``everflow/ivy/ivy.xml``: that needs
+neither Maven nor a download address of our own. A JVM starts quicker from an archive of its loaded
+classes (JEP 350). Java maps it only where Java and class path, each jar's size and time of change
+included, are the same as when it was made, so its name holds all of that. Only ``everflow setup``
+makes archives.
 Imports the standard library and the errors alone: a command asks before anything else is there.
 """
 
@@ -46,14 +45,10 @@ _INSTALL_COMMANDS = (
 
 def find_java() -> Path:
     """Return the ``java`` to use: JAVA_HOME's, else the one on PATH, else one in a usual place of
-    the system.
+    the system; the answer is kept per value of both. Candidates older than Java 17, or without the
+    module ``jdk.incubator.vector`` that Spark's launcher asks for, are passed over.
 
-    Candidates older than Java 17, or without the module ``jdk.incubator.vector`` that Spark's
-    launcher asks for, are passed over. The answer is kept per value of JAVA_HOME and PATH.
-
-    Raises:
-        SetupError: code ``EF-JAVA-NOT-FOUND``; the message lists what was seen and how to install
-        Java.
+    Raises SetupError (``EF-JAVA-NOT-FOUND``), which lists what was seen and how to install Java.
     """
     return _find_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
@@ -318,9 +313,8 @@ def start_options(conf: str) -> list[str]:
 def make_archive(conf: str) -> str | None:
     """Make the archive of ``conf`` unless it is there: starts the JVM once, which takes some 30 s.
 
-    Returns None, or what went wrong: an archive makes starts quicker, and nothing else depends on
-    it. Any number of processes may ask at once: one makes it, the others wait. Raises SetupError
-    where Java is missing.
+    Returns None, or what went wrong. Any number of processes may ask at once: one makes it, the
+    others wait. Raises SetupError where Java is missing.
     """
     archive = _archive(conf)
     with locked(archive.with_suffix(".lock")):

@@ -1,8 +1,4 @@
-"""Applies ``topology.optimization``: the topics of tables serve as their changelogs.
-
-Pure. A table that is read from a topic holds what the topic holds: the topic can restore it, and no
-changelog has to be written.
-"""
+"""Applies ``topology.optimization``: the topics of tables serve as their changelogs. Pure."""
 
 from __future__ import annotations
 

@@ -199,12 +199,9 @@ class _Given(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Buffer:
-    """A task's buffer during a batch: what was stored before, what has come since.
-
-    ``held``: by key; ``before``: the places of the stored ones that were looked at. ``count``,
-    ``size``: entries and bytes of the whole buffer, looked at or not, where it is bounded;
-    ``booked``: what is stored of them.
-    """
+    """A task's buffer during a batch. ``held``: by key; ``before``: the places of the stored ones
+    that were looked at. ``count``, ``size``: entries and bytes of the whole buffer, where it is
+    bounded; ``booked``: what is stored of them."""
 
     spec: SuppressSpec
     view: StoreView

@@ -39,12 +39,9 @@ from everflow.topology.plan import StatefulOp
 @dataclass(frozen=True)
 class TableSpec(KeyedOperator):
     """Keeps the last value of each key; null keys are dropped, a null value deletes and is
-    forwarded.
-
-    An update older than the stored one is applied all the same, as in Kafka Streams without
-    versioned stores. One output per key and batch, the last, with its own
-    time; all of them with ``emit_every_update``.
-    """
+    forwarded. An update older than the stored one is applied all the same, as in Kafka Streams
+    without versioned stores. One output per key and batch, the last, with its own time; all with
+    ``emit_every_update``."""
 
     store: str
     key_serde: Serde
@@ -93,8 +90,7 @@ class TableSpec(KeyedOperator):
 
 # --- versioned tables (KIP-889, KIP-914): each update is a version, and so is a deletion ----------
 # A version that is older than the history retention is ignored and counted as late. One that comes
-# out of order is kept, and passed on, but it is not the latest: what works on the table's latest
-# values (joins of tables, groups) leaves it out.
+# out of order is kept and passed on, but joins and groups of the latest values leave it out.
 
 
 @dataclass(frozen=True)
@@ -139,8 +135,7 @@ class LatestUpdates(Operator):
 
 
 # --- changes of a table's entries, and what they were: for filters and groupings of tables --------
-# A change is ``struct<new, old>`` (KTable-groupBy, KIP-904). An entry that moves to another group
-# leaves its old one first.
+# A change is ``struct<new, old>`` (KTable-groupBy, KIP-904); an entry leaves its old group first.
 
 
 def with_old(op: StatefulOp, output: EdgeBatch, stores: Stores) -> EdgeBatch:
@@ -178,9 +173,8 @@ class VisibleUpdates(Operator):
 
 @dataclass(frozen=True)
 class TableChanges(Operator):
-    """Puts together what was and what is: of each update the old pair of group and value, and the
-    new one. A pair without a group or a value is none. ``key_serde`` writes the groups: two are the
-    same where their bytes are."""
+    """Of each update the old pair of group and value, and the new one; a pair without either is
+    none. ``key_serde`` writes the groups: two are the same where their bytes are."""
 
     key_serde: Serde
     old_sides: ClassVar[tuple[int, ...]] = (0,)
@@ -207,8 +201,7 @@ class TableChanges(Operator):
 
 
 # --- repeated records: the first of an id goes on, those that are close to it in time do not ------
-# What is kept of an id are the times of its records that went on, in a window store with empty
-# values. Whether a record is one of them depends on all before it, not on micro-batches.
+# Of an id the times of its records that went on are kept, in a window store with empty values.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Time to live: entries of a table that stream time has left behind are taken out (note 030).
 
-An entry lives until stream time has reached its own time and ``ttl_ms``. Which are due is known
-from an index, the store ``<store>-ttl``, whose keys begin with a time: not later than that at which
-the entry ends, so that an entry is looked at once in ``ttl_ms``, not with every update.
+An entry lives until stream time has reached its own time and ``ttl_ms``. The store ``<store>-ttl``,
+whose keys begin with a time not later than the entry's end, says which to look at.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ _Inner = AggregateSpec | PythonAggregateSpec | TableSpec
 @dataclass(frozen=True, kw_only=True)
 class TimeToLiveSpec(AroundTable):
     """`layout`, whose entries end ``ttl_ms`` behind their time: the next record of such a key finds
-    none, and the table gets a tombstone, with the time of the end.
-
-    A record that is itself that old begins no entry (of a table: changes none) and is dropped as
-    ``late``. All of it is as if records came one by one.
-    """
+    none, and the table gets a tombstone, with the time of the end. A record that is itself that old
+    begins no entry (of a table: changes none) and is dropped as ``late``."""
 
     layout: _Inner
     ttl_ms: int
@@ -99,12 +95,9 @@ class TimeToLiveSpec(AroundTable):
 
 @dataclass
 class _Task:
-    """One task's records, taken so that what one finds is what all before it have left.
-
-    Records are given to the operator in parts: a part ends where an entry ends that has a record in
-    it. ``times``: of the entries that are there; ``queue``: when to look at them; ``top``: the
-    store with what has changed; ``seen``: keys of the part.
-    """
+    """One task's records, in parts: a part ends where an entry ends that has a record in it.
+    ``times``: of the entries that are there; ``queue``: when to look at them; ``top``: the store
+    with what has changed; ``seen``: keys of the part."""
 
     spec: TimeToLiveSpec
     inner: _Inner

@@ -1,15 +1,12 @@
 """Computes Columns in the instance's JVM without a Spark job; calls functions in them (note 014).
 
-The service in the JVM runs what Catalyst made of the Columns: the expressions of the optimised
-plan, compiled by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not
-as expected, are refused. One row in is one row out, so a row that fails names its record.
+The service in the JVM runs the expressions of the optimised plan, compiled by Spark's own
+`UnsafeProjection`. Other plan nodes, and a Spark whose internals are not as expected, are refused.
+One row in is one row out, so a row that fails names its record.
 
-A selection that calls Python functions is cut as Spark's optimiser has cut it: what the functions
-read, a plan node for functions of one kind, what is made of their results. Each becomes a stage of
-`everflow.topology.plan`.
-
-An Arrow expression seldom needs the Column that it stands for: planning and compiling that at every
-start would cost two seconds. A worker that needs it asks a socket of the driver (note 016).
+A selection that calls Python functions is cut as Spark's optimiser has cut it, into the stages of
+`everflow.topology.plan`. A Column that has an Arrow expression is planned when a worker asks a
+socket of the driver for it: that costs two seconds (note 016).
 """
 
 from __future__ import annotations
@@ -108,10 +105,8 @@ class _Service:
 
 def computed(frame: DataFrame) -> tuple[str, int]:
     """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
-    socket's path, and the number under which workers ask for it.
-
-    NotComputableError where it cannot. Any thread; the service lives as long as the JVM.
-    """
+    socket's path, and the number under which workers ask for it. NotComputableError where it
+    cannot. Any thread; the service lives as long as the JVM."""
     with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project",))
         projections = [(plan.projectList(), plan.child().output()) for plan in nodes]
@@ -377,9 +372,8 @@ cloudpickle: Any = untyped
 
 
 def function_of(command: bytes) -> tuple[Callable[..., Any], Any]:
-    """A function that PySpark has pickled for a UDF, and the Spark type of its result; in the
-    driver, where it was pickled. A function of a loaded module gets that module's variables, as the
-    other functions of the program have them, not copies. Only what a closure holds is as it was
+    """A function that PySpark has pickled for a UDF, and the Spark type of its result. A function
+    of a loaded module gets that module's variables, not copies; what a closure holds is as it was
     when the UDF was first called on a Column."""
     function, kind = _Unpickler(io.BytesIO(command)).load()
     return function, kind

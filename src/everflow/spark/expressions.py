@@ -1,21 +1,13 @@
 """Analyses Columns while the topology is built: type, what they read, whether they may run.
 
 A Column is planned once and computed for every micro-batch, in an order that is not the merge
-order. So only deterministic projections of one row are accepted; everything that Catalyst would
-freeze (the clock), shuffle, multiply or number per batch is refused here, with what to write
-instead.
+order. So only deterministic projections of one row are accepted; whatever Catalyst would freeze
+(the clock), shuffle, multiply or number per batch is refused, with what to write instead. So are
+constants that were a datetime without a zone, which is another moment on another machine.
 
-The analyser's answers are kept from one start to the next (note 017): until the first Column is
-analysed Spark loads and compiles its SQL, a third of a start's processor time.
-
-``F.lit(datetime(2024, 3, 10))`` is the moment that such a local time is on the machine that builds
-the program, and the Column no longer says how it was written. So those that would be another moment
-elsewhere are noted while PySpark converts them, and refused.
-
-What Spark made of Columns is translated into Arrow operations that do the same (note 016). The
-analysed plan is read, in one call, as the JSON that Spark makes of it (asking the JVM node by node
-costs some milliseconds a Column): casts, field ordinals and the functions behind their names are
-the analyser's.
+The analyser's answers are kept from one start to the next (note 017). What Spark made of Columns is
+translated into Arrow operations that do the same (note 016), from the analysed plan's JSON: asking
+the JVM node by node costs some milliseconds a Column.
 """
 
 from __future__ import annotations
@@ -88,10 +80,9 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """Identifies an analysis: the Column as Java writes it (``1`` may read as a text or a number),
-    without the line of the program; ``schema``, Spark's version and our settings. None if more
-    could matter: a Spark of the user's, or with extensions or catalogs, and a Column that Java
-    cannot write."""
+    """Identifies an analysis: the Column as Java writes it, without the line of the program;
+    ``schema``, Spark's version and our settings. None if more could matter (a Spark of the user's,
+    extensions, catalogs), and for a Column that Java cannot write."""
     context = plain_context()
     if context is None:
         return None
@@ -450,8 +441,7 @@ def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> N
 def _in_arrow(
     column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
 ) -> tuple[ArrowExpression | None, str]:
-    """The Column's Arrow expression, or why it has none: what the translation stumbles over is
-    Spark's."""
+    """The Column's Arrow expression, or why it has none: what fails to translate is Spark's."""
     try:
         if trying := _TRYING.search(sql):
             raise NotInArrowError(trying.group().lower().rstrip("("))
@@ -506,12 +496,9 @@ def _empty_frame(session: SparkSession, schema: str) -> DataFrame:
 
 
 def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
-    """Why the analysed plan may not run, and the alternative; None if it may.
-
-    An accepted Column leaves exactly one projection above the frame; whatever else the analyser
-    added is a refusal. The clock is deterministic in Catalyst's eyes, so expressions are judged by
-    class name as well.
-    """
+    """Why the analysed plan may not run, and the alternative; None if it may: then it is exactly
+    one projection above the frame. The clock is deterministic in Catalyst's eyes, so expressions
+    are judged by class name as well."""
     for node in plan.walk():
         if node.kind in _REFUSED_EXPRESSIONS:
             return _REFUSED_EXPRESSIONS[node.kind]
@@ -874,8 +861,7 @@ class _Translation:
         return self._as(self._value(given, guard), wanted, guard)
 
     def _as(self, value: _Value, wanted: pa.DataType, guard: int | None) -> _Value:
-        """A struct field by field, where that cannot fail: a field under a null struct is not
-        computed."""
+        """A struct field by field, where that cannot fail: none is computed under a null struct."""
         if isinstance(value, int):
             if self._builder.type_of(value).equals(wanted):
                 return value

@@ -1,9 +1,7 @@
 """The long-running Spark job of a stream thread: one task, whose Python worker hosts operators.
 
-Spark launches the daemon of its Python workers for the first job, when its JVM is up; the daemon's
-imports, 0.7 s of a processor, were waited for then, by everybody. One that has done them beside the
-start of Spark takes the place of the one that Spark launches (`everflow.spark.launch.daemon.give`);
-where it is not the same, or has gone, nothing but time is lost.
+A daemon of the workers that has done its imports (0.7 s) beside the start of Spark takes the place
+of the one that Spark launches for the first job (`everflow.spark.launch.daemon.give`).
 """
 
 from __future__ import annotations
@@ -59,13 +57,9 @@ class ServingJob:
     """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when
     that returns. Spark's UI shows it as ``name``; ``number`` is the stream thread's.
 
-    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. It
-    keeps its worker for as long as it runs, so all serving jobs have one daemon, which imports once
-    and forks a worker for each.
-
-    It has no rows, so it is no DataFrame: until the first one ran, Spark loads and compiles all of
-    Catalyst (3.8 s, 4.1 s of CPU; a plain job 1.4 s, 0.9 s of CPU), and many an instance never
-    needs it.
+    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. All
+    serving jobs have one daemon, which imports once and forks a worker for each. It has no rows, so
+    it is no DataFrame: Catalyst, which many an instance never needs, takes 2 s more to load.
     """
 
     def __init__(
@@ -131,9 +125,8 @@ _daemon: list[_DaemonAhead] = []
 
 def launch_daemon(workers: Mapping[str, str]) -> None:
     """Let a daemon start for workers of this environment; returns at once. Nothing happens where
-    there is one, and where this process's JVM was launched by somebody else, with variables of its
-    own. Whatever goes wrong is found, and told, by the one that Spark launches. Not for several
-    threads at once."""
+    there is one, or where another launched this JVM. What goes wrong is found by the daemon that
+    Spark launches. Not for several threads at once."""
     running = bool(_daemon) and _daemon[0].process.poll() is None
     if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
@@ -189,9 +182,8 @@ def discard_daemon() -> None:
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:
-    """Start the workers of so many stream threads: their imports and Spark's first job take 1.5 s.
-    Returns at once; the job that then needs a worker reports a failure. Not for several threads at
-    once."""
+    """Start the workers of so many stream threads (imports and Spark's first job: 1.5 s). Returns
+    at once; the job that then needs a worker reports a failure. Not for several threads at once."""
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
@@ -238,11 +230,8 @@ def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterab
 
 def worker_environment() -> dict[str, str]:
     """Environment of everflow's workers; Spark keeps one daemon per distinct environment, so the
-    user's functions run in others.
-
-    The program's folders come last on the workers' path (`everflow.spark.launch.daemon`): its
-    ``queue.py`` hides no library there.
-    """
+    user's functions run in others. The program's folders come last on the workers' path: its
+    ``queue.py`` hides no library there."""
     path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current folder
     own = program_folders(path)
     return {
@@ -256,7 +245,6 @@ def worker_environment() -> dict[str, str]:
         # their pages would be taken anew at 2 us each (joining 16,384 records: 3.5 ms, then 2.4).
         "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-        # The daemon that was started ahead is found by it. It is the same from the launch on, since
-        # Spark has a daemon for each environment.
+        # By this the daemon that was started ahead is found; Spark has one for each environment.
         **({SOCKET_VARIABLE: _daemon[0].socket} if _daemon else {}),
     }

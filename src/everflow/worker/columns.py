@@ -1,9 +1,8 @@
 """Computes the Columns of a plan in a worker: by Arrow expressions, by Spark's code, by Python
 functions (notes 014 and 016).
 
-`everflow.instance.thread.columns` prepares them. Spark's code runs in the instance's JVM, which is
-asked over a socket (`spark.column_service`). PySpark's own worker code calls the Python functions,
-so types, nulls and what becomes of a result are what they are in Spark.
+Spark's code runs in the instance's JVM, which is asked over a socket. PySpark's own worker code
+calls the Python functions, so types, nulls and what becomes of a result are what they are in Spark.
 """
 
 from __future__ import annotations
@@ -153,10 +152,8 @@ class ColumnsFailed(Exception):
 
 class ColumnClient:
     """One connection, made when it is first needed; owned by one thread. ``path``: where; empty
-    where only tickets are asked for.
-
-    RetriableError where the JVM has hung up: whether it comes back is for the driver to know.
-    """
+    where only tickets are asked for. RetriableError where the JVM has hung up: whether it comes
+    back is for the driver to know."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -170,10 +167,8 @@ class ColumnClient:
                 opened.close()
 
     def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """The result of the segment of this number for ``rows``, row by row. Raises ColumnsFailed.
-
-        They go in slices: the JVM holds a request and its answer some times over.
-        """
+        """The result of the segment of this number for ``rows``, row by row; in slices, as the JVM
+        holds a request and its answer some times over. Raises ColumnsFailed."""
         if isinstance(number, Ticket):
             number = self._redeemed(number)
         size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
@@ -259,13 +254,12 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeColumns:
-    """The Columns of one node, from slot ``input`` to slot ``output``. They see the records that
-    reach the node and no others. A function is called for a batch at once; where it fails, halves
-    of the batch tell the records.
+    """The Columns of one node, from slot ``input`` to slot ``output``, which see the records that
+    reach the node and no others. Where a function fails, halves of the batch tell the records.
 
     ``made`` gives ``key``, ``value`` or both; or what is said of each record beside its value,
-    which becomes ``struct<WHAT, value>``. ``skips_null``: records with a null value keep it, and no
-    function is called for them."""
+    which becomes ``struct<WHAT, value>``. ``skips_null``: records with a null value keep it.
+    """
 
     name: str
     where: str | None

@@ -1,12 +1,9 @@
 """Decodes the records of the log, before all operators, and asks the handlers of those that a batch
-leaves out (note 041): here the bytes of a record are as they came.
+leaves out (note 041).
 
-One decoder per serde is one truth: what a record's bytes say does not depend on who reads them.
-
-`KeyCheck` samples keys of each micro-batch and counts those that do not lie where their topic's
-partitioner puts them. librdkafka's producers (confluent-kafka, and so most in Python) spread keys
-by crc32, Java's and everflow's by murmur2: a join of topics of both finds nothing, and nothing
-fails.
+`KeyCheck` counts sampled keys that do not lie where their topic's partitioner puts them.
+librdkafka's producers spread keys by crc32, Java's and everflow's by murmur2: a join of topics of
+both finds nothing, and nothing fails.
 """
 
 from __future__ import annotations
@@ -124,10 +121,8 @@ class Judge:
 
     def letters(self, source: Source, raw: EdgeBatch, faults: dict[int, Fault]) -> EdgeBatch:
         """The records of these rows on the dead letter slot, each with what its handler says.
-
         Raises what a record failed with that is to stop the instance and is not undecodable (those
-        stop it if they are consumed), and RetriableError where a handler says RETRY.
-        """
+        stop it if they are consumed), and RetriableError where a handler says RETRY."""
         rows = sorted(faults)
         bad = raw.take(np.array(rows, np.int64))
         answers = [self._answered(source, bad, at, faults[row]) for at, row in enumerate(rows)]
@@ -315,8 +310,7 @@ def decoded_records(
     unread: Mapping[int, Exception] | None = None,
 ) -> tuple[EdgeBatch, EdgeBatch]:
     """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
-    whose bytes are as they came. ``odd``: those with a time that nothing holds are among these.
-    ``unread``: by row, why a record could not be read (`LogColumns.unread`); it is left out, too.
+    whose bytes are as they came: those with an ``odd`` time, and ``unread`` ones (by row, why).
     Raises what `Judge.letters` raises."""
     faults: dict[int, Fault] = judge.aside(source, raw)
     if odd:

@@ -1,8 +1,6 @@
-"""Says why a micro-batch failed, which record caused it, and at which line of the user's program.
-
-A worker goes by the error's class, never by its text. Two failures no worker can report: its own
-death, and a Column that Spark's code computes. Those are read from Spark's text.
-"""
+"""Says why a micro-batch failed, which record caused it, and at which line of the user's program:
+by the error's class, or, for a worker's death and for Columns of Spark's code, from Spark's
+text."""
 
 from __future__ import annotations
 
@@ -99,8 +97,7 @@ def line_text(line: CodeLine) -> str:
 
 
 def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
-    """``frames``: innermost first. A function of an installed package is the user's if nothing else
-    is."""
+    """``frames``: innermost first. An installed package's function counts if nothing else does."""
     installed: CodeLine | None = None
     for frame in frames:
         if is_everflow(frame.file) or frame.file.startswith(_MADE):
@@ -364,8 +361,7 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
 
 
 def says(text: str) -> str:
-    """The cause in a sentence: the last line of a Python traceback, the deepest cause of a Java
-    one."""
+    """The last line of a Python traceback, or the deepest cause of a Java one."""
     _, found, traceback = text.rpartition("Traceback (most recent call last)")
     if found:
         after = [line for line in traceback.splitlines()[1:] if line[:1].strip()]

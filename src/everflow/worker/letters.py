@@ -1,9 +1,8 @@
-"""Writes the records that a micro-batch leaves out, as Kafka Streams does (KIP-1034), and finds
-the record that was too large or refused: no client or broker says it all. `GlobalRecords` does the
-first for global tables.
+"""Writes the records that a micro-batch leaves out, as Kafka Streams does (KIP-1034), and finds the
+record that was too large or refused: no client or broker says it all.
 
-A letter is larger than its record, by what it tells of the error: where its topic does not take
-it, what matters least goes first. The place of the record stays: it can be read where it came from.
+A letter is larger than its record: where its topic does not take it, what matters least goes first,
+and the place of the record stays.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 written (reference 1.6, D3; note 031).
 
 Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort
-by the running maximum of the timestamp inside each partition: a record that is out of order inside
-its partition follows its predecessor at once.
+by the running maximum of the timestamp inside each partition.
 
 Kafka Streams forwards depth first: a result goes all its ways before the next result of the same
-record. A step goes operator by operator. `Order` puts together what comes by several ways record by
-record, each record's results way by way: that is the same where one record gives one result. Where
-it is not, it knows of each result by which way it has come, and puts it where the original has it.
+record. A step goes operator by operator, so `Order` puts what comes by several ways where the
+original has it.
 """
 
 from __future__ import annotations
@@ -49,9 +47,8 @@ def _of_side(records: Records, op: StatefulOp, number: int) -> list[EdgeBatch]:
 
 class Order:
     """Orders results by the places of the records that brought them, then way by way. Where an
-    operator has ``ways``, by their paths: the place of the record, and from there the edges and the
-    numbers of the results, as bytes. It gets each of its records with a ``seq`` of its own, as if
-    each had come by itself, which in the original it does."""
+    operator has ``ways``, by their paths, as bytes: the place of the record, and from there the
+    edges and the numbers of the results. Each of its records has a ``seq`` of its own."""
 
     def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
         self._records = records
@@ -274,12 +271,11 @@ def merge_inputs(
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
-    """Records of several tasks, each task's in its order, in the order in which they are written:
-    by time, too.
+    """Records of several tasks, each task's in its order, by time, as a thread of Kafka Streams
+    writes them, which goes round its tasks.
 
-    A thread of Kafka Streams goes round its tasks record by record, so what they write to one topic
-    is about as old. Written task by task, the whole backlog of one would come before the next one's
-    first record, and a window behind a re-key would drop that record as late.
+    Written task by task, the whole backlog of one would come before the next one's first record,
+    and a window behind a re-key would drop that record as late.
     """
     tasks = np.unique(batch.partition)
     if len(tasks) < 2:
@@ -313,10 +309,8 @@ def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int])
 
 def _before_cut(source: np.ndarray, effective: Int64, waiting: Iterable[int]) -> np.ndarray:
     """True for a task's records up to the last one of the input that runs dry first. ``waiting``:
-    the inputs of which the log has more; the others bound nothing.
-
-    Every batch moves on: either that input is consumed whole, or one that showed no record has its
-    range behind it (`plan_ranges` gives each waiting input at least one offset)."""
+    the inputs of which the log has more. Every batch moves on: `plan_ranges` gives each of those at
+    least one offset."""
     cut: tuple[int, int] | None = None
     for index in waiting:
         mine = source == index

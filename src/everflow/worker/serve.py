@@ -1,17 +1,13 @@
-"""The resident step: one Spark task that serves many micro-batches (design note 004). And its
-ports: producer, the driver's gate, stores on disk.
-
-A Spark job per micro-batch costs more than the work of a small one. So the worker asks the driver
-for the next request over a socket, reads its input itself, in columns, runs the plan's operators,
-answers with the result, and goes on until the driver stops it.
+"""The resident step: one Spark task that serves many micro-batches, as a job for each would cost
+more than the work of a small one (design note 004). And its ports: producer, the driver's gate,
+stores on disk.
 
 The gate is asked before anything is committed (D6). Every failure to get an answer is an "abort": a
 worker without a driver must not commit.
 
-`RetainedPages` bounds the memory that LMDB holds for stores. A transaction has a copy of each page
-that it changes, at most one for each changed key, and LMDB keeps that memory for the next
-transaction until the store is closed. A worker would come to hold as much as all its stores have on
-disk, where keys come in no order."""
+`RetainedPages` bounds the memory that LMDB holds for stores: a copy of each page that a transaction
+changes, kept until the store is closed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
 
-Order, and why: outputs, changelog and dead letters are written; the driver's gate is asked; offsets
-go into the transaction; it commits; only then do the changelog's rows enter the local stores.
 Before the commit nothing local has changed, so an abort leaves nothing to undo; after it the
 changelog holds everything, so a crash is mended by replaying its tail.
 """
@@ -252,8 +250,7 @@ class _Transaction:
 
     @property
     def delivery_s(self) -> float:
-        """The time-out for the delivery of a transaction's records: no longer than the broker lets
-        it be open, since the thread's other tasks wait, too."""
+        """Of a transaction's records: no longer than the broker lets it be open."""
         open_ms = self.request.transaction_timeout_ms
         if open_ms is None:
             return FLUSH_TIMEOUT_S
@@ -388,8 +385,7 @@ class _Transaction:
 
     def _apply(self, sent: Mapping[TopicPartition, int]) -> dict[TaskId, dict[str, int]]:
         """Fold the committed changes into the stores; every store of a touched task gets the batch
-        id and what was committed of the task's inputs (at least once the group may take that
-        later)."""
+        id and the committed inputs (at least once the group may take those later)."""
         request, result = self.request, self.result
         positions: dict[TaskId, dict[str, int]] = {}
         inputs: dict[TaskId, dict[str, int]] = {}

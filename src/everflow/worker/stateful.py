@@ -1,10 +1,8 @@
 """Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures.
 
-The search for failing records finds all records of a task in one run (note 041). Where a batch is
-cut changes no result, so the operator gets the records in parts, on stores that show what the parts
-before have changed. A part that fails ends before its record, which is left out, and the next one
-begins behind it: no operator has to undo anything. A record that fails on what another failing one
-has left in a store is judged in the next run.
+The search for failing records (note 041) gives the operator a task's records in parts, on stores
+that show what the parts before have changed. A part that fails ends before its record, and the next
+one begins behind it: no operator has to undo anything.
 """
 
 from __future__ import annotations
@@ -254,8 +252,7 @@ _Views = Mapping[int, Mapping[str, StoreView]]
 
 
 class UncheckedCallError(Exception):
-    """A clock's call failed on unchecked stores, where an entry may be damaged. Never shown to
-    users."""
+    """A clock's call failed on stores that may have a damaged entry. Never shown to users."""
 
 
 @dataclass(frozen=True)
@@ -275,10 +272,9 @@ class GroupRun:
         self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
     ) -> list[TasksResult]:
         """Run them on the tasks that have records, or that a clock may call, and move the stream
-        times of those that are ``idle``; ``sides``: the records of each side of each. The stores
-        show their changes to those behind them. RecordFailure, and what `_judge` raises;
-        ``every_failure``: with the others on which the operator fails, on stores that are checked:
-        those run when a record is about to be blamed (note 041)."""
+        times of those that are ``idle``; ``sides``: the records of each side of each.
+        RecordFailure, and what `_judge` raises; ``every_failure``: with all others, on stores that
+        are checked (note 041)."""
         moved = [times_of(op, idle) for op in self.group]
         tasks = self._tasks(sides, moved)
         try:

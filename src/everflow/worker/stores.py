@@ -1,9 +1,7 @@
 """Shows operators the stores of a micro-batch: committed content plus the batch's own changes.
 
 `CheckedAccess` decodes entries as they are read, and finds the one that its serdes do not read. A
-batch that fails for what a store holds looks like one that fails for a record of its input: that
-record has the entry's key. So a batch runs on these stores before a record is blamed (note 041).
-They cost a second decoding; batches that do not fail never see them.
+batch runs on these stores before a record is blamed: that may only have the entry's key (note 041).
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ class FollowedView(StoreView, Protocol):
 
 
 class StoreAccess(Protocol):
-    """Opens the committed content of a task's store; picklable. For LMDB and for the test
-    driver."""
+    """Opens the committed content of a task's store (LMDB, test driver); picklable."""
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         """A consistent snapshot, closed when the step is done."""

@@ -94,12 +94,10 @@ class SinkOutput:
 
 @dataclass(kw_only=True)
 class StepResult:
-    """All effects of one micro-batch, before any of them has happened.
-
-    ``changes`` are in order; ``consumed`` is the next offset; ``stream_times`` maps task -> node ->
-    ms; ``dropped`` node -> reason -> records left
-    out; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
-    """
+    """All effects of one micro-batch, before any of them has happened. ``changes`` are in order;
+    ``consumed`` is the next offset; ``stream_times`` maps task -> node -> ms; ``dropped`` node ->
+    reason -> records left out; ``dead_letters`` are undecodable records (key = raw key, value =
+    struct<value, error>)."""
 
     outputs: list[SinkOutput] = field(default_factory=list)
     changes: dict[TaskId, list[StoreChanges]] = field(default_factory=dict)
@@ -305,9 +303,8 @@ class TaskStep:
         return records, result
 
     def _shared_stores(self, idle: bool) -> frozenset[str]:
-        """Stores that more than one operator reads: those need the batch's own changes
-        on top (D5). So do those of operators whose stream time moves behind the batch's
-        records (``idle``)."""
+        """Stores that more than one operator reads (D5), and those of operators whose stream time
+        moves behind the batch's records (``idle``): they need the batch's own changes on top."""
         users: dict[str, set[str]] = {}
         twice = set[str]()
         for op in self.stateful:

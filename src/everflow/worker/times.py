@@ -1,10 +1,8 @@
 """The times of a micro-batch's records and of its tasks.
 
-A source's extractor says a record's time before the inputs are merged (note 032). What it says of
-records that this batch does not consume has no effect: they are read again, and partition times and
-dropped records are those of what is consumed. A time is not before 1970, and at most what Spark
-holds: microseconds in 64 bits. Tasks whose sources are idle move on when the driver asks for it
-(note 025).
+A source's extractor says a record's time before the inputs are merged (note 032); for records that
+this batch does not consume that has no effect. A time is at most what Spark holds: microseconds in
+64 bits. Tasks whose sources are idle move on when the driver asks for it (note 025).
 """
 
 from __future__ import annotations
@@ -203,11 +201,8 @@ def extract_times(
     every_failure: bool = False,
 ) -> ExtractedTimes:
     """Give the records of the ``ops``' slots their times; those that get a negative one leave.
-    Changes ``hop``.
-
-    Raises RecordFailure for a record of which an extractor says no time, or one beyond `MOST_MS`;
-    ``every_failure``: for all of them.
-    """
+    Changes ``hop``. Raises RecordFailure for a record of which an extractor says no time, or one
+    beyond `MOST_MS`; ``every_failure``: for all of them."""
     if ops:
         hop.timestamp = hop.timestamp.copy()
     found = []

@@ -355,11 +355,9 @@ class PythonCogroup:
 @dataclass(frozen=True, kw_only=True)
 class PythonAggregateSpec(GroupAggregate):
     """`PythonAggregator`, `PythonReducer`, or their like for tables, per key, or per key and
-    window; null and time rules as in `AggregateSpec`.
-
-    Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may
-    change and return the aggregate they are given. Raises UserFunctionError naming the record.
-    """
+    window; null and time rules as in `AggregateSpec`. Functions get Python values (a dict for a
+    struct, a `Windowed` for a windowed key) and may change the aggregate they are given.
+    UserFunctionError."""
 
     store: str
     key_serde: Serde
@@ -473,8 +471,7 @@ class FunctionFold:
 
 
 # --- aggregates of a grouped table: what an entry was is taken back, what it is now is added ------
-# Built-in ones keep what can be taken back: counts and sums. What Kafka Streams' adder and
-# subtractor get is the same, in the same order.
+# Built-in ones keep what can be taken back; adding and taking back is in Kafka Streams' order.
 
 
 REVERSIBLE = ("count", "sum", "avg")
@@ -482,13 +479,10 @@ REVERSIBLE = ("count", "sum", "avg")
 
 @dataclass(frozen=True, kw_only=True)
 class TableAggregateSpec(AggregateSpec):
-    """Counts, sums and means of the entries of each group; make it with `of`.
-
-    A record is what a change adds, its ``old`` what it takes back; one without an entry is null. A
-    group that has lost all its entries stays, with 0, null and null. Means and sums of floats keep
-    what adding and taking back leaves of rounding; a sum that has met NaN or an infinity is not a
-    number any more.
-    """
+    """Counts, sums and means of the entries of each group; make it with `of`. A record is what a
+    change adds, its ``old`` what it takes back, or null. A group that has lost all its entries
+    stays, with 0, null and null. Floats keep what adding and taking back leaves of rounding; a sum
+    that has met NaN or an infinity is not a number any more."""
 
     old_sides: ClassVar[tuple[int, ...]] = (0,)
     old_input: ClassVar[bool] = True

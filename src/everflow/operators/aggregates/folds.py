@@ -1,9 +1,6 @@
-"""The folds of built-in aggregates: values into stored states, a column at a time.
-
-Every fold starts from the stored state and adds the batch's values in processing order (numpy's
-``ufunc.at`` is sequential and unbuffered), so results do not depend on where a micro-batch was cut,
-floating-point sums included.
-"""
+"""The folds of built-in aggregates: values into stored states, a column at a time, in processing
+order (numpy's ``ufunc.at`` is sequential and unbuffered), so results do not depend on where a
+micro-batch was cut, floating-point sums included."""
 
 from __future__ import annotations
 
@@ -251,11 +248,8 @@ def as_numbers(
     column: StateColumn, stored: pa.Array, values: pa.Array
 ) -> tuple[npt.NDArray[Any], _Back]:
     """Stored state and values as one numpy array of int64, float64 or Decimal, and the way back to
-    the column's type.
-
-    Types without numbers (text, booleans, decimals under min / max) are replaced by their rank
-    among all values.
-    """
+    the column's type. Types without numbers (text, booleans, decimals under min / max) are replaced
+    by their rank among all values."""
     type_ = column.type
     both = pa.concat_arrays([stored, values])
     if pa.types.is_decimal(type_) and column.op == "sum":
@@ -617,10 +611,9 @@ def _numbers(raw: npt.NDArray[np.uint8], at: Int64) -> Int64:
 
 
 # --- ``approx_count_distinct``: Spark's HyperLogLog++, in the layout of Spark's own sketch --------
-# A sketch of precision p has 2^p registers of 6 bits, ten to a word of 64 bits, the first lowest;
-# words are big endian. Two sketches merge by the larger of each register, so what a sketch says
-# does not depend on the order or the cut of its values. What goes in are Spark's hashes
-# (``xxhash64``).
+# A sketch of precision p has 2^p registers of 6 bits, ten to a big-endian word of 64 bits, the
+# first lowest. Two sketches merge by the larger of each register, so neither order nor cut of the
+# values matters. What goes in are Spark's hashes (``xxhash64``).
 
 
 _PER_WORD, _BITS, _MASK = 10, 6, np.uint64(63)

@@ -1,10 +1,9 @@
 """Aggregates of sliding windows: built-in ones and those with functions of the user (KIP-450).
 
-As in Kafka Streams, a record is an update of every window that it lies in, and of those that it
-makes; records with a null key or a null value are skipped; a result's time is the latest of its
-window's records. Of a micro-batch the last result per window is given, or, with
-``emit_every_update``, every one. A window's aggregate is that of its records in the order in which
-they came: a new window begins with a copy of another's.
+As in Kafka Streams, a record updates every window that it lies in, and those that it makes; records
+with a null key or value are skipped; a result's time is the latest of its window's records. Of a
+micro-batch the last result per window is given, or, with ``emit_every_update``, every one. A
+window's aggregate is that of its records in the order in which they came.
 """
 
 from __future__ import annotations
@@ -102,9 +101,8 @@ class Contributions:
 
 
 # --- which sliding windows a batch's records go into and make: intervals, no values (pure)
-# Records are taken one by one in processing order, as Kafka Streams takes them
-# (KStreamSlidingWindowAggregate): what a record finds, and which windows it makes, depends on all
-# before it. `_Run` folds the aggregates over the result.
+# Records are taken one by one, as KStreamSlidingWindowAggregate does: what a record finds, and
+# which windows it makes, depends on all before it.
 
 
 class Copy(NamedTuple):
@@ -128,8 +126,7 @@ class SlidingBook(Book):
         super().__init__()
         self._difference, self._grace = windows.difference_ms, windows.grace_ms
         self._retention = retention_ms
-        # Of each key the windows that are there, in the order of their starts: starts, numbers, and
-        # latest record times.
+        # Of each key's windows, in the order of their starts: starts, numbers, latest record times.
         self._starts: list[list[int]] = [[] for _ in range(keys)]
         self._numbers: list[list[int]] = [[] for _ in range(keys)]
         self._latest: list[list[int]] = [[] for _ in range(keys)]

@@ -1,9 +1,5 @@
-"""Aggregates over windows that depend on the records before: sessions, sliding and count windows.
-
-An assigner, the book, says which windows each record goes into. The values are folded over that: in
-columns for built-in aggregates, record by record with functions of the user. Here are what they
-share, sessions and count windows.
-"""
+"""Aggregates over windows that depend on the records before: sessions, sliding and count
+windows."""
 
 from __future__ import annotations
 
@@ -221,8 +217,7 @@ class WindowRun(ABC):
 
 
 # --- sessions (KIP-94): first the live ones of one key in order of time (pure) --------------------
-# In blocks: a key may have 100,000 of them, and one list would move all that lie behind a place for
-# each that comes there.
+# In blocks: a key may have 100,000 of them, and one list would move all behind a new one's place.
 
 
 MOST = 1_000
@@ -231,9 +226,8 @@ _last = itemgetter(-1)
 
 
 class SessionOrder:
-    """Numbers of sessions by their ends. They neither overlap nor touch, so their starts have the
-    same order. A place is a block and a place in it; a change makes the places behind it invalid.
-    """
+    """Numbers of sessions by their ends, and so by their starts: they neither overlap nor touch. A
+    place is a block and a place in it; a change makes the places behind it invalid."""
 
     __slots__ = ("ends", "sessions")
 
@@ -300,8 +294,7 @@ class SessionOrder:
 
 
 # --- which sessions a batch's records open, extend and merge: intervals, no values (pure; KIP-94) -
-# Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds
-# depends on all before it.
+# Records are taken one by one in processing order: what a record finds depends on all before it.
 
 
 _FAR_FUTURE_MS = (1 << 56) - 1
@@ -346,8 +339,7 @@ class SessionBook(Book):
         stream time is more than gap and grace behind its end."""
         gap = self.gap_ms
         live, starts = self._live[key], self.starts
-        # A store shows no session that ends before its retention, though it may still be there (as
-        # in Kafka Streams).
+        # As in Kafka Streams, no session that ends before the store's retention is shown.
         earliest = max(time - gap, self.stream_time - self._retention_ms + 1)
         if time > self.stream_time:
             self.stream_time = time
@@ -421,8 +413,7 @@ def read_sessions(run: _SessionRun, part: slice, store: StoreView) -> Iterator[t
     """Loads the sessions that a task's records can meet; yields their entries, by number."""
     book, keys = run.book, run.found.keys[part]
     first, last = (times[part] for times in run.times_of)
-    # No session ends after this; with it, keys that begin with ``key`` and go on with text lie
-    # outside.
+    # No session ends after this; longer keys that begin with ``key`` lie outside.
     end = max(book.stream_time, int(last.max(initial=0)), _FAR_FUTURE_MS) + 1
     latest = (last + book.gap_ms).tolist()
     bounds = [
@@ -585,11 +576,9 @@ def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Int64:
 
 
 # --- aggregates of windows over the records of a key: built-in ones and those with functions ------
-# A key's records are numbered from 0, in processing order; the numbers take the place that times
-# have in time windows (note 036). How many records of a key there were stands in a store of its
-# own; the aggregates of windows that are not complete stand in the operator's store. Records with a
-# null key are skipped; no record is late. So a result depends on the records alone, not on where a
-# micro-batch was cut.
+# A key's records are numbered from 0, in processing order, in place of times (note 036). How many
+# there were stands in a store of its own, the aggregates of incomplete windows in the operator's.
+# Records with a null key are skipped; no record is late.
 
 
 _SEQUENCE_BYTES = STORE_SUFFIX_BYTES - START_BYTES

@@ -1,8 +1,6 @@
 """A table as an operator looks it up: what it held for a key when a record was processed.
-
-`JoinedTable` has a store. One without a store is made of those that have: `MappedTable` and
-`TableOfBoth` are Kafka Streams' value getters (note 035).
-"""
+`MappedTable` and `TableOfBoth` are made of tables with stores: Kafka Streams' value getters (note
+035)."""
 
 from __future__ import annotations
 
@@ -319,9 +317,8 @@ class TableLookup(Operator):
 
 
 # --- tables with a history ------------------------------------------------------------------------
-# Versions come in any order of time. A record asks with its key, a time, and its place; of the
-# versions that have come before that place, the one with the latest time up to the asked one
-# counts, and of equal times the one that came last.
+# Versions come in any order of time. Of those before the place of the record that asks, the one
+# with the latest time up to the asked one counts, and of equal times the one that came last.
 
 
 class Versions(NamedTuple):

@@ -55,9 +55,8 @@ BEFORE_ALL, BEHIND_ALL = -1, 2 * LAST_SEQ + 1
 
 
 class Waiter(NamedTuple):
-    """A record that waits: its number, time, when it came by the wall clock (ms), and what it looks
-    up. ``row``: of the batch, `NO_ROW` of one from the store, which is ``stored`` as it was
-    written."""
+    """A record that waits: its number, time, when it came by the wall clock (ms), what it looks up;
+    its ``row`` of the batch, `NO_ROW` of one that was ``stored`` (as it was written)."""
 
     number: int
     time: int
@@ -132,9 +131,8 @@ class WaitingRoom:
 @dataclass(kw_only=True)
 class TaskWaits:
     """One task's part of a batch. ``told``: who waits no longer, in order. ``waiters``: who waits,
-    by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``: waiters of
-    the store, as they are there, that wait from now on, because the clock by which they came is
-    ahead of the present one."""
+    by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``: stored
+    waiters that wait from now on, as the clock by which they came is ahead."""
 
     room: WaitingRoom
     events: TaskEvents

@@ -1,12 +1,9 @@
 """Two streams joined by key and closeness in time (KStream-KStream, KIP-633, KIP-962).
 
-A record meets what the other side's store has of its window when it comes, as in Kafka Streams: a
-store keeps its records for ``before + after + grace`` behind the highest time of its own side. One
-of a side that is kept, which has met nothing, waits until stream time, which both sides share,
-passes the end of its window and the grace; if nothing has met it by then, it gives its result
-without a match. One that comes after that is late: it gives the result at once, and is counted. So
-no record of such a side is lost, and none that comes in time gives both results, unless a late one
-meets it later.
+As in Kafka Streams, a store keeps its records for ``before + after + grace`` behind the highest
+time of its own side. A record of a side that is kept, which has met nothing, waits until stream
+time, which both sides share, passes the end of its window and the grace; then it gives its result
+without a match. One that comes after that is late: it gives the result at once, and is counted.
 """
 
 from __future__ import annotations
@@ -48,11 +45,8 @@ from everflow.windows import JoinWindows
 @dataclass(frozen=True, kw_only=True)
 class JoinSide:
     """A side's records, kept in a window store by key, time and a number that tells apart those of
-    one key and time (as Kafka Streams keeps duplicates).
-
-    A record at t meets those of the other side from t - ``back_ms`` to t + ``ahead_ms``. ``kept``:
-    one that nothing has met gives a result without a match.
-    """
+    one key and time. A record at t meets those of the other side from t - ``back_ms`` to t +
+    ``ahead_ms``. ``kept``: one that nothing has met gives a result without a match."""
 
     left: bool
     store: StoreSpec
@@ -217,10 +211,8 @@ MISSING = -1
 
 
 class JoinedResults:
-    """Results as references to values, which are copied once, at the end.
-
-    Values are those of the batch, and what `extend` adds; so are keys, by place in the batch.
-    """
+    """Results as references to values, of the batch and what `extend` adds, which are copied once,
+    at the end; so are keys, by place in the batch."""
 
     def __init__(self, records: BatchRecords, left: EdgeBatch, right: EdgeBatch) -> None:
         self._records = records

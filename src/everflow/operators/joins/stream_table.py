@@ -150,9 +150,8 @@ class StreamGlobalJoin(KeepsLeft):
 
 
 # --- holds a stream's records back until stream time has passed them by a grace (KIP-923) ---------
-# They wait in a store, under time, key and a number that tells apart those of one key and time;
-# with their headers before their value. They come out in that order. Negative times wait as zero
-# does.
+# They wait in a store, under time, key and a number that tells apart those of one key and time, and
+# come out in that order. Negative times wait as zero does.
 
 
 _INDEX = DueIndex()
@@ -295,11 +294,9 @@ def _numbers(place: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class GraceWait(Operator):
-    """A record goes on when the stream's own stream time has reached its time and the grace; one
-    that is later than that at once, and so does one without a key, where those are ``kept``. It
-    goes on at the place of the record that brings it out, with its own time and headers;
-    `StreamTableJoin` then looks up what the table holds as of its time.
-    """
+    """A record goes on when the stream's own stream time has reached its time and the grace, at the
+    place of the record that brings it out; a later one at once, and one without a key, where those
+    are ``kept``. `StreamTableJoin` then looks up what the table holds as of its time."""
 
     held: HeldBack
     kept: bool
@@ -333,9 +330,8 @@ class GraceWait(Operator):
 
 
 # --- as-of join of two streams: each left record with the latest right one that is not later ------
-# Stream time is that of both sides. The right side's records are kept, by key and time, for
-# tolerance and grace behind it: a left record that is not later than the grace finds all it may
-# meet.
+# Stream time is that of both sides. The right side's records are kept for tolerance and grace
+# behind it: a left record that is not later than the grace finds all it may meet.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,8 +418,7 @@ class AsOfJoin(KeepsLeft):
 
     def _found(self, released: Released, events: _Events, puts: _Puts, stores: Stores) -> pa.Array:
         count, left, right = len(released.keys), released.output, puts.records
-        # One that is late meets what is kept, and nothing that is not: that must not depend on
-        # what a batch still holds.
+        # One that is late meets no more than what is kept, whatever a batch still holds.
         until = events.until()[released.at]
         low = np.maximum(left.timestamp - self.tolerance_ms, until - self.kept_ms)
         both = pa.concat_arrays([released.keys, puts.keys.cast(pa.binary())])

@@ -1,9 +1,6 @@
-"""Two tables joined: by their keys, or by a foreign key (KIP-213; note 022).
-
-By their keys each change of one meets what the other holds. By a foreign key an entry subscribes
-under that key with the hash of its value; an answer carries that hash back, so that one for a value
-that is gone is known as stale.
-"""
+"""Two tables joined: by their keys, or by a foreign key (KIP-213; note 022): then an entry
+subscribes under that key with the hash of its value, which the answer carries back, so that a stale
+one is known."""
 
 from __future__ import annotations
 
@@ -177,12 +174,9 @@ def hashes(values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class ForeignKeys(Operator):
-    """The subscriptions that changes of a table's entries ask for. The side is what an entry is,
-    and was, as `selected_type`.
-
-    What a batch has made of an entry asks, or each change with ``emit_every_update``: an answer to
-    another one would be stale.
-    """
+    """The subscriptions that changes of a table's entries ask for: of what a batch has made of an
+    entry, or, with ``emit_every_update``, each change. The side is what an entry is, and was, as
+    `selected_type`."""
 
     key_serde: Serde
     value_serde: Serde
@@ -493,13 +487,10 @@ class Answers(_ReadsAnswers):
 
 @dataclass(frozen=True, kw_only=True)
 class AskAgain(_ReadsAnswers):
-    """Asks again for what the entries of stale answers are now, if these say that there is nothing.
-    The first side are the changes of entries in the batch, as `selected_type`, the last one the
-    answers; between them see `Answers`.
-
-    It asks for what the batch has made of an entry, as that is what `ForeignKeys` has asked for
-    before it.
-    """
+    """Asks again for what the entries of stale answers are now, if these say that there is nothing;
+    for what the batch has made of an entry, as `ForeignKeys` has before it. The first side are the
+    changes of entries in the batch, as `selected_type`, the last one the answers; between them see
+    `Answers`."""
 
     table: TableRead
     selected: TableRead

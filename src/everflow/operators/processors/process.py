@@ -1,8 +1,7 @@
 """`ProcessSpec`, and how processors run: record by record over the tasks of a micro-batch.
 
-Those that share stores run together (note 040), and one alone is the group of one. Their records,
-and the updates of the tables that they read, are taken in the order of the task; of what one record
-has brought to several, in the order of arrival.
+Those that share stores run together (note 040), on records and table updates in the task's order;
+what one record has brought to several comes in the order of arrival.
 """
 
 from __future__ import annotations

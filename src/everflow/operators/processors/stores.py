@@ -156,10 +156,9 @@ class _Named(Telling):
 
 
 class _Store(_Named, StoreReads):
-    """A store with an order of keys. Longer results are of the moment of the call:
-    what is written meanwhile is not seen. They are read as they are taken, so the first entry of a
-    large store costs no more than that of a small one; take what you need before the micro-batch
-    ends."""
+    """A store with an order of keys. Longer results are of the moment of the call, and read as they
+    are taken: the first entry of a large store costs no more than that of a small one. Take what
+    you need before the micro-batch ends."""
 
     def __init__(self, entries: Entries, clock: StoreClock) -> None:
         super().__init__(entries)
@@ -307,8 +306,7 @@ KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {
 
 
 class VersionEntries:
-    """The versions of a store in one task: what was committed, and the batch's on top. A
-    `VersionsView` of both, which reads of a key's versions those that are asked for."""
+    """The versions of a store in one task: committed ones, and the batch's on top."""
 
     newest_ms: int | None = None
     """See `Entries`."""
