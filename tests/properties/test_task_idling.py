@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from everflow.instance.thread.batching import is_empty, plan_ranges
 from everflow.instance.thread.planning import TaskIdling
 from everflow.records import OffsetRange, TopicPartition
-from properties.test_merge_order import Input, at, hop_of
+from properties.test_extracted_times import MergeInput, at, hop_of
 
 NAMES = "abc"
 
@@ -89,7 +89,9 @@ def in_batches(arrivals: list[Arrival], count: int, idle_ms: int, last: int, mos
 def _done(times: Any, available: Any, ranges: Any, waits: Any) -> Any:
     starts = [available[at(i)].start - 10 for i in range(len(times))]
     ends = [ranges[at(i)].end - 10 for i in range(len(times))]
-    inputs = [Input(one[a:b], b < len(one)) for one, a, b in zip(times, starts, ends, strict=True)]
+    inputs = [
+        MergeInput(one[a:b], b < len(one)) for one, a, b in zip(times, starts, ends, strict=True)
+    ]
     merged = hop_of(inputs).merged(waits=waits)
     return merged, starts
 

@@ -1,19 +1,24 @@
 """Stream threads come and go: tasks to warm threads only, and the group knows the number."""
 
+import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from everflow.clock import SystemClock
-from everflow.errors import TaskTimeoutError
+from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.client_state import ClientState, IllegalStateError
-from everflow.instance.instance import ThreadCount
-from everflow.records import TaskId
+from everflow.instance.commit_gate import GateBook
+from everflow.instance.instance import Extension, ThreadCount
+from everflow.instance.tasks.task import ActiveTask
+from everflow.records import TaskId, TopicPartition
 from everflow.testing.waiting import wait_until
+from everflow.topology.graph import Graph
+from everflow.topology.patterns import TopicGrowth
 
 
 class Thread:
@@ -207,3 +212,174 @@ def test_threads_that_are_not_needed_after_all_end(world: World) -> None:
         world.count.replace_all(refused, lambda: world.done.append("exchange"))
     assert world.done == ["start 2", "start 3", "stop 2", "stop 3"]
     assert [thread.number for thread in world.threads] == [0, 1]
+
+
+# Topics that come while an instance runs (note 037): in which order, and those refused.
+
+A, B = TaskId(0, 0), TaskId(0, 1)
+OLD, NEW = (tuple(TopicPartition(topic, p) for p in range(2)) for topic in ("old", "new"))
+
+
+class Ended:
+    def join(self, timeout_s: float | None = None) -> bool:
+        return True
+
+
+class ExtendedWorld:
+    """An instance with two tasks, and its cluster."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.found = TopicGrowth(Graph(()), {"new": 2}, {}, {"new": "program.py:3", "odd": "p.py"})
+        self.state = ClientState.RUNNING
+        self.replaces = self.commits = self.alive = True
+        self.error: EverflowError | None = None
+        self.book = GateBook()
+        self.book.own([A, B])
+        self.tasks = [
+            ActiveTask(id=task, inputs=(OLD[task.partition],), epoch=self.book.epoch(task))
+            for task in (A, B)
+        ]
+        self.begun: dict[TaskId, ActiveTask] = {}
+        instance: Any = SimpleNamespace(
+            states=self,
+            book=self.book,
+            begun=self.begun,
+            member=SimpleNamespace(commit=self.commit),
+            stop=threading.Event(),
+            running_tasks=lambda: self.tasks,
+            thread_count=self,
+        )
+        self.extension = Extension(instance=instance, ports=self)
+
+    # --- the instance's threads ------------------------------------------------------------------
+
+    @property
+    def may_change(self) -> bool:
+        return self.alive
+
+    def replace_all(self, warmed: Callable[[], None], before: Callable[[], None]) -> bool:
+        if self.replaces:
+            warmed()
+            before()
+        return self.replaces
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
+        self.done.append({tp: offset for tp, (offset, _) in offsets.items()})
+        return self.commits
+
+    # --- ExtensionPorts --------------------------------------------------------------------------
+
+    def spawn(self, name: str, work: Callable[[], None]) -> Ended:
+        work()
+        return Ended()
+
+    def growth(self) -> TopicGrowth:
+        return self.found
+
+    def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
+        self.done.append("prepare")
+        return lambda: self.done.append("undo")
+
+    def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        return OLD[task.partition], NEW[task.partition]
+
+    def exchange(self) -> None:
+        self.done.append("exchange")
+
+    def grown(self, growth: TopicGrowth) -> None:
+        self.done.append("grown")
+
+    def recovery(self, instance: Any, stop: threading.Event, *, pauses: bool) -> Any:
+        return SimpleNamespace(recover=self.recover)
+
+    def recover(
+        self, tasks: Sequence[ActiveTask], fence: Sequence[str]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Any]]:
+        if self.error is not None:
+            raise self.error
+        for task in tasks:
+            task.positions = dict.fromkeys(task.inputs, 5)
+        return {tp: 5 for task in tasks for tp in task.inputs if task.id == A}, {}
+
+
+@pytest.fixture
+def extended_world() -> ExtendedWorld:
+    return ExtendedWorld()
+
+
+def test_where_a_topic_begins_is_committed_before_tasks_go_over(
+    extended_world: ExtendedWorld,
+) -> None:
+    extended_world.extension.check()
+    assert extended_world.done == ["prepare", "exchange", {NEW[0]: 5}, "grown"]
+    assert {task: one.positions for task, one in extended_world.begun.items()} == {
+        A: {NEW[0]: 5},
+        B: {NEW[1]: 5},
+    }
+
+
+def test_a_task_lost_meanwhile_and_all_without_commits_are_recovered(
+    extended_world: ExtendedWorld,
+) -> None:
+    recover = extended_world.recover
+
+    def lost(*given: Any) -> Any:
+        found = recover(*given)
+        extended_world.book.disown_all()
+        extended_world.book.own([A, B])
+        return found
+
+    extended_world.recover = lost  # type: ignore[assignment,method-assign]
+    extended_world.extension.check()
+    assert (extended_world.begun, extended_world.done[-1]) == ({}, "grown")
+    again = ExtendedWorld()
+    again.commits = False
+    again.extension.check()
+    assert (again.begun, again.done[-1]) == ({}, "grown")
+
+
+def test_an_instance_that_does_not_run_waits(extended_world: ExtendedWorld) -> None:
+    extended_world.state = ClientState.REBALANCING
+    extended_world.extension.check()
+    assert extended_world.done == []
+
+
+def test_what_has_no_answer_is_tried_again(
+    extended_world: ExtendedWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    extended_world.error = RetriableError("no leader yet")
+    with caplog.at_level(logging.WARNING, "everflow"):
+        extended_world.extension.check()
+        assert extended_world.done == ["prepare", "undo"]
+        assert caplog.text == ""
+    extended_world.error = None
+    extended_world.extension.check()
+    assert extended_world.done[-1] == "grown"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_without_slots_it_waits(
+    extended_world: ExtendedWorld, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    extended_world.replaces, extended_world.alive = False, not ends
+    with caplog.at_level(logging.WARNING, "everflow"):
+        extended_world.extension.check()
+        extended_world.extension.check()
+    assert extended_world.done == ["prepare", "undo"] * (2 if ends else 1)
+    assert caplog.text.count("Topic new of the source at program.py:3 is not read") == (
+        0 if ends else 1
+    )
+
+
+def test_what_is_left_out_is_told_once(
+    extended_world: ExtendedWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    extended_world.found = TopicGrowth(
+        Graph(()), {}, {"odd": "it has 3 partitions"}, {"odd": "p.py:4"}
+    )
+    with caplog.at_level(logging.WARNING, "everflow"):
+        extended_world.extension.check()
+        extended_world.extension.check()
+    (record,) = caplog.records
+    assert "at p.py:4 is not read: it has 3 partitions. An instance" in record.getMessage()

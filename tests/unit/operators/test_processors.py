@@ -518,7 +518,7 @@ def test_a_topic_that_deletes_records_is_refused_with_the_cure(policy: str) -> N
 
     with pytest.raises(TopologyError, match=r"the topic plain.*Set cleanup\.policy=compact") as e:
         require_compacted(stores, configs)
-    assert "test_optimization.py" in str(e.value)
+    assert "test_processors.py" in str(e.value)
     assert "plain" in asked
     require_compacted(stores, lambda names: {name: {"cleanup.policy": "compact"} for name in names})
     require_compacted(stores, lambda _: {})

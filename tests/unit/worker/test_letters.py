@@ -1,8 +1,9 @@
 """Dead letters, and records that are too large or refused."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,21 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.errors import RecordRefusedError, RecordTooLargeError
+from everflow.errors import (
+    EverflowError,
+    GenerationChanged,
+    RecordRefusedError,
+    RecordTooLargeError,
+    TaskMigratedError,
+    UnknownOutcomeError,
+)
 from everflow.handlers import Handlers, Response
 from everflow.instance.thread.batch_counts import BatchCounts
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.protocol.messages import (
+    ABORTED,
     COMMITTED,
     BatchFigures,
     BatchRequest,
@@ -25,10 +34,12 @@ from everflow.protocol.messages import (
     LetterGroup,
     StorePlace,
     TaskContext,
+    format_metadata,
 )
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
 from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
+from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.plan import DEAD_LETTER_TYPE
 from everflow.worker.failures import failure_of
 from everflow.worker.letters import (
@@ -394,3 +405,145 @@ def test_they_are_counted_when_the_batch_is_committed_and_the_last_sample_stays(
         ("ValueError", "by", "orders"): 1,
     }
     assert metrics.notes(LEFT_OUT)["KeyError", "map", "orders"] == later.sample
+
+
+# The end of a micro-batch: no store changes unless its transaction has committed (D5, D6).
+
+YES = GateAnswer(True, group_metadata=b"meta")
+CHANGELOG = "app-counts-changelog"
+LAYOUTS = '{"counts":["key_value","string","bigint"]}'
+TASK = TaskId(0, 0)
+SINK_SOURCE = source("in", node="in")
+
+
+class SinkWriter:
+    """A record writer that notes its calls; ``failing`` maps a call to what it raises."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing: dict[str, EverflowError] = {}
+        self.offsets: list[tuple[str, int, int, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **__: Any) -> None:
+            self.calls.append(name)
+            if name == "send_offsets":
+                self.offsets = given[0]
+            if name in self.failing:
+                raise self.failing[name]
+
+        return call
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition(CHANGELOG, 0): 2}
+
+
+@dataclass(frozen=True)
+class SinkPorts(WorkerPorts):
+    """A worker's ports with this writer, and one answer of the gate for all."""
+
+    made: Any
+    answer: GateAnswer = YES
+
+    def writer(self, request: BatchRequest) -> Any:
+        return self.made
+
+    def ask(self, request: BatchRequest, offsets: object) -> GateAnswer:
+        return self.answer
+
+
+@pytest.fixture
+def writer() -> SinkWriter:
+    return SinkWriter()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    opened = LmdbStore.open(tmp_path / "counts-0", kind="key_value")
+    opened.claim("i1")
+    yield opened
+    opened.close()
+
+
+def run(writer: SinkWriter, store: LmdbStore, **answered: GateAnswer) -> Any:
+    task = TaskContext(TASK, "i1", "", {}, {"counts": StorePlace(str(store.path), CHANGELOG)})
+    ranges = {IN: OffsetRange(0, 2)}
+    request = batch_request(
+        ranges,
+        batch_id="i1.1.0",
+        transactional_id="app-p-0",
+        gate="gate",
+        log_ends={IN: 2},
+        tasks=[task],
+    )
+    changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
+    result = StepResult(
+        changes={TASK: [changes]},
+        consumed={IN: 2},
+        stream_times={TASK: {"count": 2, "later": 9}},
+    )
+    return KafkaSink(None, SinkPorts(1 << 30, writer, **answered), LAYOUTS)(
+        request, result, (SINK_SOURCE,)
+    )
+
+
+def entries(store: LmdbStore) -> int:
+    with store.snapshot() as view:
+        return len(list(view.range(None, None)))
+
+
+def test_records_gate_offsets_commit_store(writer: SinkWriter, store: LmdbStore) -> None:
+    done = run(writer, store)
+    assert writer.calls == ["begin", "write", "send", "send_offsets", "flush", "commit"]
+    assert done.committed
+    assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
+    assert writer.offsets == [
+        ("in", 0, 2, format_metadata("i1.1.0", {"count": 2, "later": 9}, LAYOUTS))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (
+            "commit",
+            UnknownOutcomeError("no answer to the commit"),
+        ),  # scenario 32: neither a failure nor a success
+        ("commit", TaskMigratedError("fenced")),
+        ("send_offsets", TaskMigratedError("unknown member")),
+        ("flush", EverflowError("not delivered")),
+    ],
+)
+def test_whatever_fails_up_to_the_commit_leaves_the_store_alone(
+    call: str, error: EverflowError, writer: SinkWriter, store: LmdbStore
+) -> None:
+    writer.failing[call] = error
+    with pytest.raises(type(error)):
+        run(writer, store)
+    assert writer.calls[-1] == "abort"
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_no_of_the_gate_aborts(writer: SinkWriter, store: LmdbStore) -> None:
+    """Scenarios 6 to 8, and 10 where the driver is gone: the answer is no, and nothing happened."""
+    done = run(writer, store, answer=GateAnswer(False, reason="ownership-changed: task 0_0"))
+    assert (done.outcome, done.reason) == (ABORTED, "ownership-changed: task 0_0")
+    assert writer.calls == ["begin", "write", "send", "abort"]
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_generation_that_moved_on_costs_an_abort(writer: SinkWriter, store: LmdbStore) -> None:
+    """Scenario 6 and I4: tasks that stay run the batch again at once."""
+    writer.failing["send_offsets"] = GenerationChanged("illegal generation")
+    done = run(writer, store)
+    assert (done.outcome, done.reason) == (ABORTED, "generation: illegal generation")
+    assert writer.calls[-1] == "abort"
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_store_that_another_claimed_is_not_touched(writer: SinkWriter, store: LmdbStore) -> None:
+    """Scenario 3: an orphan that wakes up after its commit finds its successor's claim."""
+    store.claim("i2")
+    with pytest.raises(EverflowError, match="i2"):
+        run(writer, store)
+    assert entries(store) == 0
