@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F
+from pyspark.sql import functions as pyspark_functions
 
 from everflow import (
     EmitStrategy,
@@ -42,6 +42,7 @@ from everflow.testing.topics import TestRecord
 pytestmark = pytest.mark.spark
 
 TEXT = serdes.string()
+F: Any = pyspark_functions
 VALUE = serdes.json("at bigint, day timestamp, n int")
 SEEN = serdes.json("time bigint, n int")
 
