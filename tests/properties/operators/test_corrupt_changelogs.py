@@ -27,7 +27,7 @@ from everflow.topology.graph import TableOperator
 from everflow.windows import SessionWindows, TimeWindows
 from everflow.worker.stores import UNREADABLE, CheckedAccess
 from properties.operators.operator_batches import done_by_one_task, edge_batch
-from properties.test_corrupt_bytes import COUNT, SEED, corrupt
+from properties.test_record_batches import COUNT, SEED, corrupt
 from unit.builders import store_spec as made_store_spec
 from unit.manual_clock import ManualClock
 
