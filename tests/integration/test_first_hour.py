@@ -107,7 +107,6 @@ def _set_up(checkout: Path) -> None:
 
 
 def _done(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """What a command that ends prints on standard output."""
     done = subprocess.run(
         ["bash", "-e", "-c", command],
         cwd=folder,

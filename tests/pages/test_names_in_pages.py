@@ -83,7 +83,6 @@ def _names(node: ast.stmt) -> set[str]:
 
 
 def wrong(text: str) -> Iterator[str]:
-    """The names in code spans that lead nowhere."""
     for span in _SPAN.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         for file, name in _PLACE.findall(span):
             places = [path for path in SOURCES if f"/{path.relative_to(ROOT)}".endswith(f"/{file}")]
@@ -258,7 +257,6 @@ _NOTE = re.compile(r"\bnote (\d{3})\b")
 
 
 def anchors() -> set[str]:
-    """What the dictionary defines, in lower case."""
     return {found.lower() for found in _HEADING.findall(DICTIONARY.read_text())}
 
 

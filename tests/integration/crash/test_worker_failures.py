@@ -262,7 +262,6 @@ def _unread_bytes(pid: int) -> int:
 
 
 def _python_workers(app: Application) -> set[int]:
-    """Pids of Spark's Python workers (and their daemons)."""
     return {
         p.pid for p in psutil.Process(app.driver).children(recursive=True) if "python" in p.name()
     }

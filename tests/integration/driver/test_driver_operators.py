@@ -56,7 +56,6 @@ class Asked:
 
 
 def read_branches(branches: dict[str, KStream], builder: StreamsBuilder, n: int) -> dict[str, Any]:
-    """The records of each branch, by their ``n``."""
     for name, stream in branches.items():
         stream.to(name, value=SPLIT)
     with TopologyTestDriver(builder.build()) as driver:

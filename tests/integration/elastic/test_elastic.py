@@ -75,7 +75,6 @@ OpenStage = Callable[..., Stage]
 
 @pytest.fixture
 def stage(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[OpenStage]:
-    """``stage(settings)``: a new application, ended after the test."""
     opened: list[Stage] = []
 
     def start(**settings: Any) -> Stage:

@@ -31,7 +31,6 @@ Event = TypeVar("Event", bound=MemberEvent)
 
 
 def assignor_of(identity: Identity, subtopologies: Mapping[int, Sequence[str]]) -> MemberAssignor:
-    """An assignor of tasks without state."""
     ports, rules = Ports(), AssignmentRules(acceptable_lag=10)
     return MemberAssignor(identity, subtopologies, {}, ports.offset_sums, ports, ports.racks, rules)
 

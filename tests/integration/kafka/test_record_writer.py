@@ -120,7 +120,6 @@ def test_tracked_positions_are_the_log_s(
 
 
 def refusal(writer: RecordWriter) -> str:
-    """What the writer says of a batch that the broker does not take."""
     try:
         writer.flush(10)
         writer.commit(10)

@@ -98,7 +98,6 @@ def copies(streams: KafkaStreams) -> dict[str, int]:
 
 
 def consumed(streams: KafkaStreams) -> float:
-    """Records that the instance has read and committed."""
     return float(streams.metrics().get(metrics.RECORDS_CONSUMED, 0))
 
 

@@ -110,7 +110,6 @@ class StopProcess:
 
     @property
     def printed(self) -> str:
-        """Standard output and error so far."""
         text = self._printed.read_text(errors="replace") if self._printed.exists() else ""
         return _SCREEN_CODES.sub("", text.replace("\r", "\n"))
 
@@ -165,7 +164,6 @@ class StopProcess:
         return int(self._child.returncode)
 
     def left(self) -> list[str]:
-        """Processes, and files in its temporary folder."""
         _, alive = psutil.wait_procs(
             self.family(), timeout=1
         )  # the launcher of a JVM ends by itself
@@ -214,7 +212,6 @@ def process(
 
 
 def everflow(*arguments: str) -> list[str]:
-    """Arguments of Python for the command."""
     return ["-c", "from everflow.cli import main; main()", *arguments]
 
 
@@ -303,7 +300,6 @@ class World:
         return made
 
     def program(self, text: str = COUNT) -> None:
-        """Both topics, and the module ``program`` over them."""
         source, output = self.cluster.topic("in"), self.cluster.topic("out")
         (self.folder / "program.py").write_text(
             text.format(source=source, output=output, mark=str(self.folder / "mark"))
@@ -328,7 +324,6 @@ class World:
         )
 
     def script(self) -> AbstractContextManager[StopProcess]:
-        """A program that calls `KafkaStreams.run` itself."""
         (self.folder / "script.py").write_text(SCRIPT.format(app=self.app, servers=self.servers))
         return process(["script.py"], self.folder)
 
@@ -336,7 +331,6 @@ class World:
         return self.cluster.members(self.app)
 
     def committed(self) -> int:
-        """Records of the input that the application is done with."""
         return sum(at for at, _ in self.cluster.committed(self.app, f"{self.app}-in").values())
 
 

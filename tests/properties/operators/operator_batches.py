@@ -47,7 +47,6 @@ def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple
 
 
 def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
-    """The state of `AGGREGATES` after one more record."""
     value = value or NOTHING
     i, x, t = value["i"], value["x"], value["t"]
     if before is None:
@@ -103,7 +102,6 @@ def of_type(spec: Any, kind: str, retention_ms: int | None, **more: Any) -> Stor
 
 
 def rows_of(batch: EdgeBatch, columns: str = "seq key value timestamp") -> list[Any]:
-    """Its records, as tuples of these columns."""
     named: list[Any] = [getattr(batch, column) for column in columns.split()]
     return list(zip(*(column.tolist() for column in named), strict=True))
 
@@ -117,7 +115,6 @@ def apply_all(done: TasksResult, stores: Mapping[int, Any]) -> None:
 
 
 def entries(store: StoreView, decode: Callable[[bytes], Any]) -> dict[bytes, tuple[Any, int]]:
-    """What a store holds: values with their times."""
     return {k: (decode(d[8:]), int.from_bytes(d[:8], "big")) for k, d in store.range(None, None)}
 
 

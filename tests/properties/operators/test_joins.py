@@ -78,7 +78,6 @@ KINDS = st.sampled_from(list(JoinKind))
 
 
 def batches(rows: Sequence[Row], cuts: Sequence[int]) -> list[list[tuple[int, Row]]]:
-    """The rows with their places, cut into batches."""
     found, at, turn = [], 0, 0
     placed = list(enumerate(rows))
     while at < len(placed):
@@ -114,7 +113,6 @@ class Table:
         self.stores = {task: InMemoryStore(spec) for task in TASKS}
 
     def changed(self, batch: EdgeBatch) -> tuple[EdgeBatch, Callable[[], None]]:
-        """The table's updates, and what applies them to its store."""
         views = {task: {self.name: store} for task, store in self.stores.items()}
         done = self.operator.run(Inputs((batch,), views, dict.fromkeys(TASKS, -1)))
 
@@ -596,7 +594,6 @@ class Join:
         self.seq = 0
 
     def feed(self, changes: list[Any]) -> None:
-        """Updates of both tables, a batch in each task."""
         orders, people = (
             [(key, value) for what, key, value in changes if what == kind]
             for kind in ("order", "person")
@@ -609,7 +606,6 @@ class Join:
             self.stores["people"].apply(store)
 
     def deliver_asks(self, foreign: str | None, count: int) -> None:
-        """The next questions of a foreign key, in one batch."""
         for asks in self._next(self.asks[foreign], count):
             self._answer(asks, None)
 
@@ -635,7 +631,6 @@ class Join:
                     queue.append(self._sent(sent.take(np.array(mine, np.int64))))
 
     def _results(self, updates: EdgeBatch, answers: EdgeBatch) -> tuple[EdgeBatch, list[EdgeBatch]]:
-        """What is shown, and what is asked again."""
         views = self._views("orders")
         inputs = Inputs((updates, answers), views, through=lambda nodes, rows: selected(rows))
         shown = self.joined.run(inputs).output

@@ -158,8 +158,6 @@ def session_of(key: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """The aggregates of two sessions."""
-
     def both(name: str, merge: Callable[[Any, Any], Any]) -> Any:
         return (
             b[name] if a[name] is None else a[name] if b[name] is None else merge(a[name], b[name])
@@ -455,7 +453,6 @@ def sliding_updates_of(
 
 
 def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
-    """The aggregates of one record more."""
     listed = [] if before is None else before["list_i"] or []
     more = [] if value["i"] is None else [value["i"]]
     return operator_batches.fold(key, value, before) | {"list_i": [*listed, *more]}

@@ -175,8 +175,6 @@ def without_book(store: InMemoryStore) -> InMemoryStore:
 
 
 class Counted(InMemoryStore):
-    """Counts the ranges that are read whole."""
-
     def __init__(self, held: InMemoryStore) -> None:
         super().__init__()
         self._entries = held._entries

@@ -70,7 +70,6 @@ class Table:
         self.seq = 0
 
     def feed(self, rows: list[Any]) -> tuple[EdgeBatch, EdgeBatch]:
-        """The results of the built-in aggregates, and of the functions."""
         batch = edge_batch(rows, ENTRY, self.seq)
         batch = replace(batch, partition=np.zeros(len(batch), np.int32))
         self.seq += len(rows)
@@ -264,8 +263,6 @@ TOGETHER_ROWS = st.lists(
 
 
 class Stores:
-    """Each task's store, and its stream time."""
-
     def __init__(self, spec: Any) -> None:
         sessions = getattr(spec, "windows", None)
         kind, kept_ms = ("session", sessions.retention_ms) if sessions else ("key_value", None)

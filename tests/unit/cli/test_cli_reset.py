@@ -446,7 +446,6 @@ def test_one_that_does_not_end_in_time_is_told() -> None:
 
 
 def test_what_does_not_drain_says_why() -> None:
-    """A refusal is no instance that is not there."""
     server = HttpServer("127.0.0.1:0", Starlette())
     try:
         with pytest.raises(ConfigError, match=r"drain.*Found.*404"):

@@ -378,7 +378,6 @@ def test_probes_are_answered_beside_as_many_requests_as_can_be() -> None:
 
 @pytest.mark.usefixtures("many_files")
 def test_who_does_not_read_his_answer_gives_way() -> None:
-    """It would be answered for as long as it likes."""
     length, asked = 24 << 20, list[int]()
 
     async def large(_: Request) -> PlainTextResponse:

@@ -427,7 +427,6 @@ def test_where_it_has_died_spark_has_its_own(ahead: Daemon, daemon_launch: Launc
 
 
 def test_a_daemon_ends_with_a_process_that_is_killed(ahead: Daemon) -> None:
-    """As by ``kill -9``: nobody calls `discard`."""
     assert ahead.stdin is not None
     ahead.stdin.close()  # as the system does
     ahead.wait(DEADLINE_S)
