@@ -231,7 +231,7 @@ def test_as_many_logs_as_there_are_are_fetched_at_once(bootstrap: str, topic: To
         assert {tp for tp, records in found.items() if records} == set(logs[6:])
 
 
-# Exact ranges by every reader: aborted records left out, markers read, nothing waits for ever.
+# Exact ranges by every reader.
 
 
 def opened_exactly(bootstrap: str, fetch_bytes: int = 8 << 20) -> LogReader:

@@ -243,7 +243,7 @@ def test_a_closed_tap_may_be_used_again(case: Case) -> None:
     assert taken(case.tap, {case.one: END}) == {case.one: within(2, END)}
 
 
-# What restore, batch and follow choose, over the fake tap: how far, in which order.
+# What restore, batch and follow choose, over the fake tap.
 
 ONE, TWO, THREE = (TopicPartition("log", partition) for partition in range(3))
 POLICY_FAR = 10

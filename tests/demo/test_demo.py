@@ -42,8 +42,7 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def temp_folder() -> Iterator[Path]:
-    """Where the demo keeps its temporary files. Short, unlike tmp_path: sockets of Spark's workers
-    lie in it."""
+    """Short, unlike tmp_path: sockets of Spark's workers lie in it."""
     with tempfile.TemporaryDirectory(prefix="ef-") as folder:
         yield Path(folder)
 

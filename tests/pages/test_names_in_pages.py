@@ -41,8 +41,7 @@ _NAME = re.compile(r"(?<![\w.$-])(?:[A-Z][a-z]+\w*[A-Z]\w*|_?[A-Za-z]\w*_\w+|_[a
 
 @cache
 def defined(path: Path) -> frozenset[str]:
-    """What a module defines at any depth, the parameters and values that it names, and what it
-    imports."""
+    """What a module defines at any depth, its parameters, the values it names, its imports."""
     found = {path.stem, path.parent.name}
     for node in ast.walk(ast.parse(path.read_text())):
         match node:

@@ -196,8 +196,7 @@ def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
 def owned_as(
     cluster: ClusterState, active: Mapping[TaskId, str], copies: Mapping[TaskId, Collection[str]]
 ) -> ClusterState:
-    """``cluster`` after a generation in which these were given: what has state runs hot, the copies
-    have caught up."""
+    """``cluster`` after such a generation: what has state runs hot, the copies have caught up."""
     ends = cluster.end_sums or {}
     members = []
     for member in cluster.members:
@@ -265,7 +264,7 @@ def test_what_has_state_is_not_given_back_once_let_go(seed: int, strategy: str) 
     assert not given_back, f"{given_back}\n{cluster}"
 
 
-# Where copies go by tags: the same however members are grouped, without a look at everyone.
+# Where copies go by tags.
 
 
 EVERY_CLASS = 1 << 30

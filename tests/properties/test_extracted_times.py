@@ -225,8 +225,7 @@ def test_equal_to_record_after_record_under_any_cut(inputs: list[Input], sizes: 
 
 
 class MergeInput(NamedTuple):
-    """One input partition: times of its records, and whether the log has more of it behind the
-    batch."""
+    """One partition: times of its records, and whether its log has more behind the batch."""
 
     times: list[int]
     more: bool

@@ -255,7 +255,7 @@ def test_a_scan_with_writes_and_rebuilds_half_way(
     assert {k for k in history[0] if all(k in moment for moment in history)} <= set(keys), shown
 
 
-# LmdbStore against the reference store: batches, crashes, reopening, restores.
+# LmdbStore against the reference store.
 
 
 MINUTE_MS = 60_000
@@ -431,7 +431,7 @@ TestWindowStore = WindowMachine.TestCase
 TestWindowStore.settings = _budget
 
 
-# What is written is read again, value by value as in columns: every type, serde and store.
+# What is written is read again, value by value as in columns.
 
 SIZE_MS = 10
 """Drawing a type takes its time on a loaded machine."""

@@ -224,7 +224,7 @@ def test_a_client_that_the_program_set_up_itself_stays_its_own() -> None:
         assert mine.propagate == kept
 
 
-# What a user sees of an instance's error: what it says, not how it came to be known.
+# What a user sees of an instance's error.
 
 
 def test_an_error_without_history_is_shown_by_itself() -> None:
@@ -245,7 +245,7 @@ def test_an_error_without_history_is_shown_by_itself() -> None:
     assert shown.endswith("FatalError: a record cannot be processed\n")
 
 
-# What somebody else's text may do to a terminal or a file of lines: nothing.
+# What somebody else's text may do to a terminal or a file of lines.
 
 
 FORGED = "2026-11-21 21:14:06.000 ERROR MainThread everflow: forged"

@@ -647,7 +647,7 @@ def test_a_type_that_is_none_is_told() -> None:
         StreamsBuilder().stream("points", value=Odd())  # type: ignore[arg-type]
 
 
-# Which Python values fit which type: nothing is cut off, converted or left out.
+# Which Python values fit which type.
 
 FittingPoint = namedtuple("FittingPoint", "x y")
 NOON = dt.datetime(2024, 1, 31, 12, tzinfo=dt.timezone.utc)

@@ -210,7 +210,7 @@ def test_any_header_passes_program_letters_and_replay(app: Application, cluster:
     assert headers_of(cluster, other, 1)[b"bad"][:7] == named
 
 
-# Records that end their worker, or that a broker refuses: found, and left to their handler.
+# Records that end their worker, or that a broker refuses.
 
 UNTOLD_GOOD, BAD_AT = 60, 25
 
@@ -411,7 +411,7 @@ def test_a_store_is_rebuilt_and_a_changelog_that_is_damaged_ends_the_instance(
     assert cluster.read(dead) == []
 
 
-# A bad record in each place of one program goes to its handler alone; all else comes out.
+# A bad record in each place of one program goes to its handler alone.
 
 POISON_GOOD, POISON_BAD_AT = 30, 17
 BAD = -1

@@ -232,8 +232,7 @@ class Application:
         return self.admin.end_offsets(list(partitions), isolation)
 
     def committed(self, *, stable: bool = True) -> dict[TopicPartition, int]:
-        """The group's offsets on the input, 0 where there is none; ``stable`` waits for open
-        transactions to end."""
+        """The group's offsets, 0 where there is none; ``stable`` waits for open transactions."""
         if stable:
             found = self.admin.committed(self.name, self.inputs(), 30.0)
             return {tp: found[tp].offset if tp in found else 0 for tp in self.inputs()}
@@ -272,8 +271,7 @@ class Application:
     # --- stores ----------------------------------------------------------------------------------
 
     def store_paths(self) -> dict[int, tuple[str, int]]:
-        """Partition -> (folder name, inode of the data file) of its store: a wiped or rebuilt store
-        has others."""
+        """Partition -> (folder name, inode of the data file), others once wiped or rebuilt."""
         found = {}
         for partition in range(PARTITIONS):
             folders = sorted((self.state / f"0_{partition}").glob(f"{COUNTS}-*"))
@@ -315,8 +313,7 @@ class Application:
         self.check_stores()
 
     def check_outputs(self) -> None:
-        """Every record was copied once; the updates of a key rise to its true count and end
-        there."""
+        """Every record was copied once; a key's updates rise to its true count and end there."""
         copies = Counter[Pair](
             (record.key, record.value) for record in self.read_all(copies_topic(self.name))
         )

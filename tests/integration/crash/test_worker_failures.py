@@ -243,8 +243,7 @@ def _open_transaction(app: Application, tp: object) -> bool:
 
 
 def _unread_bytes(pid: int) -> int:
-    """Bytes that this process has sent over TCP and the other side (on this machine) has not read
-    yet."""
+    """Bytes sent over TCP that the other side (on this machine) has not read yet."""
     ports = {
         connection.laddr.port
         for connection in psutil.Process(pid).net_connections("tcp")

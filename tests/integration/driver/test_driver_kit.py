@@ -199,7 +199,7 @@ def test_a_closed_driver_says_so() -> None:
             call()
 
 
-# Global tables of DataFrames in the test driver: loaded at once, and again by its clock.
+# Global tables of DataFrames in the test driver.
 
 ORDER = serdes.json("who string, n bigint")
 

@@ -41,8 +41,7 @@ SPLIT = serdes.json("a string, n int")
 
 
 class Asked:
-    """A predicate that gives another answer at each call about a record, as a random split does.
-    The workers have copies of it, so it tells a file."""
+    """Gives another answer at each call, as a random split does; copies of it tell a file."""
 
     def __init__(self, log: Path, below: float) -> None:
         self.log, self.below = str(log), below
@@ -67,8 +66,6 @@ def read_branches(branches: dict[str, KStream], builder: StreamsBuilder, n: int)
 
 
 def test_a_predicate_is_asked_once_about_each_record_no_branch_before_took(tmp_path: Path) -> None:
-    """A random split neither loses nor doubles, and nobody is asked about a record that a branch
-    before took."""
     log = tmp_path / "asked"
     builder = StreamsBuilder()
     branches = (
@@ -254,8 +251,7 @@ def test_a_table_has_an_entry_before_those_behind_it_ask(history: str | None) ->
 
 
 def test_nothing_is_late_because_of_its_neighbours() -> None:
-    """Both entries go out with the last record; the second one's time closes the first one's
-    window."""
+    """Both go out with the last record; the second one's time closes the first one's window."""
     builder = StreamsBuilder()
     entries = (
         builder.table("in", key=TEXT, value=TEXT, store="s")
@@ -405,8 +401,7 @@ def test_what_cannot_work_is_refused(build: Callable[[KStream], KStream], messag
 
 
 def test_javas_short_boolean_float_and_lists_go_through_columns_functions_and_stores() -> None:
-    """As keys and values of topics, and in a table and its changelog, in the bytes that Java
-    writes."""
+    """In the bytes that Java writes, in a changelog too."""
     short, floats, truth = serdes.short(), serdes.list_(serdes.float_()), serdes.boolean()
     builder = StreamsBuilder()
     lists = builder.table("in", key=short, value=floats, store="lists")
@@ -531,7 +526,7 @@ def test_a_program_of_global_tables_alone_is_refused() -> None:
         builder.build()
 
 
-# The driver's partitions: what is lost where equal keys do not meet, partitioners, patterns.
+# The driver's partitions.
 
 
 ORDER = serdes.json("customer string")

@@ -382,8 +382,7 @@ def test_silence_takes_nothing_out_of_the_stores_of_a_join() -> None:
         assert silent.pipe([("right", "a", 13_000)]) == [(b"a", b"a12500&a13000", 13_000)]
 
 
-# What comes out does not depend on the machine: Python functions of every kind see UTC, and so do
-# Columns; what goes by the small and capital letters of a language is refused.
+# What comes out does not depend on the machine.
 
 UTC = dt.timezone.utc
 DDL = (

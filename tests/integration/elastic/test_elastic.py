@@ -163,8 +163,7 @@ def test_a_broker_standing_still_empties_no_store(broker: EmbeddedBroker, stage:
 
 
 def _freeze_until(broker: EmbeddedBroker, reached: Callable[[], bool]) -> None:
-    """Stop the broker for longer than a request waits for its answer and for less than a session,
-    again and again."""
+    """Stop the broker, again and again: longer than a request waits, less than a session."""
     between = threading.Event()
     deadline = time.monotonic() + LONG_S
     while not reached():

@@ -294,8 +294,7 @@ def write_values(bootstrap: str, topic: str, records: int) -> None:
 def test_a_log_of_another_topic_of_that_name_is_not_read(
     bootstrap: str, topic: Callable[[int], str], admin: ClusterAdmin, records: int
 ) -> None:
-    """By what the broker answers, not by what is in the log: an empty one too. A reader whose
-    session is older than the new topic, and a new reader."""
+    """By what the broker answers, not by what is in the log: an empty one too."""
     name = topic(2)
     known = {name: id_of(admin, name)}
     write_values(bootstrap, name, 3)
@@ -316,7 +315,7 @@ def test_a_log_of_another_topic_of_that_name_is_not_read(
         assert read_by_ids(now, name, 0, records, {name: id_of(admin, name)}) == records
 
 
-# Logs that grow on a real broker are told of at once; that they do not costs next to nothing.
+# Logs that grow on a real broker are told of at once.
 
 
 Ends = Mapping[TopicPartition, int]

@@ -93,8 +93,7 @@ class Cluster:
         self._topics_changed()
 
     def topic(self, name: str, partitions: int = 2, **config: str) -> str:
-        """Create a topic of this test; its full name. ``config``: its settings, dots as
-        underscores."""
+        """Create a topic; its full name. ``config``: its settings, dots as underscores."""
         full = f"{self.prefix}-{name}"
         self.make(full, partitions=partitions, **config)
         return full
@@ -179,15 +178,13 @@ class Cluster:
         assert not refused, refused
 
     def ends(self, topic: str, isolation: str = "read_committed") -> dict[TopicPartition, int]:
-        """Ends of a topic's partitions; of committed records once the markers of ended transactions
-        have landed."""
+        """Ends of partitions, once the markers of ended transactions have landed."""
         if isolation == "read_committed":
             self._settle(topic)
         return self._watermarks(topic, isolation)
 
     def _settle(self, topic: str) -> None:
-        """A group's offsets may be committed while the same transaction's marker is still on its
-        way to ``topic`` (KAFKA-10167)."""
+        """Offsets may be committed while the transaction's marker is on its way (KAFKA-10167)."""
 
         def landed() -> bool:
             with suppress(KafkaException):  # a client that has just lost its broker
@@ -215,8 +212,7 @@ class Cluster:
         }
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Record]:
-        """Everything in a topic, partition after partition, as a reader of committed records sees
-        it."""
+        """Everything in a topic, partition after partition, as read_committed sees it."""
         found: list[Record] = []
         if isolation == "read_committed":
             self._settle(topic)
@@ -301,8 +297,7 @@ def last_by_key(records: Iterable[Record]) -> dict[bytes | None, bytes | None]:
 
 @dataclass
 class Application:
-    """One application: its name, settings and state folder; instances are started one after the
-    other or side by side."""
+    """Its name, settings and state folder; instances come one after the other or side by side."""
 
     cluster: Cluster
     folder: Path
@@ -346,8 +341,7 @@ class Application:
             assert streams.close(60.0), "the instance did not close within 60 s"
 
     def until_processed(self, streams: KafkaStreams | None, *topics: str) -> None:
-        """Wait until everything in the topics is processed, one topic after the other: sources
-        before what they feed."""
+        """Wait until the topics are processed, in turn: sources before what they feed."""
         for topic in topics:
             wait_until(
                 lambda topic=topic: self.processed(streams, topic),  # type: ignore[misc]

@@ -405,7 +405,7 @@ def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
     assert "its batch is cut off (it has not ended within 2 s)" in caplog.text
 
 
-# An instance under faults: on the wire, in the user's code, of a schema registry that is away.
+# An instance under faults.
 
 FAULT_PARTITIONS = 2
 

@@ -638,8 +638,7 @@ def test_records_wait_for_a_global_table_and_the_clock(app: Application, cluster
     assert cluster.committed(app.id, orders) == committed
 
 
-# Times over restarts: partition times and stream times are kept with the committed offsets, so an
-# instance that starts again takes, drops and closes what one that went on would.
+# Times over restarts.
 
 
 TURNS, PER_TURN = 3, 20
@@ -668,8 +667,7 @@ def topology(name: Callable[[str], str]) -> Topology:
 
 
 def turns(seed: int) -> list[dict[str, list[Record]]]:
-    """What is written before each start. The first records of each are far behind the last ones of
-    the turn before."""
+    """Written before each start; the first records are far behind the last of the turn before."""
     drawn = random.Random(seed)
     time, found = 100, []
     for turn in range(TURNS):

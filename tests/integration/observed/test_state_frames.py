@@ -173,7 +173,7 @@ def told(
         assert (refused.exit_code, says in refused.stderr) == (code, True), refused.output
 
 
-# What an instance says over HTTP, against what is true: counters, states, probes.
+# What an instance says over HTTP, against what is true.
 
 TASK = "kafka_streams_stream_task_metrics_"
 

@@ -50,8 +50,7 @@ NEVER_SHOWN = (
 
 
 class StopProcess:
-    """``arguments`` of Python, run in ``folder``. Its temporary folder is its own, and short:
-    sockets lie in it."""
+    """``arguments`` of Python in ``folder``; its own temporary folder is short, for sockets."""
 
     def __init__(
         self, arguments: Sequence[str], folder: Path, temporary: str, *, terminal: bool
@@ -190,8 +189,7 @@ def _is_zombie(found: psutil.Process) -> bool:
 
 
 def _in_the_foreground() -> None:
-    """A session of its own, with signals as a shell leaves them to a command in the foreground,
-    however these tests were run."""
+    """A session with signals as a shell leaves them, however these tests were run."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -201,8 +199,7 @@ def _in_the_foreground() -> None:
 def process(
     arguments: Sequence[str], folder: Path, *, terminal: bool = False, temporary: str | None = None
 ) -> Iterator[StopProcess]:
-    """A started process; killed at the end with all it started. ``temporary``: its temporary
-    folder, else one of its own."""
+    """Killed at the end with all it started. ``temporary``: its temporary folder, else an own."""
     with tempfile.TemporaryDirectory(prefix="efs-", ignore_cleanup_errors=True) as own:
         found = StopProcess(arguments, folder, temporary or own, terminal=terminal)
         try:

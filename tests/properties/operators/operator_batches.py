@@ -75,8 +75,7 @@ def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
 def edge_batch(
     rows: Sequence[tuple[Any, Any, int]], value_type: pa.DataType, first_seq: int
 ) -> EdgeBatch:
-    """Records (key, value, time) with string keys; sources, partitions and offsets follow from the
-    positions."""
+    """Records (key, value, time) with string keys; all else follows from the positions."""
     seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
     return EdgeBatch(
         key=pa.array([row[0] for row in rows], pa.string()),

@@ -141,8 +141,7 @@ def restored(store: LmdbStore, entries: Sequence[Entry], offset: int) -> bool:
 
 
 def counted(kind: str, view: Any) -> Any:
-    """What the operator makes of the next record of each key; who reads a versioned table is
-    shown what it was."""
+    """The operator's result of each key's next record; a versioned table shows what it was."""
     if kind == "versioned":
         decode = SPECS[kind].value_serde.decode
         return {

@@ -447,7 +447,7 @@ def test_a_late_match_corrects_a_result_without_one(kind: JoinKind) -> None:
     assert join.dropped == {}
 
 
-# Joins with global tables against a model; a table of several partitions is one.
+# Joins with global tables against a model.
 
 SPEC = StoreSpec(name="g", kind="key_value", key_serde=KEY, value_serde=VALUE, logging=False)
 TABLE = JoinedTable(SPEC, VALUE, pa.int64())

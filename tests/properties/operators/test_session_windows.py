@@ -134,8 +134,7 @@ def check(
 
 
 def updates_of(model: Model, rows: list[tuple[Any, Any, int]], seq: int, every: bool) -> list[Any]:
-    """What the model gives for a batch: every update, or the last of each session that is new to
-    readers."""
+    """The model's batch: every update, or the last of each session that is new to readers."""
     model.late, before = 0, set(model.stored)
     updates = [
         (seq + i, *u)

@@ -438,7 +438,7 @@ def test_scenario_22_a_member_back_without_its_disk_does_not_keep_its_task_cold(
     assert RUNNING not in back.offset_sums.values()
 
 
-# What waits for a lost member, for how long; and the values an assignor works with.
+# What waits for a lost member, for how long.
 
 A, B, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)
 TASKS = {

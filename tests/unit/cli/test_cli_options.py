@@ -199,8 +199,7 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
     ],
 )
 def test_slow_samples_come_less_often(took_s: float, state: ClientState, pause_s: float) -> None:
-    """Of 1,000 tasks it takes some hundredths of a second of a core; who waits for a start is
-    told more often."""
+    """1,000 tasks take some hundredths of a second of a core; a start is told of more often."""
     assert run_module.pause_s(took_s, state) == pause_s
 
 

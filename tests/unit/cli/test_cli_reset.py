@@ -454,7 +454,7 @@ def test_what_does_not_drain_says_why() -> None:
         server.close()
 
 
-# `everflow simulate`: what it prints, writes and refuses.
+# `everflow simulate`.
 
 
 SMALL = ("simulate", "--members", "2", "--tasks", "6", "--state-records", "50000")
@@ -500,8 +500,7 @@ def test_both_rates_may_come_from_a_bench(tmp_path: Path) -> None:
 
 
 def test_warm_ups_take_the_time_of_their_own_rate(tmp_path: Path) -> None:
-    """A new instance's tasks are warmed up: how fast active tasks are restored has nothing to do
-    with it."""
+    """A new instance's tasks are warmed up, at a rate that is not that of active ones."""
     balanced = {}
     for name, restore, follow in (
         ("even", 20_000, 20_000),

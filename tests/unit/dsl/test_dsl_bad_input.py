@@ -231,7 +231,7 @@ def test_a_branch_that_is_not_there_is_a_key_error_too_and_a_stream_is_no_sequen
     assert copy.copy(stream).node == stream.node
 
 
-# Calls that fail leave nothing behind and say what does not fit; threads share a builder.
+# Calls that fail leave nothing behind and say what does not fit.
 
 HOUR = TimeWindows.of_size("1 hour")
 VALUE = serdes.json("item string, amount double")
@@ -263,8 +263,7 @@ class World:
 
 
 Step = Callable[[World], object]
-# Each fails as late as it can: after it has claimed names, topics or stores, burnt numbers or added
-# nodes.
+# Each fails as late as it can.
 FAILING: list[Step] = [
     lambda w: w.grouped.count(store="s", name="taken"),
     lambda w: w.grouped.aggregate(store="s", a=agg.sum("value.nothing")),

@@ -407,7 +407,7 @@ def test_a_join_has_the_left_ones_windows(first: str) -> None:
     ]
 
 
-# Names of other APIs: the message tells the name here, and its example works.
+# Names of other APIs.
 
 VALUE = "item string, amount double"
 OWNERS = (

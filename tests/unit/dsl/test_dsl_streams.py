@@ -329,7 +329,7 @@ def test_a_tables_filter_is_not_asked_about_deletions() -> None:
     assert [positive("k", v) for v in (1, -1, None)] == [1, None, None]
 
 
-# By which partitioner topics are spread: what a source says, and what follows for the others.
+# By which partitioner topics are spread.
 
 
 def own(topic: str, key: str, value: None, partitions: int) -> int:

@@ -302,7 +302,7 @@ def test_a_built_in_merges_no_key(
     assert spec.merger("k", 3, 4) == 4
 
 
-# Options of one store: what each does, and what is refused with the user's line and the cure.
+# Options of one store.
 
 SLIDING = SlidingWindows.of_time_difference(5)
 WINDOWS: dict[str, Any] = {
@@ -532,7 +532,7 @@ def test_a_global_table_has_few_options(store: Materialized, says: str) -> None:
         StreamsBuilder().global_table("g", key=TEXT, value=TEXT, store=store)
 
 
-# Versioned tables and joins in time: what is refused, and how it is told.
+# Versioned tables and joins in time.
 
 
 class VersionedWorld:

@@ -390,7 +390,7 @@ def test_orders_reports_and_outcomes_travel(rig: Rig) -> None:
     assert (placed.program, placed.attempt) == ("/here", 9)
 
 
-# The driver's side without Spark: places, slots, the door, the packed program.
+# The driver's side without Spark.
 
 RUNS = Report(
     slot=1, attempt=5, host="one", phase="runs", log="/log", state="RUNNING", ready=True, desired=2

@@ -223,7 +223,7 @@ def test_durations_are_as_exact_as_people_read_them(seconds: float, text: str) -
     assert duration(seconds) == text
 
 
-# A program that ends without close(): its instance ends in order first.
+# A program that ends without close().
 
 PROGRAM = """
 import os, threading

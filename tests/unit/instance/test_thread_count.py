@@ -230,7 +230,7 @@ def test_threads_that_are_not_needed_after_all_end(world: World) -> None:
     assert [thread.number for thread in world.threads] == [0, 1]
 
 
-# Topics that come while an instance runs (note 037): in which order, and those refused.
+# Topics that come while an instance runs (note 037).
 
 A, B = TaskId(0, 0), TaskId(0, 1)
 OLD, NEW = (tuple(TopicPartition(topic, p) for p in range(2)) for topic in ("old", "new"))

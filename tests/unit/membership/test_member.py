@@ -539,7 +539,7 @@ def test_leaving_says_how_and_nothing_follows(driven: Driven, leave_group: bool 
     assert driven.member.events.empty()
 
 
-# When a member asks for a rebalance: gathered, never within one, not what the join said.
+# When a member asks for a rebalance.
 
 
 A, B = TaskId(0, 0), TaskId(0, 1)

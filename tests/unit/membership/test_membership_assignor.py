@@ -484,7 +484,7 @@ def test_a_newcomer_s_warm_ups_and_what_comes_later() -> None:
     )
 
 
-# ``task.assignor.class``, the example's too, and other code of users: loaded, not waited for.
+# ``task.assignor.class``, the example's too, and other code of users.
 
 
 class GivesAll:

@@ -230,7 +230,7 @@ def test_after_its_end_nobody_answers(shown: Shown) -> None:
         get(server, "/live")
 
 
-# There is room for who comes, whoever holds connections; and lines about requests are few.
+# There is room for who comes, whoever holds connections.
 
 
 MANY = MOST_CONNECTIONS + SPARE + 24

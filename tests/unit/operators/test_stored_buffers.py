@@ -249,7 +249,7 @@ def test_a_negative_time_waits_in_the_grace_as_zero_does() -> None:
     assert [row[:3] for row in shown(then)] == [["a", 1, -5]]
 
 
-# The index of what waits: keys sort as times do, and entries come out in order.
+# The index of what waits.
 
 PLAIN, SIGNED = DueIndex(b"t"), DueIndex(b"t", signed=True)
 ENTRIES = st.lists(st.tuples(st.integers(-20, 20), st.binary(max_size=9)), max_size=20, unique=True)

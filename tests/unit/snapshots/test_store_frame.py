@@ -368,7 +368,7 @@ def test_without_a_broker_the_cure_is_in_the_last_line(monkeypatch: pytest.Monke
     assert "Check bootstrap.servers" in last
 
 
-# What a store was, folded from its changelog: every kind, and what has to be said of it.
+# What a store was, folded from its changelog.
 
 TOPIC = "app-s-changelog"
 
@@ -682,7 +682,7 @@ def test_json_of_rows_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
 
 
-# Options of the data source ``everflow-state``: what each gives, and what names the wrong one.
+# Options of the data source ``everflow-state``.
 
 WHERE = {"application.id": "shop", "bootstrap.servers": "localhost:1"}
 PLAIN = {**WHERE, "store": "counts", "topology": "shop:builder"}

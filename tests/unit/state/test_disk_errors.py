@@ -175,7 +175,7 @@ def test_a_usable_folder_is_made_and_left_empty(tmp_path: Path) -> None:
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-# Closing a store while another thread reads it; where stores in memory lie, and when they go.
+# Closing a store while another thread reads it.
 
 
 @pytest.fixture
@@ -329,7 +329,7 @@ def test_what_cannot_be_is_told_with_its_cure(tmp_path: Path, memory: Path) -> N
     assert "state.memory.dir" in full
 
 
-# Where pages are missing, many keys are read by threads; else nothing is read twice.
+# Where pages are missing, many keys are read by threads.
 
 
 KEYS = [b"%05d" % number for number in range(4 * KEYS_MIN)]

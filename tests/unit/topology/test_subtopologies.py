@@ -454,7 +454,7 @@ def test_a_long_difference_is_cut() -> None:
     assert told.splitlines()[-1] == "  ... and 28 lines more"
 
 
-# The order in which a record reaches nodes: depth first, children as they were added.
+# The order in which a record reaches nodes.
 
 ARRIVAL_EDGE = EdgeType(pa.string(), pa.string())
 

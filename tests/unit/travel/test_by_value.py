@@ -417,7 +417,7 @@ def test_a_copy_in_the_same_process_leaves_the_program_as_it_is(program: Program
     assert __import__("copied") is module
 
 
-# Classes in a process that never imported their program: each is there once, as it is.
+# Classes in a process that never imported their program.
 
 
 ENUMS = """

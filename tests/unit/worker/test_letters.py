@@ -561,7 +561,7 @@ def test_a_store_that_another_claimed_is_not_touched(writer: SinkWriter, store: 
     assert entries(store) == 0
 
 
-# A batch without the records that it fails on: which they are, and what it costs.
+# A batch without the records that it fails on.
 
 A = TopicPartition("a", 0)
 

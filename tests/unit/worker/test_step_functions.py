@@ -281,7 +281,7 @@ def test_where_one_result_goes_two_ways_nothing_is_kept_of_the_ways() -> None:
     }
 
 
-# Views of stores in one step: the batch's own changes, and global tables of several partitions.
+# Views of stores in one step.
 
 SHARED = store_spec("s", value=serdes.string())
 
@@ -350,7 +350,7 @@ def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: 
     assert access.closed == 1
 
 
-# What a failure says: the user's line, the record, the cause in Spark's text.
+# What a failure says.
 
 DIVISION = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate divisor being 0 and return NULL instead. If \
 necessary set "spark.sql.ansi.enabled" to "false" to bypass this error. SQLSTATE: 22012

@@ -213,8 +213,7 @@ def test_a_table_without_a_store_is_as_one_with_it(join: Callable[..., Any], cha
 
 
 def test_a_transformer_is_asked_with_nothing_where_there_is_no_entry() -> None:
-    """As in Kafka Streams, whose value getter calls it at each look-up; a record without a key asks
-    nothing."""
+    """As in Kafka Streams, at each look-up; a record without a key asks nothing."""
     builder = StreamsBuilder()
     stream = builder.stream("s", key=TEXT, value=TEXT)
     table = builder.table("one", key=TEXT, value=TEXT, store="one")
@@ -447,8 +446,7 @@ def test_a_filters_own_store_takes_no_history() -> None:
 
 @pytest.mark.parametrize("final", ["suppress", "emit_strategy"])
 def test_a_session_goes_at_its_gap_and_grace_or_a_millisecond_later(final: str) -> None:
-    """As in Kafka Streams: a record that is exactly gap and grace later may still be in the session
-    that `suppress` lets out with it."""
+    """As in Kafka Streams: such a record may still be in the session that `suppress` lets out."""
 
     def build(builder: StreamsBuilder) -> Any:
         groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()

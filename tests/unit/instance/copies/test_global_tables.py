@@ -115,7 +115,7 @@ def test_without_global_tables_nothing_is_waited_for() -> None:
     none.close()
 
 
-# Tables that are loaded: swapped as a whole, kept over failures, removed when unread.
+# Tables that are loaded.
 
 TASK = TaskId(3, 0)
 SPEC = store_spec("people", logging=False)

@@ -106,8 +106,7 @@ def test_a_standby_that_begins_hot_has_nothing_to_say_a_cold_one_has(world: Worl
 
 
 def test_a_standby_that_fell_behind_says_again_that_it_is_hot(world: World) -> None:
-    """Found by the simulation: the group saw it behind and waited for it until the probing
-    interval."""
+    """Found by the simulation: the group waited for it until the probing interval."""
     world.updater.add([world.task(A)])
     world.rounds(2)
     assert world.hot == []

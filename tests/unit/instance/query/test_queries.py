@@ -476,7 +476,7 @@ def test_with_stale_a_copy_answers_where_the_owner_is_gone(instances: dict[str, 
     assert ask(first, key, "?stale") == KEYS[key]
 
 
-# Queries of real stores: keys, ranges, windows, pages, moves; and which keys a store holds.
+# Queries of real stores.
 
 
 @pytest.fixture

@@ -476,7 +476,7 @@ def test_silence_is_no_silence_while_nobody_knows_the_ends_or_all_is_paused() ->
     assert world.turn()
 
 
-# What a stream thread does after each event: the table of the module, row by row.
+# What a stream thread does after each event.
 
 
 DIVISION = BatchFailure(kind="other", error="division by zero", where=("app.py:3",))

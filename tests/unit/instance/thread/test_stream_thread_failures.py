@@ -446,7 +446,7 @@ def test_a_batch_cut_off_is_no_failure(world: World, caplog: pytest.LogCaptureFi
     assert "its batch was cut off by the end of the instance" in caplog.text
 
 
-# A stream thread that cannot go on (KIP-671): what the handler's answers do, how often.
+# A stream thread that cannot go on (KIP-671).
 
 
 REPLACE = StreamThreadExceptionResponse.REPLACE_THREAD

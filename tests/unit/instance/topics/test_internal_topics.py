@@ -346,7 +346,7 @@ def test_racks_are_read_once_a_minute_and_kept_where_nobody_answers() -> None:
     assert len(asked) == 2
 
 
-# Topics that are no longer those of the start: made again, or with more partitions.
+# Topics that are no longer those of the start.
 
 WATCHED_INPUT, WATCHED_CHANGELOG = "in", "app-counts-changelog"
 

@@ -539,7 +539,7 @@ def test_a_damaged_log_beside_others_is_named_and_they_are_read() -> None:
     assert damaged.value.partitions == {TWO}
 
 
-# Fetches with a rack go to the near replica and back (KIP-392); one request per broker; by id.
+# Fetches with a rack go to the near replica and back (KIP-392).
 
 LEADER, NEAR = 1, 2
 UUID = uuid.UUID(int=5)

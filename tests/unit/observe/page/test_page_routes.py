@@ -167,7 +167,7 @@ def test_what_is_no_token(header: str) -> None:
     assert allowed([], header, passwords=True)
 
 
-# Dead letters over HTTP: who may look and replay, once at a time, and never by accident.
+# Dead letters over HTTP.
 
 CAUSE = LetterCause("ValueError", "parse", "in")
 BODY = json.dumps(CAUSE._asdict()).encode()
