@@ -109,7 +109,6 @@ def test_scenario_16_streams_of_different_pace_in_one_batch(count: int, told: To
 
 @pytest.mark.parametrize("history", [5, 40])
 def test_scenario_28_versions_survive_a_restore(history: int, told: Told, tmp_path: Path) -> None:
-    """Chunks of a changelog with several versions of a key are what Kafka Streams had."""
     drawn, program = random.Random(28), _versions(history)
     topology = built(program)
     cuts = [

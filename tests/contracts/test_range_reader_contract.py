@@ -108,7 +108,6 @@ def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> No
 
 
 def test_a_warm_up_leaves_no_trace(bootstrap: str, log: list[TopicPartition], name: str) -> None:
-    """Also while records arrive, between two reads, and where one of the topics does not exist."""
     one, two = log
     reader = RangeReader({"bootstrap.servers": bootstrap}, True)
     topics = {one.topic, f"{name}-missing"}
@@ -213,7 +212,6 @@ def test_a_read_ends_early_with_enough_bytes(opened: Opened, bootstrap: str, top
 
 
 def test_as_many_logs_as_there_are_are_fetched_at_once(bootstrap: str, topic: Topic) -> None:
-    """An answer has news of all logs with records, however many wait for some."""
     made = topic(12)
     logs = [TopicPartition(made, partition) for partition in range(12)]
     writer = RecordWriter({"bootstrap.servers": bootstrap}, None)

@@ -211,7 +211,6 @@ def test_many_ranges_are_those_of_one_each(store: Store, length: int) -> None:
 
 
 def test_many_ranges_in_any_order_are_those_of_one_each(store: Store) -> None:
-    """Most lie between two keys, one behind the other, where nothing is stored."""
     chance = random.Random(7)
     texts = [bytes(chance.choices(b"abc", k=chance.randint(1, 3))) for _ in range(60)]
     store.apply([(key, key) for key in texts[:12]])

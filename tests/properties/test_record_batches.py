@@ -404,7 +404,6 @@ def test_what_it_does_not_read_is_told() -> None:
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
 def test_bytes_for_gigabytes_are_refused_first(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kilobyte of them stands for a megabyte, and so on; what is held is bounded all the time."""
     small = compress(b"\0" * (4 << 20), codec)
     assert len(small) < 1 << 15
     unread = pa.total_allocated_bytes()

@@ -264,7 +264,6 @@ def test_the_record_is_a_dead_letter_and_the_others_come_out_in_order(
 
 
 def test_a_record_too_much_for_an_aggregate_is_a_letter(app: Application, cluster: Cluster) -> None:
-    """Its changelog does not take it; the others of its key and of its batch are in."""
     source, output, dead = (cluster.topic(name, 1) for name in ("in", "out", "dead"))
     values = [("big", f"{n}" * 6_000) if n % 2 else ("k", "v") for n in range(9)]
     cluster.write(source, [text(key, value, 1_000 + n) for n, (key, value) in enumerate(values)])
@@ -313,7 +312,6 @@ def test_what_a_compacted_topic_refuses_is_a_letter(app: Application, cluster: C
 
 
 def test_a_letter_its_topic_refuses_is_made_smaller(app: Application, cluster: Cluster) -> None:
-    """Above what the producer sends, for its error's text; then above what the topic takes."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     dead = cluster.topic("dead", 1, max_message_bytes="3000")
     values = [b"{}", b"{" + b"x" * 990_000, b"{x", b"{}"]

@@ -595,7 +595,6 @@ def test_no_record_is_left_out_for_what_another_one_left_in_a_store(behind: str)
 
 
 def test_nor_in_the_filter_of_a_table() -> None:
-    """A change has the value before, too: the records behind 100 and 200 are in order."""
     builder = StreamsBuilder()
     table = builder.table("in", key=TEXT, value=NUMBERS, store="t")
     table.filter(lambda value: value["n"] // (value["n"] % 100) >= 0).map_values(
@@ -608,8 +607,6 @@ def test_nor_in_the_filter_of_a_table() -> None:
 
 
 def test_a_record_that_became_several_takes_all_of_them_with_it() -> None:
-    """The record 100 becomes 100 and -1, which fails; without it 50 succeeds."""
-
     def function(key: str, value: int, total: int) -> int:
         if value < 0 or (total >= 100 and value == 50):
             raise ValueError(value)

@@ -240,7 +240,6 @@ def test_each_result_meets_the_table_as_it_has_made_it(history: str | None) -> N
 
 @pytest.mark.parametrize("history", [None, "1 hour"])
 def test_a_table_has_an_entry_before_those_behind_it_ask(history: str | None) -> None:
-    """The view's change comes to the join first; by then the table has its entry."""
     builder = StreamsBuilder()
     table = words_of(builder).to_table(store=Materialized("s", history=history) if history else "s")
     view = table.map_values(F.concat("value", F.lit("'")), store="view")
@@ -651,7 +650,6 @@ def test_topics_that_would_not_meet_are_refused_as_on_a_broker() -> None:
 
 
 def test_a_join_by_a_foreign_key_finds_tables_of_other_producers() -> None:
-    """The answer goes where the entry's key lies, the question where the other table's does."""
     builder = StreamsBuilder()
     orders = builder.table("orders", key=TEXT, value=ORDER, store="orders", partitioner="crc32")
     customers = builder.table(

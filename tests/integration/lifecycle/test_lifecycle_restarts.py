@@ -703,7 +703,6 @@ def by_the_driver(given: list[dict[str, list[Record]]]) -> dict[str, list[Any]]:
 
 
 def test_a_partitions_time_is_kept_over_a_restart(app: Application, cluster: Cluster) -> None:
-    """A record that was late stays late, and a guessed time continues from the last one."""
     given = turns(seed=7)
     names = {topic: cluster.topic(topic, 1) for topic in (*given[0], "windows", "guessed")}
     dropped = 0.0

@@ -331,8 +331,6 @@ def test_a_record_waits_for_an_entry_of_a_global_table(
 def test_the_clock_ends_the_wait_for_a_table_of_the_same_tasks(
     kind: JoinKind, timeout_ms: int | None, rows: list[Row], cuts: list[int]
 ) -> None:
-    """Nothing but the clock ends it: each record comes once, with its entry, or when its time is
-    over."""
     own, table = room(None, None, timeout_ms), Table("t")
     stores = {task: InMemoryStore(WAITING) for task in TASKS}
     join = LookupJoin(table=table.joined, kind=kind, room=own)

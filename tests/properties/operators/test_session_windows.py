@@ -62,7 +62,6 @@ class Model:
     late: int = 0
 
     def feed(self, key: str, value: Any, time: int) -> list[tuple[tuple[str, int, int], Any]]:
-        """Updates (session, aggregate or None) in the order in which they are forwarded."""
         gap, retention_ms = self.windows.gap_ms, self.windows.retention_ms + self.more_ms
         shown_from = self.stream_time - retention_ms
         self.stream_time = max(self.stream_time, time)
@@ -276,7 +275,6 @@ class SlidingModel:
     updates: list[Update] = field(default_factory=list)
 
     def feed(self, key: str, value: Any, time: int) -> list[Update]:
-        """Updates (window, aggregate or None, time) in the order in which they are forwarded."""
         self.updates = []
         self.stream_time = max(self.stream_time, time)
         close = self.stream_time - self.windows.grace_ms
@@ -397,7 +395,6 @@ def sliding_check(
     type_: pa.DataType,
     decode: Any,
 ) -> None:
-    """Run both; outputs, positions, drops, stream time and store have to agree after each batch."""
     size_ms = spec.windows.difference_ms
     store = InMemoryStore(of_type(spec, "window", model.retention_ms, window_size_ms=size_ms))
     stream_time, seq = -1, 0
@@ -439,7 +436,6 @@ def sliding_check(
 def sliding_updates_of(
     model: SlidingModel, rows: list[tuple[Any, Any, int]], seq: int, every: bool
 ) -> list[Any]:
-    """What the model gives for a batch: every update, or the last of each window."""
     model.late = 0
     updates = [
         (seq + i, *u)

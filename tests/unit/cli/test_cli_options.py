@@ -386,7 +386,6 @@ def in_a_folder_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_no_instance_could_run_with_is_refused(arguments: list[str], says: str) -> None:
-    """Three of them would have failed first; an address would have been left out in silence."""
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     assert says in done.output

@@ -191,7 +191,6 @@ def test_null_keys_reach_a_join_that_takes_them_through_a_repartition_topic(kind
 
 @pytest.mark.parametrize("left", [False, True])
 def test_an_entry_without_a_foreign_key_has_no_match(left: bool) -> None:
-    """The function gives None: no result, or one without a right; nothing is asked."""
     builder = StreamsBuilder()
     orders = builder.table("orders", key=TEXT, value=TEXT, store="orders")
     people = builder.table("people", key=TEXT, value=TEXT, store="people")
@@ -215,7 +214,6 @@ def test_an_entry_without_a_foreign_key_has_no_match(left: bool) -> None:
 
 @pytest.mark.parametrize("every", [False, True])
 def test_no_result_stays_behind_an_answer_for_what_the_entry_was(every: bool) -> None:
-    """All in one batch: the answers come when their entries have changed again."""
     builder = StreamsBuilder()
     orders = builder.table("orders", key=TEXT, value=TEXT, store="orders")
     people = builder.table("people", key=TEXT, value=TEXT, store="people")

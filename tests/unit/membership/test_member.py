@@ -659,7 +659,6 @@ def test_a_lost_membership_forgets_its_copies(follow_ups: FollowUps) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("hjca"), st.floats(0, 3_000)), max_size=60))
 def test_asked_once_per_join_and_every_hot_warm_up_is_told(steps: list[tuple[str, float]]) -> None:
-    """In any order: one question between two joins, a hot task told within the gathering time."""
     follow_ups, now, asked, hot = FollowUps(), 0.0, 0, False
     for what, wait in steps:
         now += wait

@@ -340,7 +340,6 @@ def status(server: HttpServer, path: str) -> int:
     ],
 )
 def test_connections_that_ask_nothing_keep_nobody_out(begun: bytes) -> None:
-    """Of one client, more than there is room for: idle, with half a request, or answered."""
     server = HttpServer("127.0.0.1:0", application(lambda: WHOLE, ""), request_s=600)
     with closing(server), connected(server, begun):
         for _ in range(3):
@@ -350,7 +349,6 @@ def test_connections_that_ask_nothing_keep_nobody_out(begun: bytes) -> None:
 
 @pytest.mark.usefixtures("many_files")
 def test_probes_are_answered_beside_as_many_requests_as_can_be() -> None:
-    """Each of them is under way: none gives way, and their threads are all taken."""
     answered, asked = threading.Event(), list[int]()
 
     async def slow(_: Request) -> PlainTextResponse:

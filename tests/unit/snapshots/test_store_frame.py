@@ -603,7 +603,6 @@ def test_parquet_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_what_processing_left_out_of_a_reused_topic_is_not_shown(tmp_path: Path) -> None:
-    """At the end, and at a point before it was left out, as far as that is known."""
     log = {0: counted(("a", 1, 1_000), ("a", 2, 2_000), ("b", 3, 3_000), ("b", None, 4_000))}
     entries = [(b"a", KeptEntry(1, read_long(1), 1_000)), (b"b", KeptEntry(3, read_long(3), 3_000))]
     left_out = FakeChangelog(

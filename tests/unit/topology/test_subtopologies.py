@@ -303,7 +303,6 @@ def test_a_topic_of_two_sources_is_left_out() -> None:
     joined=st.booleans(),
 )
 def test_what_runs_stays_for_all(counts: dict[str, int], stateful: bool, joined: bool) -> None:
-    """Sub-topologies, stores, internal topics and tasks; and the next start takes the same."""
     topology = program(stateful=stateful, joined=joined)
     growing = found(topology, **{f"in_{name}": number for name, number in counts.items()})
     before, after = cut(topology), cut(growing.topology)

@@ -261,7 +261,6 @@ def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
 def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_the_table_has() -> (
     None
 ):
-    """What this batch made of the key, else what is stored; also of what had no time."""
     task = TaskId(0, 0)
     request = batch_request(
         {IN: OffsetRange(17, 21)},
@@ -700,7 +699,6 @@ def test_what_fails_without_any_record_is_no_records_fault() -> None:
 
 @pytest.mark.parametrize(("limit", "at"), [(99, 0), (300, 5), (349, 5), (699, 12)])
 def test_the_record_that_makes_an_entry_of_a_store_too_large_is_found(limit: int, at: int) -> None:
-    """The entry grows by 50 bytes with each record; the writer refuses it, and names no record."""
     changelog = "app-lists-changelog"
     task = TaskContext(TaskId(0, 0), "", "", {}, {"lists": StorePlace("", changelog)})
     trials = 0

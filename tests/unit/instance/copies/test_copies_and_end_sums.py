@@ -499,7 +499,6 @@ def test_the_keeper_frees_the_disk_space_of_this_life_and_of_an_earlier_one(
 
 
 def test_the_running_stores_are_looked_at_now_and_then(cleaner_world: CleanerWorld) -> None:
-    """A look at a thousand takes milliseconds, and the loop turns ten times a second."""
     looks: list[float] = []
 
     class Counted(Freshness):

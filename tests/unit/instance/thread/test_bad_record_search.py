@@ -423,8 +423,6 @@ def test_who_gets_on_again_runs_with_the_others_as_before(stalled_world: TwoTask
 def test_a_silent_partition_costs_no_recovery_and_holds_up_nobody_for_long(
     stalled_world: TwoTasks,
 ) -> None:
-    """The batch ends without its records."""
-
     def silent(request: BatchRequest) -> BatchResult:
         if OTHER not in request.ranges:
             return stalled_world.commit(request)

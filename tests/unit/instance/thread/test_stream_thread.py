@@ -65,7 +65,6 @@ def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None
 
 
 def test_a_batch_that_reads_to_the_end_takes_in_what_comes_until_it_is_read(world: World) -> None:
-    """As far as a batch may have more records; a full one and a retry read what was planned."""
     world.fed(lambda request: world.commit(request.ending({IN: request.ranges[IN].end + 5})), 40)
     world.turns(2)
     world.end = 250

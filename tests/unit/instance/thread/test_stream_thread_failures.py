@@ -352,7 +352,6 @@ def test_what_is_before_a_record_that_a_column_names_is_committed(world: World) 
 def test_of_several_tasks_the_record_that_ends_the_worker_is_found(
     world: World, bad: TopicPartition, kind: str, raised: type[Exception]
 ) -> None:
-    """One record of each is left; then they are run one by one, and the good ones are committed."""
     read = {IN: 0, OTHER: 0}
 
     def divide(request: BatchRequest) -> BatchResult:
