@@ -384,7 +384,7 @@ def test_an_input_that_was_created_again_is_named_with_both_ids_and_a_way_on() -
 
 def test_an_internal_topic_that_was_created_again_has_lost_its_records() -> None:
     said = confirmed(topics(log_id="y"))
-    assert f"Topic {CHANGELOG} was deleted and created again" in said
+    assert f"Topic {WATCHED_CHANGELOG} was deleted and created again" in said
     assert "restore the topic from a backup" in said
     assert "--reset-offsets" not in said
 
@@ -393,7 +393,7 @@ def test_an_internal_topic_that_was_created_again_has_lost_its_records() -> None
     ("now", "line"),
     [
         (topics(partitions=4), "Topic in has now 4 partitions, was 2"),
-        (topics(log_partitions=3), f"Topic {CHANGELOG} has now 3 partitions, was 2"),
+        (topics(log_partitions=3), f"Topic {WATCHED_CHANGELOG} has now 3 partitions, was 2"),
     ],
 )
 def test_another_number_stops_all_instances(now: Mapping[str, TopicDescription], line: str) -> None:
@@ -462,7 +462,7 @@ def test_topics_deleted_together_are_named_together_also_one_gone_before_the_fir
     decision = changes()
     said = [decision.after({}) for _ in range(MISSING_ANSWERS)]
     assert isinstance(said[-1], InternalTopicError)
-    assert f"Topics {CHANGELOG}, {INPUT} were deleted" in str(said[-1])
+    assert f"Topics {WATCHED_CHANGELOG}, {WATCHED_INPUT} were deleted" in str(said[-1])
 
 
 def test_answers_without_a_topic_count_only_in_a_row() -> None:
