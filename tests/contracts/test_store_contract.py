@@ -269,6 +269,7 @@ def test_older_windows_expire_and_late_writes_stay_out(windows: Store, time_key:
 
 # A versioned store: the reference in memory and LMDB show the same whatever is put (KIP-889).
 
+
 HISTORY_MS = 4 * MINUTE_MS
 
 Put = tuple[bytes, bytes | None, int]

@@ -245,6 +245,7 @@ def test_a_closed_tap_may_be_used_again(case: Case) -> None:
 
 # What restore, batch and follow choose, over the fake tap.
 
+
 ONE, TWO, THREE = (TopicPartition("log", partition) for partition in range(3))
 POLICY_FAR = 10
 

@@ -380,6 +380,7 @@ def test_an_input_at_its_end_bounds_nothing() -> None:
 
 # `max.task.idle.ms` in micro-batches against Kafka Streams' PartitionGroup (reference 1.6).
 
+
 NAMES = "abc"
 
 

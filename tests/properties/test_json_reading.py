@@ -65,6 +65,7 @@ def test_bad_records_of_a_long_batch_are_named_and_the_others_read(seed: int) ->
 
 # JSON written in columns has the bytes of JSON written value by value, and is read again.
 
+
 NAMES = ("a", "b", "é", "a b", 'q"', "n\\", "", "\n")
 TEXTS = ("", "a", "é\U0001f600", 'q"', "\\", "\n\t\r\b\f", "\x00\x1f\x7f", "/", "null", "\u2028")
 FLOATS = (

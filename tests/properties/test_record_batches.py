@@ -422,6 +422,7 @@ def test_a_batch_may_be_as_large_as_that() -> None:
 
 # Corrupt bytes from outside end in a value or an error for people, the same on both roads.
 
+
 SEED = 16
 COUNT = 10_000 if os.environ.get("EVERFLOW_EXPLORE") == "1" else 300
 SCHEMA = (

@@ -433,6 +433,7 @@ TestWindowStore.settings = _budget
 
 # What is written is read again, value by value as in columns.
 
+
 SIZE_MS = 10
 """Drawing a type takes its time on a loaded machine."""
 

@@ -147,7 +147,6 @@ def test_letters_are_replayed_into_another_topic(dlq: Dlq) -> None:
 
 
 def test_records_without_the_headers_are_counted_and_not_listed(dlq: Dlq) -> None:
-    """Whoever names a wrong topic is told so."""
     plain = dlq.cluster.topic("plain", 1)
     dlq.cluster.write(plain, [Record(b"k", b"v"), Record(b"k", b"w")])
     for name in ("list", "group"):

@@ -212,6 +212,7 @@ def test_any_header_passes_program_letters_and_replay(app: Application, cluster:
 
 # Records that end their worker, or that a broker refuses.
 
+
 UNTOLD_GOOD, BAD_AT = 60, 25
 
 
@@ -350,6 +351,7 @@ def test_without_a_topic_a_too_large_record_stops_it(app: Application, cluster: 
 
 # A store with unreadable bytes is mended from the changelog, or named; no record is (note 041).
 
+
 DAMAGE = b"\1\2\3"
 
 
@@ -410,6 +412,7 @@ def test_a_store_is_rebuilt_and_a_changelog_that_is_damaged_ends_the_instance(
 
 
 # A bad record in each place of one program goes to its handler alone.
+
 
 POISON_GOOD, POISON_BAD_AT = 30, 17
 BAD = -1

@@ -148,7 +148,6 @@ def test_a_sum_beyond_38_digits_leaves_out_the_record_that_does_it() -> None:
 
 
 def test_half_an_effect_is_taken_back() -> None:
-    """The count has seen the record before the function behind it fails."""
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.json("n bigint"))
     counts = stream.group_by_key().count(store="counts")

@@ -497,7 +497,6 @@ def aggregated(aggregator: Callable[..., Any]) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("all_fail", [False, True])
 def test_a_function_is_called_once_for_each_of_them(tmp_path: Path, all_fail: bool) -> None:
-    """Where it gives another type than it declares, and where it fails on all."""
     path = tmp_path / "calls"
 
     def function(value: dict[str, int]) -> Any:
@@ -568,8 +567,6 @@ def test_a_vectorised_function_is_halved_to_all_records_that_it_fails_on(tmp_pat
 
 @pytest.mark.parametrize("behind", ["a function", "an aggregate"])
 def test_no_record_is_left_out_for_what_another_one_left_in_a_store(behind: str) -> None:
-    """100 makes the sum too large for what is behind it, and so it does: they stay."""
-
     def small(total: int) -> int:
         if total >= 100:
             raise ValueError(total)

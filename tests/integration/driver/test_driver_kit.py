@@ -201,6 +201,7 @@ def test_a_closed_driver_says_so() -> None:
 
 # Global tables of DataFrames in the test driver.
 
+
 ORDER = serdes.json("who string, n bigint")
 
 

@@ -384,6 +384,7 @@ def test_silence_takes_nothing_out_of_the_stores_of_a_join() -> None:
 
 # What comes out does not depend on the machine.
 
+
 UTC = dt.timezone.utc
 DDL = (
     "t timestamp, n timestamp_ntz, d date, s struct<t: timestamp, l: array<timestamp>>, "

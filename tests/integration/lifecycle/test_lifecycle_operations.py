@@ -407,6 +407,7 @@ def test_a_shutdown_does_not_wait_for_a_batch_that_hangs(
 
 # An instance under faults.
 
+
 FAULT_PARTITIONS = 2
 
 

@@ -434,6 +434,7 @@ def test_metadata_is_kept_for_partitions_that_stay(app: Application, cluster: Cl
 
 # Tables that are read whole, of topics and DataFrames, and lookup joins that wait for entries.
 
+
 KEY, ORDER, CITY = serdes.string(), serdes.json("who string, n bigint"), serdes.json("city string")
 ORDER_CITY = serdes.json("n bigint, city string")
 PEOPLE = [f"w{number}" for number in range(9)]

@@ -79,7 +79,6 @@ def copies(streams: KafkaStreams, of: int) -> list[TaskStatus]:
 
 
 def counted_in(cluster: Cluster, output: str) -> int:
-    """Over all keys; one batch tells of a key's records once."""
     return sum(long(value) or 0 for value in last_by_key(cluster.read(output)).values())
 
 

@@ -175,6 +175,7 @@ def told(
 
 # What an instance says over HTTP, against what is true.
 
+
 TASK = "kafka_streams_stream_task_metrics_"
 
 
@@ -276,6 +277,7 @@ def test_figures_are_the_true_counts(app: Application, cluster: Cluster) -> None
 
 
 # The stores of a real instance, read by a client over TLS with a token while it runs.
+
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

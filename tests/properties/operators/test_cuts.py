@@ -166,6 +166,7 @@ def test_results_and_stores_are_as_of_record_after_record(programs: Programs, se
 
 # Deduplication against one record after the other, whatever the micro-batches.
 
+
 Row = tuple[str | None, int, int]
 ROWS = st.lists(
     st.tuples(st.sampled_from(["a", "ab", "b", None]), st.integers(0, 9), st.integers(-2, 40)),
@@ -243,6 +244,7 @@ def test_it_is_what_one_record_after_the_other_gives(
 
 
 # Entries with a time to live, and the tombstones of ended ones, equal a model under any cut.
+
 
 Update = tuple[int, str, Any, int]
 """Position, key, what the table shows, time."""

@@ -449,6 +449,7 @@ def test_a_late_match_corrects_a_result_without_one(kind: JoinKind) -> None:
 
 # Joins with global tables against a model.
 
+
 SPEC = StoreSpec(name="g", kind="key_value", key_serde=KEY, value_serde=VALUE, logging=False)
 TABLE = JoinedTable(SPEC, VALUE, pa.int64())
 TYPE = selected_type(pa.string(), pa.int64())
@@ -532,6 +533,7 @@ def test_a_key_is_first_of_its_partition(contents: list[dict[str, int]], asked: 
 
 
 # A join by a foreign key comes to the join of both tables, however all is cut and delayed.
+
 
 TEXT = serdes.string()
 ORDER = serdes.json("who string, n bigint")

@@ -172,6 +172,7 @@ def test_an_empty_batch_gives_nothing() -> None:
 
 # Records that wait for an entry of a global table, or by the clock, against a model.
 
+
 GLOBAL = StoreSpec(name="g", kind="key_value", key_serde=KEY, value_serde=VALUE, logging=False)
 STEPS = st.lists(
     st.tuples(
@@ -363,6 +364,7 @@ def test_the_clock_ends_the_wait_for_a_table_of_the_same_tasks(
 
 # As-of joins of two streams, under any cut, against a model of record after record.
 
+
 TOLERANCES, GRACES = st.sampled_from([0, 3, 10, 50]), st.sampled_from([0, 1, 5, 20])
 
 
@@ -452,6 +454,7 @@ def test_in_grace_no_order_matters(tolerance: int, drawn: list[list[Row]], dice:
 
 
 # Versioned tables and their readers, under any cut, against models (KIP-889, KIP-914, KIP-923).
+
 
 HISTORIES = st.sampled_from([0, 3, 10, 25, 100])
 

@@ -248,6 +248,7 @@ def test_a_reducer_reduces_them_too(split: list[Any], windows: SessionWindows, e
 
 # Sliding windows equal Kafka Streams' algorithm, record by record, under any cut.
 
+
 Window = tuple[str, int]
 Update = tuple[Window, Any, int]
 

@@ -173,6 +173,7 @@ def test_what_cannot_take_back_is_refused(kind: str) -> None:
 
 # Keyed operators that take a batch of several tasks at once do what they do task by task.
 
+
 SESSIONS = SessionWindows.of_inactivity_gap("5 seconds").grace("5 seconds")
 WINDOW = TimeWindows.of_size("10 seconds").grace("5 seconds")
 Make = Callable[[bool], Any]

@@ -416,7 +416,6 @@ def test_a_drain_says_how_far_it_is_until_nobody_answers() -> None:
 
 
 def test_tasks_that_were_not_handed_over_are_told() -> None:
-    """Its time was over, or nobody could take them."""
     with draining(status(2), status(1, "PENDING_SHUTDOWN"), {}) as (address, _):
         done = CliRunner().invoke(app, ["drain", address])
     assert done.exit_code == 0, done.output

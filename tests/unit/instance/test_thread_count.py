@@ -320,83 +320,81 @@ class ExtendedWorld:
 
 
 @pytest.fixture
-def extended_world() -> ExtendedWorld:
+def extended() -> ExtendedWorld:
     return ExtendedWorld()
 
 
 def test_where_a_topic_begins_is_committed_before_tasks_go_over(
-    extended_world: ExtendedWorld,
+    extended: ExtendedWorld,
 ) -> None:
-    extended_world.extension.check()
-    assert extended_world.done == ["prepare", "exchange", {NEW[0]: 5}, "grown"]
-    assert {task: one.positions for task, one in extended_world.begun.items()} == {
+    extended.extension.check()
+    assert extended.done == ["prepare", "exchange", {NEW[0]: 5}, "grown"]
+    assert {task: one.positions for task, one in extended.begun.items()} == {
         A: {NEW[0]: 5},
         B: {NEW[1]: 5},
     }
 
 
 def test_a_task_lost_meanwhile_and_all_without_commits_are_recovered(
-    extended_world: ExtendedWorld,
+    extended: ExtendedWorld,
 ) -> None:
-    recover = extended_world.recover
+    recover = extended.recover
 
     def lost(*given: Any) -> Any:
         found = recover(*given)
-        extended_world.book.disown_all()
-        extended_world.book.own([A, B])
+        extended.book.disown_all()
+        extended.book.own([A, B])
         return found
 
-    extended_world.recover = lost  # type: ignore[assignment,method-assign]
-    extended_world.extension.check()
-    assert (extended_world.begun, extended_world.done[-1]) == ({}, "grown")
+    extended.recover = lost  # type: ignore[assignment,method-assign]
+    extended.extension.check()
+    assert (extended.begun, extended.done[-1]) == ({}, "grown")
     again = ExtendedWorld()
     again.commits = False
     again.extension.check()
     assert (again.begun, again.done[-1]) == ({}, "grown")
 
 
-def test_an_instance_that_does_not_run_waits(extended_world: ExtendedWorld) -> None:
-    extended_world.state = ClientState.REBALANCING
-    extended_world.extension.check()
-    assert extended_world.done == []
+def test_an_instance_that_does_not_run_waits(extended: ExtendedWorld) -> None:
+    extended.state = ClientState.REBALANCING
+    extended.extension.check()
+    assert extended.done == []
 
 
 def test_what_has_no_answer_is_tried_again(
-    extended_world: ExtendedWorld, caplog: pytest.LogCaptureFixture
+    extended: ExtendedWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    extended_world.error = RetriableError("no leader yet")
+    extended.error = RetriableError("no leader yet")
     with caplog.at_level(logging.WARNING, "everflow"):
-        extended_world.extension.check()
-        assert extended_world.done == ["prepare", "undo"]
+        extended.extension.check()
+        assert extended.done == ["prepare", "undo"]
         assert caplog.text == ""
-    extended_world.error = None
-    extended_world.extension.check()
-    assert extended_world.done[-1] == "grown"
+    extended.error = None
+    extended.extension.check()
+    assert extended.done[-1] == "grown"
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_without_slots_it_waits(
-    extended_world: ExtendedWorld, caplog: pytest.LogCaptureFixture, ends: bool
+    extended: ExtendedWorld, caplog: pytest.LogCaptureFixture, ends: bool
 ) -> None:
-    extended_world.replaces, extended_world.alive = False, not ends
+    extended.replaces, extended.alive = False, not ends
     with caplog.at_level(logging.WARNING, "everflow"):
-        extended_world.extension.check()
-        extended_world.extension.check()
-    assert extended_world.done == ["prepare", "undo"] * (2 if ends else 1)
+        extended.extension.check()
+        extended.extension.check()
+    assert extended.done == ["prepare", "undo"] * (2 if ends else 1)
     assert caplog.text.count("Topic new of the source at program.py:3 is not read") == (
         0 if ends else 1
     )
 
 
 def test_what_is_left_out_is_told_once(
-    extended_world: ExtendedWorld, caplog: pytest.LogCaptureFixture
+    extended: ExtendedWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    extended_world.found = TopicGrowth(
-        Graph(()), {}, {"odd": "it has 3 partitions"}, {"odd": "p.py:4"}
-    )
+    extended.found = TopicGrowth(Graph(()), {}, {"odd": "it has 3 partitions"}, {"odd": "p.py:4"})
     with caplog.at_level(logging.WARNING, "everflow"):
-        extended_world.extension.check()
-        extended_world.extension.check()
+        extended.extension.check()
+        extended.extension.check()
     (record,) = caplog.records
     assert "at p.py:4 is not read: it has 3 partitions. An instance" in record.getMessage()
 

@@ -352,6 +352,7 @@ def test_a_foreign_result_has_the_originals_store_once_somebody_asks_what_it_hol
 
 # Rows of docs/differences.md that no other test holds, of tables and processors.
 
+
 LONG = serdes.long()
 
 

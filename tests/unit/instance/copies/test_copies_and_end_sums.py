@@ -393,25 +393,23 @@ class CleanerWorld:
 
 
 @pytest.fixture
-def cleaner_world(tmp_path: Path) -> Iterator[CleanerWorld]:
+def cleaned(tmp_path: Path) -> Iterator[CleanerWorld]:
     made = CleanerWorld(tmp_path)
     yield made
     made.directory.close()
 
 
 def test_a_task_in_no_role_goes_with_time(
-    cleaner_world: CleanerWorld, caplog: pytest.LogCaptureFixture
+    cleaned: CleanerWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="everflow")
-    cleaner_world.leave_copy(A)
-    cleaner_world.leave_copy(B)
-    cleaner_world.used = {B}
-    assert not cleaner_world.wait(DELAY_MS - 1_000)
-    assert cleaner_world.copies.offset_sums() == {A: 10, B: 10}, (
-        "within the delay it is worth having"
-    )
-    assert cleaner_world.wait(DELAY_MS / 5)
-    assert (cleaner_world.directory.tasks(), cleaner_world.copies.offset_sums()) == (
+    cleaned.leave_copy(A)
+    cleaned.leave_copy(B)
+    cleaned.used = {B}
+    assert not cleaned.wait(DELAY_MS - 1_000)
+    assert cleaned.copies.offset_sums() == {A: 10, B: 10}, "within the delay it is worth having"
+    assert cleaned.wait(DELAY_MS / 5)
+    assert (cleaned.directory.tasks(), cleaned.copies.offset_sums()) == (
         [B],
         {B: 10},
     )
@@ -419,104 +417,102 @@ def test_a_task_in_no_role_goes_with_time(
 
 
 def test_after_a_crash_or_an_eviction_everything_waits_for_the_group(
-    cleaner_world: CleanerWorld,
+    cleaned: CleanerWorld,
 ) -> None:
-    cleaner_world.leave_copy(A)
-    cleaner_world.generation = None
-    assert not cleaner_world.wait(20 * DELAY_MS)
-    cleaner_world.generation = 2
-    assert not cleaner_world.wait(SETTLE_MS - 1_000)
-    cleaner_world.used = {A}  # the group has given it back because of its copy
-    assert not cleaner_world.wait(20 * DELAY_MS)
-    assert cleaner_world.directory.tasks() == [A]
+    cleaned.leave_copy(A)
+    cleaned.generation = None
+    assert not cleaned.wait(20 * DELAY_MS)
+    cleaned.generation = 2
+    assert not cleaned.wait(SETTLE_MS - 1_000)
+    cleaned.used = {A}  # the group has given it back because of its copy
+    assert not cleaned.wait(20 * DELAY_MS)
+    assert cleaned.directory.tasks() == [A]
 
 
-def test_a_copy_that_a_join_may_have_told_of_stays(cleaner_world: CleanerWorld) -> None:
+def test_a_copy_that_a_join_may_have_told_of_stays(cleaned: CleanerWorld) -> None:
     """Between decision and removal a rebalance may give us the task because of the copy."""
-    cleaner_world.leave_copy(A)
-    forget = cleaner_world.copies.forget
+    cleaned.leave_copy(A)
+    forget = cleaned.copies.forget
 
     def join_told_of_it(task: TaskId) -> object:
-        cleaner_world.generation = None
+        cleaned.generation = None
         return forget(task)
 
-    cleaner_world.copies.forget = join_told_of_it  # type: ignore[assignment, method-assign]
-    assert not cleaner_world.wait(2 * DELAY_MS)
-    assert (cleaner_world.directory.tasks(), cleaner_world.copies.offset_sums()) == (
+    cleaned.copies.forget = join_told_of_it  # type: ignore[assignment, method-assign]
+    assert not cleaned.wait(2 * DELAY_MS)
+    assert (cleaned.directory.tasks(), cleaned.copies.offset_sums()) == (
         [A],
         {A: 10},
     )
 
 
 def test_a_folder_that_stays_is_warned_of(
-    cleaner_world: CleanerWorld, caplog: pytest.LogCaptureFixture
+    cleaned: CleanerWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cleaner_world.leave_copy(A)
-    (cleaner_world.directory.path / ".removed").write_text("in the way")
-    assert not cleaner_world.wait(2 * DELAY_MS)
-    assert cleaner_world.copies.offset_sums() == {A: 10}
+    cleaned.leave_copy(A)
+    (cleaned.directory.path / ".removed").write_text("in the way")
+    assert not cleaned.wait(2 * DELAY_MS)
+    assert cleaned.copies.offset_sums() == {A: 10}
     assert "The state of task 0_0" in caplog.text
-    (cleaner_world.directory.path / ".removed").unlink()
+    (cleaned.directory.path / ".removed").unlink()
 
 
 def test_a_read_goes_on_while_its_task_is_removed_and_comes_again(
-    cleaner_world: CleanerWorld,
+    cleaned: CleanerWorld,
 ) -> None:
-    store = cleaner_world.leave_copy(A)
+    store = cleaned.leave_copy(A)
     with store.snapshot() as view:
-        assert cleaner_world.wait(2 * DELAY_MS)
+        assert cleaned.wait(2 * DELAY_MS)
         again = LmdbStore.open(
-            cleaner_world.directory.store_path(A, "s"), kind="key_value"
+            cleaned.directory.store_path(A, "s"), kind="key_value"
         )  # assigned again at this moment
         again.load_chunk([b"k"], [b"new"], np.zeros(1, np.int64), 20)
         LmdbStore.close_removed()
-        cleaner_world.directory.sweep()
+        cleaned.directory.sweep()
         assert list(view.range(None, None)) == [(b"k", b"\0" * 8 + b"v")]
     assert again.path == store.path
     with LmdbStore.open(again.path).snapshot() as view:
         assert list(view.range(None, None)) == [(b"k", b"\0" * 8 + b"new")]
-    assert cleaner_world.directory.tasks() == [A]
+    assert cleaned.directory.tasks() == [A]
 
 
 def test_the_keeper_frees_the_disk_space_of_this_life_and_of_an_earlier_one(
-    cleaner_world: CleanerWorld,
+    cleaned: CleanerWorld,
 ) -> None:
-    removed = cleaner_world.directory.path / ".removed"
+    removed = cleaned.directory.path / ".removed"
     (removed / "0_5-killed-meanwhile").mkdir(parents=True)
-    cleaner_world.leave_copy(A)
-    cleaner_world.cleaner = cleaner_world.new_cleaner(0.0)
+    cleaned.leave_copy(A)
+    cleaned.cleaner = cleaned.new_cleaner(0.0)
     keeper = StateKeeper(
         Freshness(list, lambda task, epoch: False, lambda: 0),
-        cleaner_world.cleaner,
-        cleaner_world.directory.sweep,
-        cleaner_world.clock,
+        cleaned.cleaner,
+        cleaned.directory.sweep,
+        cleaned.clock,
     )
     for _ in range(10):
-        cleaner_world.clock.advance(1_000)
+        cleaned.clock.advance(1_000)
         keeper.turn()
     keeper.close()
-    assert (cleaner_world.directory.tasks(), list(removed.iterdir())) == ([], [])
+    assert (cleaned.directory.tasks(), list(removed.iterdir())) == ([], [])
 
 
-def test_the_running_stores_are_looked_at_now_and_then(cleaner_world: CleanerWorld) -> None:
+def test_the_running_stores_are_looked_at_now_and_then(cleaned: CleanerWorld) -> None:
     looks: list[float] = []
 
     class Counted(Freshness):
         def collect(self) -> None:
-            looks.append(cleaner_world.clock.monotonic_ms())
+            looks.append(cleaned.clock.monotonic_ms())
 
     freshness = Counted(list, lambda task, epoch: False, lambda: 0)
-    keeper = StateKeeper(
-        freshness, cleaner_world.cleaner, cleaner_world.directory.sweep, cleaner_world.clock
-    )
+    keeper = StateKeeper(freshness, cleaned.cleaner, cleaned.directory.sweep, cleaned.clock)
     for _ in range(600):
-        cleaner_world.clock.advance(100)
+        cleaned.clock.advance(100)
         keeper.turn()
     keeper.close()
     assert 3 <= len(looks) <= 7, "two of them make a claim that is proven"
 
 
-def test_the_loop_does_not_wait_for_an_apply_that_hangs(cleaner_world: CleanerWorld) -> None:
+def test_the_loop_does_not_wait_for_an_apply_that_hangs(cleaned: CleanerWorld) -> None:
     """LMDB has one writer: a worker that stands still in its apply holds up whoever else writes."""
     released, noting, heartbeats = threading.Event(), threading.Event(), [0]
 
@@ -527,12 +523,12 @@ def test_the_loop_does_not_wait_for_an_apply_that_hangs(cleaner_world: CleanerWo
 
     keeper = StateKeeper(
         Hanging(list, lambda task, epoch: False, lambda: heartbeats[0]),
-        cleaner_world.cleaner,
-        cleaner_world.directory.sweep,
-        cleaner_world.clock,
+        cleaned.cleaner,
+        cleaned.directory.sweep,
+        cleaned.clock,
     )
     for _ in range(200):
-        cleaner_world.clock.advance(1_000)
+        cleaned.clock.advance(1_000)
         keeper.turn()
     assert noting.wait(30)
     released.set()

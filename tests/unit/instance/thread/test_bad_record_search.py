@@ -346,139 +346,135 @@ class TwoTasks(World):
 
 
 @pytest.fixture
-def stalled_world() -> TwoTasks:
+def two_tasks() -> TwoTasks:
     return TwoTasks()
 
 
 def test_tasks_that_are_always_busy_leave_a_turn_to_one_that_failed(
-    stalled_world: TwoTasks,
+    two_tasks: TwoTasks,
 ) -> None:
-    fails_for(stalled_world, OTHER)
-    failing = stalled_world.behave
+    fails_for(two_tasks, OTHER)
+    failing = two_tasks.behave
 
     def busy(request: BatchRequest) -> BatchResult:
-        stalled_world.clock.advance(400)
+        two_tasks.clock.advance(400)
         return failing(request)
 
-    stalled_world.behave = busy
-    stalled_world.turns(8)
+    two_tasks.behave = busy
+    two_tasks.turns(8)
 
     def mended(request: BatchRequest) -> BatchResult:
-        stalled_world.clock.advance(400)
-        return stalled_world.commit(request)
+        two_tasks.clock.advance(400)
+        return two_tasks.commit(request)
 
-    stalled_world.behave = mended
-    stalled_world.turns(6)
-    assert stalled_world.read[OTHER] > 0
+    two_tasks.behave = mended
+    two_tasks.turns(6)
+    assert two_tasks.read[OTHER] > 0
 
 
-def fails_for(stalled_world: TwoTasks, tp: TopicPartition, named: bool = False) -> None:
+def fails_for(two_tasks: TwoTasks, tp: TopicPartition, named: bool = False) -> None:
     """A batch with records of ``tp`` fails after a second."""
 
     def behave(request: BatchRequest) -> BatchResult:
         wanted = request.ranges.get(tp, OffsetRange(0, 0))
         if wanted.end > wanted.start:
-            stalled_world.clock.advance(1_000)
+            two_tasks.clock.advance(1_000)
             raise BatchFailedError(
                 BatchFailure(
                     kind="retriable", error="no leader for out-0", partitions=(tp,) if named else ()
                 )
             )
-        return stalled_world.commit(request)
+        return two_tasks.commit(request)
 
-    stalled_world.behave = behave
+    two_tasks.behave = behave
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "nobody knows whose fault it is"])
-def test_the_others_go_on_and_the_error_names_the_task(
-    stalled_world: TwoTasks, named: bool
-) -> None:
-    fails_for(stalled_world, OTHER, named)
+def test_the_others_go_on_and_the_error_names_the_task(two_tasks: TwoTasks, named: bool) -> None:
+    fails_for(two_tasks, OTHER, named)
     with pytest.raises(TaskTimeoutError) as late:
-        stalled_world.turns(60)
+        two_tasks.turns(60)
     assert late.value.task == OTHER_TASK
     assert "Task 0_1 made no progress for 1" in str(late.value)
     assert "no leader for out-0" in str(late.value)
-    assert stalled_world.read[OTHER] == 0
-    assert stalled_world.read[IN] > stalled_world.end - 10, "up to the last moment"
-    tried = [one for one in stalled_world.requests if OTHER in one.ranges]
+    assert two_tasks.read[OTHER] == 0
+    assert two_tasks.read[IN] > two_tasks.end - 10, "up to the last moment"
+    tried = [one for one in two_tasks.requests if OTHER in one.ranges]
     assert 3 <= len(tried) < 12, "now and then"
     together = [one for one in tried if IN in one.ranges]
     assert len(together) == (1 if named else 2)
 
 
-def test_who_gets_on_again_runs_with_the_others_as_before(stalled_world: TwoTasks) -> None:
-    fails_for(stalled_world, OTHER)
-    stalled_world.turns(6)
-    found = stalled_world.thread.troubles()
+def test_who_gets_on_again_runs_with_the_others_as_before(two_tasks: TwoTasks) -> None:
+    fails_for(two_tasks, OTHER)
+    two_tasks.turns(6)
+    found = two_tasks.thread.troubles()
     assert set(found) == {OTHER_TASK}
     assert found[OTHER_TASK].text == "no leader for out-0"
-    stalled_world.behave = stalled_world.commit
-    stalled_world.turns(10)
-    assert stalled_world.thread.troubles() == {}
-    assert stalled_world.read[OTHER] > stalled_world.end - 10
-    assert set(stalled_world.requests[-1].ranges) == {IN, OTHER}
+    two_tasks.behave = two_tasks.commit
+    two_tasks.turns(10)
+    assert two_tasks.thread.troubles() == {}
+    assert two_tasks.read[OTHER] > two_tasks.end - 10
+    assert set(two_tasks.requests[-1].ranges) == {IN, OTHER}
 
 
 def test_a_silent_partition_costs_no_recovery_and_holds_up_nobody_for_long(
-    stalled_world: TwoTasks,
+    two_tasks: TwoTasks,
 ) -> None:
     def silent(request: BatchRequest) -> BatchResult:
         if OTHER not in request.ranges:
-            return stalled_world.commit(request)
-        stalled_world.clock.advance(3_000)
+            return two_tasks.commit(request)
+        two_tasks.clock.advance(3_000)
         assert not request.patient, "another task wants the thread"
         ends = {tp: r.end if tp == IN else r.start for tp, r in request.ranges.items()}
-        return replace(stalled_world.commit(request.ending(ends)), silent=(OTHER,))
+        return replace(two_tasks.commit(request.ending(ends)), silent=(OTHER,))
 
-    stalled_world.behave = silent
+    two_tasks.behave = silent
     with pytest.raises(TaskTimeoutError, match=r"in-1 has more records"):
-        stalled_world.turns(60)
-    assert stalled_world.read[IN] > stalled_world.end - 10
-    assert not any(done.startswith(("kill", "fence")) for done in stalled_world.done)
-    assert stalled_world.thread.retries.size.bound >= 100_000, "records cost no more than before"
+        two_tasks.turns(60)
+    assert two_tasks.read[IN] > two_tasks.end - 10
+    assert not any(done.startswith(("kill", "fence")) for done in two_tasks.done)
+    assert two_tasks.thread.retries.size.bound >= 100_000, "records cost no more than before"
 
 
-def test_a_leader_that_does_not_say_where_its_log_ends_is_named(stalled_world: TwoTasks) -> None:
-    stalled_world.ends.read = lambda asked: {tp: stalled_world.end for tp in asked if tp != OTHER}
+def test_a_leader_that_does_not_say_where_its_log_ends_is_named(two_tasks: TwoTasks) -> None:
+    two_tasks.ends.read = lambda asked: {tp: two_tasks.end for tp in asked if tp != OTHER}
     with pytest.raises(TaskTimeoutError) as late:
-        stalled_world.turns(60)
+        two_tasks.turns(60)
     assert late.value.task == OTHER_TASK
     assert "the leader of in-1 does not answer" in str(late.value)
-    assert stalled_world.read[IN] > stalled_world.end - 10
+    assert two_tasks.read[IN] > two_tasks.end - 10
 
 
-def test_a_task_that_cannot_be_recovered_is_given_back(stalled_world: TwoTasks) -> None:
+def test_a_task_that_cannot_be_recovered_is_given_back(two_tasks: TwoTasks) -> None:
     def fail_once(request: BatchRequest) -> BatchResult:
-        stalled_world.behave = stalled_world.commit
+        two_tasks.behave = two_tasks.commit
         raise BatchFailedError(BatchFailure(kind="worker", error="worker died"))
 
     def silent(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         if OTHER in partitions:
             raise RetriableError("the leader of in-1 does not answer", [OTHER])
-        return dict.fromkeys(partitions, stalled_world.end)
+        return dict.fromkeys(partitions, two_tasks.end)
 
-    stalled_world.behave, stalled_world.stable_ends = fail_once, silent  # type: ignore[method-assign]
-    stalled_world.turns(30)
-    assert stalled_world.given_back == [[OTHER_TASK]]
-    assert stalled_world.read[IN] > stalled_world.end - 10
-    assert stalled_world.thread.tasks.keys() == {TASK}
-    assert stalled_world.done.index("fence app-p-0") < stalled_world.done.index("restore"), (
-        "fenced before"
-    )
+    two_tasks.behave, two_tasks.stable_ends = fail_once, silent  # type: ignore[method-assign]
+    two_tasks.turns(30)
+    assert two_tasks.given_back == [[OTHER_TASK]]
+    assert two_tasks.read[IN] > two_tasks.end - 10
+    assert two_tasks.thread.tasks.keys() == {TASK}
+    assert two_tasks.done.index("fence app-p-0") < two_tasks.done.index("restore"), "fenced before"
 
 
-def test_nothing_is_given_back_before_earlier_writers_are_fenced(stalled_world: TwoTasks) -> None:
+def test_nothing_is_given_back_before_earlier_writers_are_fenced(two_tasks: TwoTasks) -> None:
     def fail(request: BatchRequest) -> BatchResult:
         raise BatchFailedError(BatchFailure(kind="worker", error="worker died"))
 
     def away(transactional_ids: Sequence[str]) -> None:
         raise RetriableError("no transaction coordinator")
 
-    stalled_world.behave, stalled_world.fence = fail, away  # type: ignore[method-assign,assignment]
+    two_tasks.behave, two_tasks.fence = fail, away  # type: ignore[method-assign,assignment]
     with pytest.raises(TaskTimeoutError, match="no transaction coordinator"):
-        stalled_world.turns(60)
-    assert stalled_world.given_back == []
+        two_tasks.turns(60)
+    assert two_tasks.given_back == []
 
 
 FEW, MANY = 10, 1_000
@@ -544,8 +540,8 @@ def calls_of(work: Callable[[], object]) -> int:
 
 def test_what_is_called_for_a_batch_does_not_grow_with_the_tasks_that_have_nothing() -> None:
     few, many = Tasks(FEW), Tasks(MANY)
-    for stalled_world in (few, many):
-        stalled_world.batch()
+    for two_tasks in (few, many):
+        two_tasks.batch()
     assert calls_of(many.batch) <= calls_of(few.batch) + 20
     (request,) = many.requests[-1:]
     assert list(request.ranges) == [TopicPartition("in", 7)]
@@ -559,14 +555,14 @@ def test_a_turn_without_records_calls_as_little() -> None:
 
 def test_a_task_that_has_something_is_read_with_all_its_inputs() -> None:
     """A merge has to know of the input that has nothing."""
-    stalled_world = Tasks(FEW, ("a", "b"))
-    stalled_world.grow("a", 3)
-    assert stalled_world.thread.run_once()
-    request = stalled_world.requests[-1]
+    two_tasks = Tasks(FEW, ("a", "b"))
+    two_tasks.grow("a", 3)
+    assert two_tasks.thread.run_once()
+    request = two_tasks.requests[-1]
     a, b = TopicPartition("a", 3), TopicPartition("b", 3)
     assert {tp: tuple(r) for tp, r in request.ranges.items()} == {a: (100, 101), b: (100, 100)}
     assert request.log_ends == {a: 101, b: 100}
-    assert stalled_world.thread.tasks[TaskId(0, 3)].positions == {a: 101, b: 100}
+    assert two_tasks.thread.tasks[TaskId(0, 3)].positions == {a: 101, b: 100}
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -578,12 +574,12 @@ def test_who_knows_of_nothing_asks(monkeypatch: pytest.MonkeyPatch, told: bool) 
         return False
 
     monkeypatch.setattr(EndOffsets, "refresh", refresh)
-    stalled_world = Tasks(FEW)
+    two_tasks = Tasks(FEW)
     asked.clear()
-    stalled_world.ends.reports = told
-    stalled_world.thread.run_once()
+    two_tasks.ends.reports = told
+    two_tasks.thread.run_once()
     assert len(asked) == (not told)
-    stalled_world.batch()
+    two_tasks.batch()
     assert len(asked) == 1 + (not told), "who has something asks for more: it shares the commit"
 
 
@@ -596,10 +592,10 @@ def test_silent_logs_and_late_tasks_are_looked_for(monkeypatch: pytest.MonkeyPat
         return silent_ms(self, partitions)
 
     monkeypatch.setattr(EndOffsets, "silent_ms", counted)
-    stalled_world = Tasks(FEW)
-    stalled_world.batch()
+    two_tasks = Tasks(FEW)
+    two_tasks.batch()
     assert looked == []
-    stalled_world.ends._silent = {TopicPartition("in", 2): 0.0}
-    stalled_world.thread.run_once()
+    two_tasks.ends._silent = {TopicPartition("in", 2): 0.0}
+    two_tasks.thread.run_once()
     assert len(looked) == FEW
-    assert list(stalled_world.thread.retries.stalled.timeouts.stalled()) == [TaskId(0, 2)]
+    assert list(two_tasks.thread.retries.stalled.timeouts.stalled()) == [TaskId(0, 2)]
