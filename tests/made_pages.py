@@ -50,7 +50,6 @@ def semantics(page: str) -> dict[str, str]:
 
 
 def marked(page: str) -> list[str]:
-    """The names of the parts that a page has places for."""
     return re.findall(r"^<!-- begin (.*) -->$", page, re.MULTILINE)
 
 

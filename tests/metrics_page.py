@@ -4,7 +4,6 @@ from everflow.observe.figures import FIGURES
 
 
 def table() -> str:
-    """Name, kind, labels and meaning of every figure."""
     rows = [
         f"| `{figure.name}` | {figure.kind} | {', '.join(figure.labels)} | {figure.text} |"
         for figure in FIGURES

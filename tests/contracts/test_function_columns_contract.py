@@ -224,7 +224,6 @@ def test_a_column_with_functions_is_what_a_data_frame_makes_of_it(name: str) -> 
 
 
 def test_a_predicate_and_a_key() -> None:
-    """Each part of an operator may call functions, and Columns and serdes follow."""
     run = Run(
         lambda stream: (
             stream.filter(plus_one("value.a") > 0)
@@ -259,7 +258,6 @@ def test_functions_see_the_records_that_reach_them_and_no_others() -> None:
 
 
 def test_a_table_s_deleted_keys_are_no_arguments() -> None:
-    """As for a Python function: the table that is made has no such keys either."""
     plan = planned(
         lambda builder: (
             builder.stream("in", key=serdes.string(), value=VALUE)

@@ -42,8 +42,7 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def temp_folder() -> Iterator[Path]:
-    """Where the demo keeps its temporary files. Short, unlike tmp_path: sockets of Spark's workers
-    lie in it."""
+    """Short, unlike tmp_path: sockets of Spark's workers lie in it."""
     with tempfile.TemporaryDirectory(prefix="ef-") as folder:
         yield Path(folder)
 
@@ -69,13 +68,11 @@ class Demo:
         wait_until(happened, 3 * TIMEOUT_S, what, lambda: [self.said])
 
     def ended(self) -> str:
-        """What it said until its good end."""
         self.until(lambda: self.process.poll() is not None, "the demo's end")
         assert self.process.returncode == 0, self.said
         return self.said
 
     def interrupted(self, moment: str, number: int) -> int:
-        """Its exit code, of a signal when it has said that."""
         self.until(lambda: moment in self.said, repr(moment))
         self.process.send_signal(number)
         return self.process.wait(TIMEOUT_S)

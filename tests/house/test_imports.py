@@ -37,7 +37,6 @@ CONTRACTS: dict[str, dict[str, Any]] = {
 
 @cache
 def graph() -> grimp.ImportGraph:
-    """Every import of every module."""
     return grimp.build_graph(*ROOTS, include_external_packages=True, cache_dir=None)
 
 

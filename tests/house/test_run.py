@@ -66,8 +66,7 @@ def _executable(path: Path, text: str) -> None:
 
 
 def _checkout(tmp_path: Path, java_check: str) -> tuple[Path, str, Path]:
-    """A set-up checkout whose Python answers the Java check as told, and a PATH on which apt-get
-    only notes."""
+    """A set-up checkout whose Python answers the Java check as told; its apt-get only notes."""
     checkout, tools, noted = (
         (tmp_path / "checkout").resolve(),
         tmp_path / "tools",

@@ -45,7 +45,6 @@ def content(store: LmdbStore) -> dict[bytes, bytes]:
 
 @contextmanager
 def child(program: str, path: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python process running ``program``; killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PRELUDE + program, str(path)],
         env={**os.environ, **environment},
@@ -199,7 +198,6 @@ def test_growing_waits_for_the_readers_of_this_process(tmp_path: Path) -> None:
 
 
 def in_fork(body: Callable[[], str]) -> str:
-    """What ``body`` says in a forked child."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

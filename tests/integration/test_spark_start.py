@@ -197,7 +197,7 @@ DAEMON = """
 """
 
 
-@pytest.mark.slow  # `test_daemon_ahead` has it without an instance's session
+@pytest.mark.slow  # `test_jvm_launch` has it without an instance's session
 def test_the_workers_daemon_has_imported_while_spark_started() -> None:
     """Spark's own environment and path make no other daemon of it."""
     done = run(DAEMON)

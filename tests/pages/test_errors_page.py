@@ -18,7 +18,6 @@ SECTIONS = dict(re.findall(r"^### (\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | 
 
 
 def codes(source: str) -> set[str]:
-    """Every text in Python code that is an error code and nothing else."""
     texts = (
         node.value
         for node in ast.walk(ast.parse(source))

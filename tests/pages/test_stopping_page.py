@@ -17,7 +17,6 @@ NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
 
 @pytest.fixture(scope="module")
 def tested() -> object:
-    """The module of the tests."""
     from integration.stopping import test_stopping
 
     return test_stopping

@@ -175,8 +175,7 @@ def draw(seed: int, steps: int = 8) -> Scenario:
 
 
 def run(scenario: Scenario, history_file: Path | None = None) -> ScenarioOutcome:
-    """Run it; InvariantError with the history, headed by the scenario, where something does not
-    hold."""
+    """Run it; InvariantError, headed by the scenario, where something does not hold."""
     with Simulation(scenario.settings, scenario.seed, history_file) as group:
         group.history.add("scenario", scenario.text())
         group.add(scenario.instances, static=scenario.static)
@@ -571,8 +570,7 @@ def test_who_does_not_want_to_wait_cuts_a_drain_and_a_batch_in_flight_off() -> N
 
 
 def hand_overs(group: Simulation) -> None:
-    """Tasks change hands within a moment of their last commit, whose markers take their time
-    (KAFKA-10167)."""
+    """Tasks change hands within a moment of a commit whose markers come late (KAFKA-10167)."""
     group.add(2)
     group.settle(60_000)
     for name in ("i1", "i2", "i1", "i2"):

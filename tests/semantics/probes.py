@@ -192,8 +192,7 @@ def built(
 
 
 def with_own_names(source: str, prefix: str) -> str:
-    """A program whose stores and repartition topics begin with ``prefix``: pages use the same
-    names."""
+    """Stores and repartition topics begin with ``prefix``: pages use the same names."""
     for one in {*STORES.findall(source), *re.findall(r"name=\"([\w-]+)\"", source)}:
         source = source.replace(f'"{one}"', f'"{prefix}-{one}"')
     return source

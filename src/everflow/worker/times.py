@@ -163,8 +163,10 @@ class ExtractedTimes:
             for partition in np.unique(batch.partition).tolist():
                 mine = batch.partition == partition
                 mine &= batch.offset < consumed[TopicPartition(one.source.topic, partition)]
-                if mine.any():
-                    time = max(before.get(partition, _NOT_YET), int(batch.timestamp[mine].max()))
+                if not mine.any():
+                    continue
+                time = max(before.get(partition, _NOT_YET), int(batch.timestamp[mine].max()))
+                if time != _NOT_YET:
                     task = TaskId(one.op.subtopology, partition)
                     found.setdefault(task, {})[one.op.kept] = time
         return found

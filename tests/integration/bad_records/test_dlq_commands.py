@@ -147,7 +147,6 @@ def test_letters_are_replayed_into_another_topic(dlq: Dlq) -> None:
 
 
 def test_records_without_the_headers_are_counted_and_not_listed(dlq: Dlq) -> None:
-    """Whoever names a wrong topic is told so."""
     plain = dlq.cluster.topic("plain", 1)
     dlq.cluster.write(plain, [Record(b"k", b"v"), Record(b"k", b"w")])
     for name in ("list", "group"):
@@ -164,7 +163,6 @@ def test_records_without_the_headers_are_counted_and_not_listed(dlq: Dlq) -> Non
 
 
 def test_letters_without_a_source_are_left_out_unless_a_topic_is_named(dlq: Dlq) -> None:
-    """Others may write into the topic, too: without the headers, or with some that say nothing."""
     odd = letter(dlq.source, 5, b"v5", "ValueError", "parse")
     headers = tuple(
         (name, b"x" if name == "__streams.errors.partition" else data) for name, data in odd.headers
@@ -207,7 +205,6 @@ def test_nothing_is_replayed_without_a_yes(dlq: Dlq, answer: str) -> None:
 
 
 def test_letters_that_are_older_than_the_topic_are_told_before(dlq: Dlq) -> None:
-    """The first partition is newer than all of them; their own, the second, lies between them."""
     tried = dlq("replay", dlq.topic, "--dry-run", "--output", "json")
     assert json.loads(tried.stdout)["late"] == 0
     assert "older" not in tried.stderr

@@ -148,7 +148,6 @@ def test_a_sum_beyond_38_digits_leaves_out_the_record_that_does_it() -> None:
 
 
 def test_half_an_effect_is_taken_back() -> None:
-    """The count has seen the record before the function behind it fails."""
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.json("n bigint"))
     counts = stream.group_by_key().count(store="counts")
@@ -427,8 +426,6 @@ class Fails(Processor):
 
 
 class FailsByClock(Processor):
-    """Its call by the wall clock raises."""
-
     def process(self, record: Record) -> None:
         self.context.forward(record)
 
@@ -439,8 +436,6 @@ class FailsByClock(Processor):
 
 
 class ForwardsText(Processor):
-    """Forwards what is not of the declared type."""
-
     def process(self, record: Record) -> None:
         self.context.forward(record)
 
@@ -524,7 +519,6 @@ def test_a_call_by_the_wall_clock_is_left_out_by_its_operators_handler(handlers:
 
 
 def test_a_call_is_no_dead_letter() -> None:
-    """It has no record that could be played again."""
     with TopologyTestDriver(ticking(Fails), dead_letter_topic="dead") as driver:
         put(driver, RECORDS)
         assert [key for key, _ in results(driver)] == ["a", "tick", "b", "c", "tick"]

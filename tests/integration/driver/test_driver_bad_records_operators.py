@@ -497,7 +497,6 @@ def aggregated(aggregator: Callable[..., Any]) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("all_fail", [False, True])
 def test_a_function_is_called_once_for_each_of_them(tmp_path: Path, all_fail: bool) -> None:
-    """Where it gives another type than it declares, and where it fails on all."""
     path = tmp_path / "calls"
 
     def function(value: dict[str, int]) -> Any:
@@ -568,8 +567,6 @@ def test_a_vectorised_function_is_halved_to_all_records_that_it_fails_on(tmp_pat
 
 @pytest.mark.parametrize("behind", ["a function", "an aggregate"])
 def test_no_record_is_left_out_for_what_another_one_left_in_a_store(behind: str) -> None:
-    """100 makes the sum too large for what is behind it, and so it does: they stay."""
-
     def small(total: int) -> int:
         if total >= 100:
             raise ValueError(total)
@@ -595,7 +592,6 @@ def test_no_record_is_left_out_for_what_another_one_left_in_a_store(behind: str)
 
 
 def test_nor_in_the_filter_of_a_table() -> None:
-    """A change has the value before, too: the records behind 100 and 200 are in order."""
     builder = StreamsBuilder()
     table = builder.table("in", key=TEXT, value=NUMBERS, store="t")
     table.filter(lambda value: value["n"] // (value["n"] % 100) >= 0).map_values(
@@ -608,8 +604,6 @@ def test_nor_in_the_filter_of_a_table() -> None:
 
 
 def test_a_record_that_became_several_takes_all_of_them_with_it() -> None:
-    """The record 100 becomes 100 and -1, which fails; without it 50 succeeds."""
-
     def function(key: str, value: int, total: int) -> int:
         if value < 0 or (total >= 100 and value == 50):
             raise ValueError(value)

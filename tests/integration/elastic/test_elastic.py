@@ -28,7 +28,6 @@ def check(report: Report) -> None:
 
 
 def test_an_instance_joins_is_bounced_and_killed(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """Static members: nobody notices the bounce, and a kill -9 is one too."""
     plan = Plan(
         keys=3_000,
         rate=60,
@@ -75,7 +74,6 @@ OpenStage = Callable[..., Stage]
 
 @pytest.fixture
 def stage(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[OpenStage]:
-    """``stage(settings)``: a new application, ended after the test."""
     opened: list[Stage] = []
 
     def start(**settings: Any) -> Stage:
@@ -145,7 +143,6 @@ def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenSt
 
 
 def test_a_broker_standing_still_empties_no_store(broker: EmbeddedBroker, stage: OpenStage) -> None:
-    """While instances join and one is killed all ask for the ends of logs all the time."""
     app = stage(**SHORT_SESSION, **{"num.standby.replicas": 1})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -164,8 +161,7 @@ def test_a_broker_standing_still_empties_no_store(broker: EmbeddedBroker, stage:
 
 
 def _freeze_until(broker: EmbeddedBroker, reached: Callable[[], bool]) -> None:
-    """Stop the broker for longer than a request waits for its answer and for less than a session,
-    again and again."""
+    """Stop the broker, again and again: longer than a request waits, less than a session."""
     between = threading.Event()
     deadline = time.monotonic() + LONG_S
     while not reached():

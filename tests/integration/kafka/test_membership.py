@@ -214,8 +214,7 @@ def test_a_static_member_can_leave_on_purpose(topic: Topic, join: Callable[..., 
 def test_a_member_that_waits_in_a_rebalance_leaves_at_once(
     topic: Topic, join: Callable[..., Instance], bootstrap: str, name: str, instance_id: str | None
 ) -> None:
-    """Its JoinGroup is not answered before the other has joined too, and the broker reads nothing
-    behind it on that connection."""
+    """The broker answers its JoinGroup after the other's join, and reads nothing meanwhile."""
     source = topic(2)
     first, second = join({0: [source]}, "a"), join({0: [source]}, "b", instance_id=instance_id)
     await_settled([first, second], 2)

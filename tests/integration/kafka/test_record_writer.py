@@ -60,7 +60,6 @@ def read_all(
 def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
-    """What the page shows of it: since when, and which records wait for its end."""
     tp = TopicPartition(topic(1), 0)
     config = {"bootstrap.servers": bootstrap}
     writer = RecordWriter(config, name)
@@ -120,7 +119,6 @@ def test_tracked_positions_are_the_log_s(
 
 
 def refusal(writer: RecordWriter) -> str:
-    """What the writer says of a batch that the broker does not take."""
     try:
         writer.flush(10)
         writer.commit(10)

@@ -36,7 +36,6 @@ Topic = Callable[..., str]
 
 
 def test_each_refusal_is_read_by_the_client(own_proxy: KafkaProxy, topic: Topic, name: str) -> None:
-    """librdkafka checks an answer's form, and gives the code that was set."""
     target = topic(1)
 
     def attempt() -> list[int]:

@@ -26,8 +26,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(app: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """``everflow run`` on a program given as text, in this process: ``run(program, key=value,
-    ...)``."""
+    """``everflow run`` on a program given as text: ``run(program, key=value, ...)``."""
 
     def invoke(program: str, **settings: object) -> Result:
         module = f"program_{uuid.uuid4().hex[:8]}"

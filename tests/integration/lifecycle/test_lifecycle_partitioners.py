@@ -21,7 +21,7 @@ PARTITIONS = 3
 def test_a_topic_of_a_producer_in_python(
     app: Application, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`test_driver_partitions` has the cure."""
+    """`test_driver_operators` has the cure."""
     orders, cities, out = (cluster.topic(name, PARTITIONS) for name in ("orders", "cities", "out"))
     builder = StreamsBuilder()
     table = builder.table(cities, key=KEY, value=KEY, store="cities")

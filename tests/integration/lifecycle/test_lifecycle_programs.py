@@ -199,7 +199,6 @@ MAIN = """
 
 
 def test_a_module_runs_as_main(cluster: Cluster, tmp_path: Path) -> None:
-    """As a script does, which examples and pages are."""
     program = Program(tmp_path)
     program.write("package/__init__.py", "")
     program.write("package/inner/__init__.py", "")

@@ -56,7 +56,6 @@ class Words:
         return self.added()
 
     def added(self) -> list[Record]:
-        """The output's records that were not read yet."""
         found = self.cluster.read(self.output)
         new = [one for one in found if (one.partition, one.offset) not in self._seen]
         self._seen |= {(one.partition, one.offset) for one in new}

@@ -101,7 +101,6 @@ def people(app: Application, cluster: Cluster) -> dict[str, str]:
 
 
 def test_a_standby_takes_a_task(app: Application, cluster: Cluster, people: dict[str, str]) -> None:
-    """And what a start without stores restores, and what the topic says without an instance."""
     program = topology(people.__getitem__)
     other = str(app.folder / "other")
     with ExitStack() as running:

@@ -79,7 +79,6 @@ def copies(streams: KafkaStreams, of: int) -> list[TaskStatus]:
 
 
 def counted_in(cluster: Cluster, output: str) -> int:
-    """Over all keys; one batch tells of a key's records once."""
     return sum(long(value) or 0 for value in last_by_key(cluster.read(output)).values())
 
 
@@ -149,8 +148,7 @@ def test_every_broker_restarts(three: EmbeddedCluster, spark: SparkSession, tmp_
 def test_coordinators_and_partitions_move(
     three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The brokers that coordinate the group and the transactions are lost in turn, and the input,
-    the output and the changelog move to other brokers, with records under way all the time."""
+    """The coordinators are lost in turn, and partitions move, with records under way."""
     counted = Counted(three, tmp_path, "moving")
     counted.create_topics()
     with counted.app.running(counted.topology) as streams:
@@ -226,8 +224,7 @@ def test_one_task_is_held_up(three: EmbeddedCluster, spark: SparkSession, tmp_pa
 def test_copies_wait_one_by_one(
     three: EmbeddedCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The broker that alone has the changelog of one store is gone: its copies are named, the other
-    store's follow, and the instances process what they can (note 051)."""
+    """A changelog's only broker is gone: its copies are named, and all else goes on (note 051)."""
     cluster = Cluster(three.bootstrap_servers, "copied")
     app = Application(cluster, tmp_path, {"task_timeout_ms": 600_000, "num_standby_replicas": 1})
     for name in ("a", "b"):

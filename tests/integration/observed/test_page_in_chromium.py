@@ -393,7 +393,6 @@ class Desk:
 
 @pytest.mark.parametrize("pressed", [0, 1])
 def test_dead_letters_are_seen_and_replayed_by_a_second_press(tmp_path: Path, pressed: int) -> None:
-    """Which is one of two: with the records' times, or with the present one."""
     desk, facts = Desk(), facts_of(*looks())
     button = "document.querySelector('#letters-found button')"
     second = f"document.querySelectorAll('#letters-found button')[{pressed}]"

@@ -53,7 +53,6 @@ TOKEN_BEGINS = base64.b64encode(b'{"alg": "none"}').decode().rstrip("=")
 
 
 def settings(broker: EmbeddedBroker, token_url: str, door: str, names: str, user: str) -> Settings:
-    """What a program gives, by the door and in whose names."""
     folder, java = broker.security_folder, names == "java"
     ca = {"ssl.truststore.location": folder / "ca.pem", "ssl.truststore.type": "PEM"}
     trusted: dict[str, Any] = ca if java else {"ssl.ca.location": folder / "ca.pem"}
@@ -337,7 +336,6 @@ def write(broker: EmbeddedBroker, topic: str, words: list[str]) -> None:
 
 
 def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int | None]:
-    """The last count of each word that can be read committed."""
     found = last_by_key(inside(broker).read(topic))
     return {(key or b"").decode(): long(value) for key, value in found.items()}
 
@@ -346,7 +344,6 @@ def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int | None]:
 def running(
     parts: Mapping[str, str], folder: Path, config: Mapping[str, Any]
 ) -> Iterator[KafkaStreams]:
-    """Counts the words of the source into the output."""
     builder = StreamsBuilder()
     stream = builder.stream(parts["source"], key=serdes.string(), value=serdes.string())
     counted = stream.group_by(lambda key, value: value, returns="string", name="by-word")

@@ -47,7 +47,6 @@ def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple
 
 
 def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
-    """The state of `AGGREGATES` after one more record."""
     value = value or NOTHING
     i, x, t = value["i"], value["x"], value["t"]
     if before is None:
@@ -76,8 +75,7 @@ def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
 def edge_batch(
     rows: Sequence[tuple[Any, Any, int]], value_type: pa.DataType, first_seq: int
 ) -> EdgeBatch:
-    """Records (key, value, time) with string keys; sources, partitions and offsets follow from the
-    positions."""
+    """Records (key, value, time) with string keys; all else follows from the positions."""
     seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
     return EdgeBatch(
         key=pa.array([row[0] for row in rows], pa.string()),
@@ -103,7 +101,6 @@ def of_type(spec: Any, kind: str, retention_ms: int | None, **more: Any) -> Stor
 
 
 def rows_of(batch: EdgeBatch, columns: str = "seq key value timestamp") -> list[Any]:
-    """Its records, as tuples of these columns."""
     named: list[Any] = [getattr(batch, column) for column in columns.split()]
     return list(zip(*(column.tolist() for column in named), strict=True))
 
@@ -117,7 +114,6 @@ def apply_all(done: TasksResult, stores: Mapping[int, Any]) -> None:
 
 
 def entries(store: StoreView, decode: Callable[[bytes], Any]) -> dict[bytes, tuple[Any, int]]:
-    """What a store holds: values with their times."""
     return {k: (decode(d[8:]), int.from_bytes(d[:8], "big")) for k, d in store.range(None, None)}
 
 

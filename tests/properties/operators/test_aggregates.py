@@ -101,8 +101,7 @@ class Model:
 def check(
     spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode: Callable[[bytes], Any]
 ) -> None:
-    """Runs both over ``split``; outputs, times, positions, drops, stream time and store have to
-    agree after each batch."""
+    """Run both; outputs, times, positions, drops, stream time and store have to agree."""
     retention = None if spec.window is None else spec.window.retention_ms
     kind = "key_value" if retention is None else "window"
     whole = InMemoryStore()

@@ -27,7 +27,7 @@ from everflow.topology.graph import TableOperator
 from everflow.windows import SessionWindows, TimeWindows
 from everflow.worker.stores import UNREADABLE, CheckedAccess
 from properties.operators.operator_batches import done_by_one_task, edge_batch
-from properties.test_corrupt_bytes import COUNT, SEED, corrupt
+from properties.test_record_batches import COUNT, SEED, corrupt
 from unit.builders import store_spec as made_store_spec
 from unit.manual_clock import ManualClock
 
@@ -141,8 +141,7 @@ def restored(store: LmdbStore, entries: Sequence[Entry], offset: int) -> bool:
 
 
 def counted(kind: str, view: Any) -> Any:
-    """What the operator makes of the next record of each key; who reads a versioned table is
-    shown what it was."""
+    """The operator's result of each key's next record; a versioned table shows what it was."""
     if kind == "versioned":
         decode = SPECS[kind].value_serde.decode
         return {

@@ -175,8 +175,6 @@ def without_book(store: InMemoryStore) -> InMemoryStore:
 
 
 class Counted(InMemoryStore):
-    """Counts the ranges that are read whole."""
-
     def __init__(self, held: InMemoryStore) -> None:
         super().__init__()
         self._entries = held._entries
@@ -202,7 +200,6 @@ def test_a_store_without_count_and_bytes_is_counted_once() -> None:
 
 @pytest.mark.parametrize("bounds", [BufferBounds(), BufferBounds(records=2)])
 def test_what_others_have_changed_since_is_counted_anew(bounds: BufferBounds) -> None:
-    """A release before the entry leaves it as it is; a program without a bound takes it out."""
     operator, store = spec(1_000, False, FULL), InMemoryStore()
     assert put(operator, store, [("a", 1, 5, 0), ("b", 2, 6, 0)]) == []
     if bounds.given:

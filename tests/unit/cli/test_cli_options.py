@@ -199,8 +199,7 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
     ],
 )
 def test_slow_samples_come_less_often(took_s: float, state: ClientState, pause_s: float) -> None:
-    """Of 1,000 tasks it takes some hundredths of a second of a core; who waits for a start is
-    told more often."""
+    """1,000 tasks take some hundredths of a second of a core; a start is told of more often."""
     assert run_module.pause_s(took_s, state) == pause_s
 
 
@@ -387,7 +386,6 @@ def in_a_folder_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_no_instance_could_run_with_is_refused(arguments: list[str], says: str) -> None:
-    """Three of them would have failed first; an address would have been left out in silence."""
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     assert says in done.output

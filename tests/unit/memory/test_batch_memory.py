@@ -97,7 +97,6 @@ def test_no_worker_takes_more(total: int, idle: int, times: float, backlogs: lis
 
 @given(st.integers(LEAST_BATCH_BYTES + WORKER_BYTES, 8 << 30), st.floats(1.0, 200.0))
 def test_batches_settle_at_what_fits(total: int, times: float) -> None:
-    """At most the first batch is too large; the others fit, and take half at the least."""
     share, memory, worker = WorkerMemory(total), BatchMemory(), Worker(100 * MIB, times)
     for number in range(30):
         most = memory.most_bytes(LIMIT, share)

@@ -13,7 +13,7 @@ from everflow.errors import RetriableError
 from everflow.spark.columns import NotComputableError, prepared_later
 from everflow.topology.plan import Ticket
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from unit.worker.test_column_client import ROWS, TABLE, rows, service
+from unit.worker.test_decode import ROWS, TABLE, rows, service
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Numbering, internal topics, partition counts and tasks, also of topics that come later."""
 
 import re
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -11,16 +12,19 @@ from everflow import Materialized, StreamsBuilder, Topology, TopologyError, serd
 from everflow.operators.table import TableSpec
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
+from everflow.topology.arrival import hands_on_first, reaches_first
 from everflow.topology.graph import (
     EdgeType,
     MergeNode,
     Node,
+    ProjectNode,
     RepartitionTopic,
     SinkNode,
     SourceNode,
     StatefulNode,
 )
 from everflow.topology.patterns import TopicGrowth, growth, may_grow, with_topics
+from everflow.topology.store_layouts import differing_lines, fingerprint
 from everflow.topology.subtopologies import cut, internal_topics, tasks
 from unit.builders import store_spec
 
@@ -299,7 +303,6 @@ def test_a_topic_of_two_sources_is_left_out() -> None:
     joined=st.booleans(),
 )
 def test_what_runs_stays_for_all(counts: dict[str, int], stateful: bool, joined: bool) -> None:
-    """Sub-topologies, stores, internal topics and tasks; and the next start takes the same."""
     topology = program(stateful=stateful, joined=joined)
     growing = found(topology, **{f"in_{name}": number for name, number in counts.items()})
     before, after = cut(topology), cut(growing.topology)
@@ -359,3 +362,126 @@ def resized(make: str, **existing: int) -> dict[str, int]:
 def test_more_partitions_where_nothing_is_stored(make: str, taken: dict[str, int]) -> None:
     assert resized(make, a=4, b=3) == taken
     assert resized(make, a=2, b=1) == {}
+
+
+# What makes two programs one application, and the difference in words.
+
+LONGS = serdes.long()
+STORE = store_spec(
+    "counts", "window", key=BYTES, value=LONGS, retention_ms=7_200_000, window_size_ms=3_600_000
+)
+
+
+def fingerprint_program(
+    store: StoreSpec = STORE, topic: str = "flights", stateless: bool = False
+) -> tuple[str, ...]:
+    source = SourceNode("SRC", (), EDGE, (topic,), BYTES, BYTES, where="app.py:1")
+    middle = (
+        (ProjectNode(name="MAP", inputs=("SRC",), out=EDGE, where="app.py:2", label="MAPVALUES"),)
+        if stateless
+        else ()
+    )
+    sink = SinkNode(
+        "OUT",
+        ("MAP" if stateless else "SRC",),
+        EDGE,
+        "by-carrier-repartition",
+        BYTES,
+        BYTES,
+        "repartition",
+    )
+    again = SourceNode("SRC2", (), EDGE, ("by-carrier-repartition",), BYTES, BYTES, "repartition")
+    count = StatefulNode(
+        "COUNT",
+        ("SRC2",),
+        EDGE,
+        "AGGREGATE",
+        TableSpec(store.name, BYTES, BYTES),
+        (store,),
+        where="app.py:3",
+    )
+    return fingerprint(
+        cut(
+            Topology(
+                (source, *middle, sink, again, count), (RepartitionTopic("by-carrier-repartition"),)
+            )
+        )
+    )
+
+
+def test_the_lines_name_topics_stores_and_types() -> None:
+    assert fingerprint_program() == (
+        "sub-topology 0 reads topic flights",
+        "sub-topology 0 writes repartition topic by-carrier-repartition",
+        "sub-topology 1 has window store counts, retention 7200000 ms, window 3600000 ms, "
+        "changelog counts-changelog "
+        "(key binary, value bigint)",
+        "sub-topology 1 reads repartition topic by-carrier-repartition (key binary, value binary)",
+    )
+
+
+def test_stateless_operators_may_change_in_a_rolling_upgrade() -> None:
+    assert fingerprint_program(stateless=True) == fingerprint_program()
+
+
+def test_the_difference_names_both_sides() -> None:
+    other = fingerprint_program(replace(STORE, value_serde=BYTES, retention_ms=9), topic="trains")
+    told = differing_lines(fingerprint_program(), other).splitlines()
+    assert [line[:4] for line in told] == ["  + ", "  - ", "  + ", "  - "]
+    assert "reads topic flights   (only here)" in told[0]
+    assert "reads topic trains   (only there)" in told[1]
+    assert "value bigint" in told[2]
+    assert "retention 9 ms" in told[3]
+    assert differing_lines(other, other) == ""
+
+
+def test_what_counts_as_another_program() -> None:
+    for store in (
+        replace(STORE, name="sums"),
+        replace(STORE, kind="key_value"),
+        replace(STORE, retention_ms=1),
+        replace(STORE, key_serde=LONGS),
+        replace(STORE, value_serde=BYTES),
+        replace(STORE, folds=("count",)),
+        replace(STORE, logging=False),
+    ):
+        assert fingerprint_program(store) != fingerprint_program(), store
+
+
+def test_a_long_difference_is_cut() -> None:
+    told = differing_lines([f"line {n}" for n in range(40)], [])
+    assert told.splitlines()[-1] == "  ... and 28 lines more"
+
+
+# The order in which a record reaches nodes.
+
+ARRIVAL_EDGE = EdgeType(pa.string(), pa.string())
+
+
+def graph(**inputs: str) -> list[Node]:
+    """Nodes in the order in which they were added; each with its inputs."""
+    return [MergeNode(name, tuple(given.split()), ARRIVAL_EDGE) for name, given in inputs.items()]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first", "second", "reaches", "hands_on"),
+    [
+        # s -> a, s -> b
+        (graph(s="", a="s", b="s"), "a", "b", True, True),
+        (graph(s="", a="s", b="s"), "b", "a", False, False),
+        # b is behind a: what is added to a now comes after it
+        (graph(s="", a="s", b="a"), "a", "b", True, False),
+        (graph(s="", a="s", b="a"), "b", "a", True, True),
+        # all that is behind a comes before b, added earlier or not
+        (graph(s="", a="s", b="s", c="a"), "c", "b", True, True),
+        (graph(s="", a="s", b="s", c="a"), "b", "c", False, False),
+        (graph(s="", a="s"), "a", "a", True, True),
+        # nothing reaches both
+        (graph(s="", t="", a="s", b="t"), "b", "a", True, True),
+    ],
+)
+def test_a_record_goes_depth_first(
+    nodes: list[Node], first: str, second: str, reaches: bool, hands_on: bool
+) -> None:
+    assert reaches_first(nodes, first, second) is reaches
+    assert hands_on_first(nodes, first, second) is hands_on

@@ -1,16 +1,23 @@
 """Our own fetches without a broker: slices, passing errors, leaders that move, no long waits."""
 
+import base64
+import random
+import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import kafka.errors as client_errors
 import numpy as np
+import pyarrow as pa
 import pytest
 from crc32c import crc32c
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
+from everflow import serdes
 from everflow.errors import (
     EverflowError,
     FatalError,
@@ -19,14 +26,31 @@ from everflow.errors import (
     OtherTopicError,
     RetriableError,
 )
+from everflow.handlers import Handlers
 from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.errors import LinkLostError
 from everflow.kafka.reading import record_batches
-from everflow.kafka.reading.fetch_connection import Answer, DivergedError, FetchPlace
+from everflow.kafka.reading.fetch_connection import (
+    Answer,
+    DivergedError,
+    FetchConnection,
+    FetchPlace,
+    TailWatch,
+)
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
-from everflow.kafka.reading.record_columns import CorruptBatchError, LogChunk
-from everflow.records import OffsetRange, TopicPartition
+from everflow.kafka.reading.record_columns import CorruptBatchError, LogChunk, LogColumns
+from everflow.kafka.writing.record_encoding import (
+    Producer,
+    RecordColumns,
+    encode,
+    encoded_headers,
+    framed,
+)
+from everflow.records import OffsetRange, TopicPartition, listed_headers
+from everflow.worker.decode import Judge, LogDecoder
+from unit.worker.test_decode import reading
 
 TP = TopicPartition("log", 0)
 TWO = TopicPartition("log", 1)
@@ -513,3 +537,313 @@ def test_a_damaged_log_beside_others_is_named_and_they_are_read() -> None:
     with pytest.raises(CorruptBatchError) as damaged:
         tap.take({TWO: 2}, 1.0)
     assert damaged.value.partitions == {TWO}
+
+
+# Fetches with a rack go to the near replica and back (KIP-392).
+
+LEADER, NEAR = 1, 2
+UUID = uuid.UUID(int=5)
+ID = base64.urlsafe_b64encode(UUID.bytes).decode().rstrip("=")
+FETCH_SESSION_TOPIC_ID_ERROR = 106
+NEAR_TP, NEAR_TWO = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Link:
+    """The brokers as a client's metadata shows them, which answer at once; ``asked``: (node, rack)
+    of each request."""
+
+    def __init__(self) -> None:
+        self.nodes = {LEADER, NEAR}
+        self.asked: list[tuple[int, str]] = []
+        self.logs: list[list[int]] = []
+        self.seconds = 100.0
+        self.silent = False
+        self.newest = 12
+        self.topics: list[list[Any]] = []
+        self.codes: list[int] = []
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        return LEADER
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        return 5
+
+    def knows(self, node: int) -> bool:
+        return node in self.nodes
+
+    def version(self, request: type) -> int:
+        return self.newest
+
+    def started(self, coroutine: Callable[[], Any]) -> Any:
+        node, request = coroutine.args  # type: ignore[attr-defined]
+        self.asked.append((node, request.rack_id))
+        self.logs.append([one.partition for t in request.topics for one in t.partitions])
+        by_id = request._min_version >= 13
+        self.topics.append([t.topic_id if by_id else t.topic for t in request.topics])
+        # Only a leader names a replica, and only to a client that says its rack.
+        named = NEAR if node == LEADER and request.rack_id else -1
+        partitions = [
+            SimpleNamespace(
+                partition_index=one,
+                error_code=0,
+                preferred_read_replica=named,
+                last_stable_offset=9,
+                aborted_transactions=[],
+                records=b"",
+            )
+            for one in self.logs[-1]
+        ]
+        topics = [
+            SimpleNamespace(topic=t.topic, topic_id=t.topic_id, partitions=partitions)
+            for t in request.topics
+        ]
+        code = self.codes.pop(0) if self.codes else 0
+        answer = SimpleNamespace(error_code=code, session_id=0, responses=topics)
+        return SimpleNamespace(is_done=not self.silent, exception=None, value=answer)
+
+    def turn(self, wait_s: float) -> None:
+        self.seconds += wait_s
+
+    def push(self) -> None: ...
+
+    def now(self) -> float:
+        return self.seconds
+
+    def close(self) -> None: ...
+
+
+def fetched(reader: FetchConnection, *logs: TopicPartition) -> set[TopicPartition]:
+    reader.fetch({tp: FetchPlace(0) for tp in logs or (NEAR_TP,)})
+    return set(reader.answers(0.1))
+
+
+def opened(link: Link, rack: str = "") -> FetchConnection:
+    carrier: Any = link
+    return FetchConnection(carrier, rack=rack)
+
+
+def test_with_a_rack_the_named_replica_is_read() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    for _ in range(3):
+        fetched(reader)
+    assert link.asked == [(LEADER, "a"), (NEAR, "a"), (NEAR, "a")]
+
+
+def test_without_a_rack_the_leader_is_read() -> None:
+    link = Link()
+    reader = opened(link)
+    for _ in range(2):
+        fetched(reader)
+    assert link.asked == [(LEADER, ""), (LEADER, "")]
+
+
+def test_after_an_error_the_leader_is_asked_again() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    assert reader.forget(NEAR_TP)
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, LEADER]
+
+
+def test_a_replica_that_left_the_cluster_is_not_asked() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    link.nodes.remove(NEAR)
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, LEADER]
+
+
+def test_a_replica_is_only_near_for_a_while() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    link.seconds += 299
+    fetched(reader)
+    link.seconds += 2
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, NEAR, LEADER]
+
+
+def test_all_logs_of_a_broker_are_in_one_request_and_the_next_waits_for_its_answer() -> None:
+    link = Link()
+    reader = opened(link)
+    assert fetched(reader, NEAR_TP, NEAR_TWO) == {NEAR_TP, NEAR_TWO}
+    assert link.logs == [[0, 1]]
+    link.silent = True
+    assert fetched(reader, NEAR_TP) == set()
+    assert fetched(reader, NEAR_TWO) == set()
+    assert link.logs == [[0, 1], [0]]
+
+
+def test_topics_go_by_id_where_the_broker_can_and_all_are_known() -> None:
+    link = Link()
+    link.newest = 18
+    reader = opened(link)
+    assert fetched(reader) == {NEAR_TP}
+    reader.use_ids({"t": ID})
+    assert fetched(reader, NEAR_TP, NEAR_TWO) == {NEAR_TP, NEAR_TWO}
+    assert fetched(reader, NEAR_TP, TopicPartition("other", 0)) == {
+        NEAR_TP,
+        TopicPartition("other", 0),
+    }
+    assert fetched(reader) == {NEAR_TP}
+    assert link.topics == [["t"], [UUID], ["other", "t"], [UUID]]
+
+
+def test_a_broker_from_before_topic_ids_is_asked_by_name() -> None:
+    link = Link()
+    reader = opened(link)
+    reader.use_ids({"t": ID})
+    assert fetched(reader) == {NEAR_TP}
+    assert link.topics == [["t"]]
+
+
+def test_a_session_that_mixes_names_and_ids_begins_anew() -> None:
+    link = Link()
+    link.newest, link.codes = 18, [FETCH_SESSION_TOPIC_ID_ERROR]
+    reader = opened(link)
+    reader.use_ids({"t": ID})
+    assert fetched(reader) == set()
+    assert fetched(reader) == {NEAR_TP}
+
+
+# Whom a watch of logs asks, what leaders say, and records that cannot be read.
+
+LOGS = [TopicPartition("in", partition) for partition in range(6)]
+
+
+class WatchLink:
+    """Brokers that answer at once; logs lie on them in turn."""
+
+    def __init__(self) -> None:
+        self.brokers, self.looked, self.refreshed = 2, 0, 0
+        self.sent: list[tuple[int, list[int]]] = []
+        self.failure: Exception | None = None
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        self.looked += 1
+        return tp.partition % self.brokers
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        return 1
+
+    def version(self, request: type) -> int:
+        return 12
+
+    def started(self, coroutine: Callable[[], Any]) -> Any:
+        if len(coroutine.args) == 1:  # type: ignore[attr-defined]
+            self.refreshed += 1
+            return SimpleNamespace(is_done=True, exception=None)
+        node, request = coroutine.args  # type: ignore[attr-defined]
+        self.sent.append((node, [one.partition for t in request.topics for one in t.partitions]))
+        answer = SimpleNamespace(error_code=0, session_id=4, responses=[])
+        return SimpleNamespace(is_done=True, exception=self.failure, value=answer)
+
+    def turn(self, wait_s: float) -> None: ...
+
+    def now(self) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+def watch_of(link: Any) -> TailWatch:
+    """Its clock goes on by a second with each look."""
+    seconds = count()
+    return TailWatch(FetchConnection(link), lambda: float(next(seconds)))
+
+
+def test_leaders_are_looked_up_once_for_the_same_logs() -> None:
+    link: Any = WatchLink()
+    watch, ends = watch_of(link), dict.fromkeys(LOGS, 0)
+    for _ in range(3):
+        watch.wait(ends, 1.0)
+    assert link.looked == len(LOGS)
+    link.sent.clear()
+    ends = {**ends, LOGS[3]: 5}
+    watch.wait(ends, 1.0)
+    assert link.sent == [(0, []), (1, [3])], "of a session only what has changed is named"
+    assert link.looked == len(LOGS)
+
+
+def test_other_logs_are_looked_up_and_those_that_are_gone_are_forgotten() -> None:
+    link: Any = WatchLink()
+    watch = watch_of(link)
+    watch.wait(dict.fromkeys(LOGS[:4], 0), 1.0)
+    link.looked = 0
+    link.sent.clear()
+    watch.wait(dict.fromkeys(LOGS[2:], 0), 1.0)
+    assert link.looked == 2, "the others' leaders are known"
+    assert link.sent == [(0, [4]), (1, [5])]
+    assert {tp for one in watch.connection._sessions.values() for tp in one.known} == set(LOGS[2:])
+
+
+def test_behind_a_failure_they_are_looked_up_anew() -> None:
+    """A log has moved: its old leader says so."""
+    link: Any = WatchLink()
+    watch, ends = watch_of(link), dict.fromkeys(LOGS, 0)
+    watch.wait(ends, 1.0)
+    link.failure = LinkLostError("gone", sent=True)
+    with pytest.raises(RetriableError):
+        watch.wait(ends, 1.0)
+    link.failure, link.brokers = None, 3
+    link.sent.clear()
+    watch.wait(ends, 1.0)
+    assert link.refreshed == 1
+    assert link.sent == [(0, [0, 3]), (1, [1, 4]), (2, [2, 5])], "and named again"
+
+
+WATCH_TP = TopicPartition("in", 3)
+GOOD = [[("h", b"v"), ("", None)], []]
+NO_NAME, NEGATIVE = b"\x02\x01\x00", b"\x01"
+"""One header whose name has the length -1; a count of -1."""
+
+
+def chunk(headers: list[bytes | None]) -> LogChunk:
+    """Records whose headers are these bytes, or good ones."""
+    count = len(headers)
+    good = encoded_headers([GOOD[row % 2] for row in range(count)])
+    assert good is not None
+    bytes_of = [a if b is None else b for a, b in zip(good.to_pylist(), headers, strict=True)]
+    texts = pa.array([str(row).encode() for row in range(count)])
+    times = np.arange(count, dtype=np.int64)
+    columns = RecordColumns(texts, texts, times, pa.array(bytes_of, pa.binary()))
+    (records,) = encode(columns, [count])
+    data = framed(records, Producer(-1, -1, False), -1, "none", None)
+    found = record_batches.columns(data, record_batches.batches(data))
+    return LogChunk(found, count, count)
+
+
+@pytest.mark.parametrize("bad", [NO_NAME, NEGATIVE], ids=["no name", "negative"])
+def test_only_the_records_whose_headers_are_broken_are_left_out(bad: bytes) -> None:
+    broken = set(random.Random(len(bad)).sample(range(299), 5)) | {299}  # behind it is no other
+    found = chunk([bad if row in broken else None for row in range(300)]).columns(headers=True)
+    assert set(found.unread) == broken
+    assert found.keys.to_pylist() == found.values.to_pylist()
+    assert found.offsets.tolist() == list(range(300))
+    listed = listed_headers(found.headers, 300)
+    assert [listed[row] for row in range(300) if row not in broken] == [
+        GOOD[row % 2] for row in range(300) if row not in broken
+    ]
+
+
+def test_they_are_dead_letters_with_their_places() -> None:
+    found = chunk([NO_NAME if row in (4, 9) else None for row in range(10)]).columns(headers=True)
+    decoder = LogDecoder((reading(serdes.string()),), True, Handlers("dead"))
+    hop = decoder.run({WATCH_TP: found}, Judge())
+    decoded = hop.batches[1]
+    (dead,) = [batch for slot, batch in hop.batches.items() if slot != 1]
+    assert decoded.value.to_pylist() == [str(row) for row in range(10) if row not in (4, 9)]
+    assert (dead.partition.tolist(), dead.offset.tolist()) == ([3, 3], [4, 9])
+    assert [one["value"] for one in dead.value.to_pylist()] == [b"4", b"9"]
+    assert all("cannot be read" in one["error"] for one in dead.value.to_pylist())
+
+
+def test_what_cannot_be_read_stays_with_its_record() -> None:
+    one = chunk([None, NO_NAME, None]).columns(headers=True)
+    both = LogColumns.concat([one, one])
+    assert set(both.unread) == {1, 4}
+    assert (set(one.before(2).unread), set(one.before(1).unread)) == ({1}, set())
