@@ -1,20 +1,10 @@
 """Writes and reads what members and leader tell each other in a rebalance, in versions. Pure.
 
-<<<<<<< HEAD
 Magic, used version, latest version, then zlib JSON without defaults; unknown keys are ignored. Sets
 of tasks are runs of partitions (``0:0-3,7;1:2``). The broker keeps all members' data in one record
 of at most 1 MB (``message.max.bytes``), of which 1,000 members with 10,000 scattered tasks and
-standbys take 0.41 MB (``tests/unit/assignment/test_user_data.py``) and names as much again: so
+standbys take 0.41 MB (``tests/unit/assignment/test_own_assignors.py``) and names as much again: so
 programs are sent as digests, and the host map only while it is small.
-=======
-Magic, used version, latest version, then zlib JSON; what is at its default is left out, and a
-reader ignores keys it does not know. Sets of tasks are written as runs of partitions
-(``0:0-3,7;1:2``). Sizes: the broker keeps subscription and assignment of all members in one record
-of at most 1 MB (``message.max.bytes``). 1,000 members with 10,000 scattered tasks and as many
-standbys come to 0.41 MB here (``tests/unit/assignment/test_own_assignors.py`` holds the figure), and
-names of topics, members and hosts take about as much again: so the program's fingerprint is sent as
-a digest, and the host map only while it is small.
->>>>>>> w/u
 """
 
 from __future__ import annotations
