@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from everflow.records import EdgeBatch
 from everflow.spark.columns import spark_type, struct_type
 from everflow.spark.session import get_session
-from everflow.topology.graph import ColumnExpr, columns_in_sight, joined_sides
-from everflow.topology.plan import Choice, PhysicalPlan, Projection
+from everflow.topology.graph import ColumnExpr, ProjectNode, columns_in_sight, joined_sides
+from everflow.topology.plan import PhysicalPlan, Projection
 from everflow.worker.columns import seen
 
 SEEN = ("key", "value", "timestamp", "topic", "partition", "offset", "headers")
@@ -32,17 +32,16 @@ def by_jobs(plan: PhysicalPlan, records: Mapping[int, EdgeBatch]) -> dict[int, E
     return made
 
 
-def _projected(plan: PhysicalPlan, one: Projection | Choice, batch: EdgeBatch) -> EdgeBatch:
-    if isinstance(one, Choice):
-        said = _selected(plan, one.input, batch, {one.what: (one.column, one.type)})[one.what]
-        both = pa.StructArray.from_arrays([said, batch.value], [one.what, "value"])
+def _projected(plan: PhysicalPlan, one: Projection, batch: EdgeBatch) -> EdgeBatch:
+    wanted = dict(one.columns)
+    if not isinstance(one.node, ProjectNode):
+        ((what, said),) = _selected(plan, one.input, batch, wanted).items()
+        both = pa.StructArray.from_arrays([said, batch.value], [what, "value"])
         return batch.with_columns(value=both)
-    node = one.node
-    if node.predicate is not None:
-        kept = _selected(plan, one.input, batch, {"kept": (node.predicate, pa.bool_())})["kept"]
+    if "kept" in wanted:
+        predicate = {"kept": wanted.pop("kept")}
+        kept = _selected(plan, one.input, batch, predicate)["kept"]
         batch = batch.take(np.flatnonzero(kept.fill_null(False).to_numpy(zero_copy_only=False)))
-    listed = {"key": (node.key, node.out.key), "value": (node.value, node.out.value)}
-    wanted = {name: (given, kind) for name, (given, kind) in listed.items() if given is not None}
     found = _selected(plan, one.input, batch, wanted) if wanted else {}
     return batch.with_columns(found.get("key"), found.get("value"))
 

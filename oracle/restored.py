@@ -18,7 +18,6 @@ from everflow.state.left_out import Chunk, KeptEntry, corrected
 from everflow.state.store import StoreSpec, memory_store
 from everflow.testing import TopologyTestDriver
 from everflow.testing.topics import RawRecord
-from everflow.testing.topology_test_driver import _MemorySink
 from everflow.worker.failures import Sources
 from everflow.worker.sink import left_out_entries
 from everflow.worker.task_step import StepResult
@@ -45,9 +44,6 @@ class RestoringDriver(TopologyTestDriver):
         self._left_out: dict[str, dict[bytes, KeptEntry]] = {}
         super().__init__(topology, **options)
 
-    def _new_sink(self) -> _MemorySink:
-        return _Sink(self)
-
     def _forget(self) -> None:
         self._logs.clear()
         self._left_out.clear()
@@ -72,13 +68,15 @@ class RestoringDriver(TopologyTestDriver):
         ]
         return replace(request, tasks=tasks)
 
-    def note_left_out(self, request: BatchRequest, result: StepResult, sources: Sources) -> None:
-        """What the batch leaves out of topics that are changelogs."""
+    def _keep(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
+        """Takes what the batch leaves out of topics that are changelogs before the letters are
+        taken of it."""
         for one in left_out_entries(
             request, result, sources, lambda _, store, key: self._stores[store].get_many([key])[0]
         ):
             found = self._left_out.setdefault(one.topic, {})
             found.update(zip(one.keys, one.entries, strict=True))
+        return super()._keep(request, result, sources)
 
     def lose_state(self, drawn: random.Random) -> None:
         """All stores are gone, and restored, in chunks of a drawn size, from logs of which a drawn
@@ -130,15 +128,3 @@ def _chunk(found: Sequence[tuple[int, RawRecord]], end: int) -> _Chunk:
         np.array([offset for offset, _ in found], np.int64),
         end,
     )
-
-
-class _Sink(_MemorySink):
-    """Takes what a batch leaves out before the letters are taken of it."""
-
-    def __init__(self, driver: RestoringDriver) -> None:
-        super().__init__(driver._handlers.topic, driver._topics.count)
-        self._driver = driver
-
-    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
-        self._driver.note_left_out(request, result, sources)
-        return super().__call__(request, result, sources)

@@ -12,8 +12,6 @@ stops at its time.
 .venv/bin/python tests/changed_tests.py
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tables of docs/guide/command-line.md, made of the commands; for `made_pages`."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from enum import Enum

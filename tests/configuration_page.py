@@ -1,7 +1,5 @@
 """The tables of docs/guide/configuration.md, made of the code; `made_pages` puts them in."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

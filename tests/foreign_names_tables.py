@@ -1,7 +1,5 @@
 """Tables of pages for who comes from elsewhere, of `everflow.foreign_names`; for `made_pages`."""
 
-from __future__ import annotations
-
 from everflow.foreign_names import ForeignName, Names, names_of
 
 

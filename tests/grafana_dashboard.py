@@ -4,8 +4,6 @@ change run it:
 .venv/bin/python tests/grafana_dashboard.py
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +28,6 @@ class Panel(NamedTuple):
 
 
 def rate(figure: str, *by: str, of: str = "1m") -> dict[str, str]:
-    """A counter's rate, summed by these labels."""
     legend = " ".join(f"{{{{{label}}}}}" for label in by) or "all"
     return {legend: f"sum by ({', '.join(by)}) (rate({figure}{WHERE}[{of}]))"}
 
@@ -120,7 +117,6 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The whole file."""
     panels: list[dict[str, Any]] = []
     below = 0
     for title, row in ROWS.items():

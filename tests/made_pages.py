@@ -5,8 +5,6 @@ of a foreign name or of an operator, run it:
 .venv/bin/python tests/made_pages.py
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +50,6 @@ def semantics(page: str) -> dict[str, str]:
 
 
 def marked(page: str) -> list[str]:
-    """The names of the parts that a page has places for."""
     return re.findall(r"^<!-- begin (.*) -->$", page, re.MULTILINE)
 
 

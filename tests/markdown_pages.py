@@ -1,7 +1,5 @@
 """Reads the code blocks of a page and its invisible comments on them (docs/WRITING.md)."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -45,7 +43,6 @@ class Block:
 
     @property
     def where(self) -> str:
-        """``page:line``."""
         return f"{self.page}:{self.line}"
 
 
@@ -59,7 +56,6 @@ def pages() -> list[Path]:
 
 
 def page_id(path: Path) -> str:
-    """The page's path below the checkout."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -114,7 +110,6 @@ def shell_commands(block: Block) -> list[str]:
 
 
 def shown_output(block: Block) -> bool:
-    """Whether a console block shows what its commands print."""
     return any(
         line.strip() and not line.startswith("$ ")
         for line in block.text.replace("\\\n", " ").splitlines()
@@ -133,7 +128,6 @@ class _Lines:
             yield self._at, self._lines[self._at - 1]
 
     def comment(self, line: str) -> str | None:
-        """The text of the comment that begins in ``line``; None where none does."""
         if not line.lstrip().startswith("<!--"):
             return None
         begin, text = self._at, line.lstrip().removeprefix("<!--")

@@ -1,12 +1,9 @@
 """The table of docs/guide/metrics.md, made of the code; `made_pages` puts it in."""
 
-from __future__ import annotations
-
 from everflow.observe.figures import FIGURES
 
 
 def table() -> str:
-    """Name, kind, labels and meaning of every figure."""
     rows = [
         f"| `{figure.name}` | {figure.kind} | {', '.join(figure.labels)} | {figure.text} |"
         for figure in FIGURES

@@ -4,8 +4,6 @@ one:
 .venv/bin/python tests/reference_page.py
 """
 
-from __future__ import annotations
-
 import enum
 import importlib
 import inspect
@@ -163,6 +161,7 @@ RETURNED = frozenset(
         "VersionedView",
         "WindowView",
         "SessionView",
+        "WireFault",
     }
 )
 """Classes that programs get from calls and never make: how they are made is not on the page."""
@@ -175,8 +174,7 @@ def found(name: str) -> Any:
 
 
 def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties of a class, public functions and classes of a module; without
-    `OWN`."""
+    """Public methods and properties of a class, or names of a module; without `OWN`."""
     if inspect.ismodule(thing):
         listed = getattr(thing, "__all__", None) or [
             member
@@ -306,8 +304,7 @@ def _place(name: str) -> str:
 
 
 def _written(name: str, member: str, value: Any) -> str:
-    """A member as one writes it: with its parameters, their defaults, and a module's name in
-    front."""
+    """A member with its parameters, their defaults, and a module's name in front."""
     called = f"{name}.{member}" if inspect.ismodule(found(name)) else member
     return called if isinstance(value, property) else _signature(called, value)
 
@@ -333,8 +330,7 @@ def _signature(name: str, thing: Any) -> str:
 
 @dataclass(frozen=True)
 class _Shown:
-    """A default as one would write it: functions by their name, what is made anew each time as
-    dots."""
+    """A default as one would write it; what is made anew each time as dots."""
 
     text: str
 

@@ -1,8 +1,6 @@
 """The pure parts of the benches: medians and rows, gaps and balance, bounds, and matching a count
 with the record that caused it."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator
@@ -161,9 +159,7 @@ def view(active: str, standby: str = "", warmup: str = "", *, running: bool = Tr
         ([view("a b", "a c"), view("c d", "b d")], 1, False),
     ],
 )
-def test_balanced_means_even_and_no_copy_too_many_or_too_few(
-    views: list[View], standbys: int, is_balanced: bool
-) -> None:
+def test_balanced_is_even_and_whole(views: list[View], standbys: int, is_balanced: bool) -> None:
     assert balanced(views, tasks=4, standbys=standbys) is is_balanced
 
 

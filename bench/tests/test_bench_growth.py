@@ -1,8 +1,6 @@
 """The pure parts of `bench growth`: inputs, what must come out of them, the pages of a commit, the
 memory of a group; and that what a micro-batch reads does not grow with the state."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

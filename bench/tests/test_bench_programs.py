@@ -1,8 +1,6 @@
 """The pure parts of `bench programs`: inputs, comparing outputs, matching results with records,
 marks."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -50,9 +48,7 @@ def test_outputs_are_equal_up_to_the_rounding_of_sums() -> None:
         {("-home", b"a"): {"x": 0.3, "n": 1}},
     ],
 )
-def test_a_difference_of_outputs_is_told_with_its_key(
-    other: dict[tuple[str, bytes], object],
-) -> None:
+def test_a_difference_of_outputs_has_its_key(other: dict[tuple[str, bytes], object]) -> None:
     one = {("", b"a"): {"x": 0.3, "n": 1}}
     with pytest.raises(WrongOutputError, match=r"differ in .* b'[ab]'"):
         compare(TRADES, "everflow", one, "kafka-streams", other)

@@ -1,8 +1,6 @@
 """The benches end to end on little data: those beside Kafka Streams measure both systems with
 verified output, those of everflow alone have wide bounds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

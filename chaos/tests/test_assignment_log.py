@@ -1,8 +1,6 @@
 """What the checker of assignment logs sees in hand-made histories: it must find each breach, and
 nothing in a clean one."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.events import Event
@@ -145,9 +143,7 @@ def test_a_pause_of_a_task_that_stays_is_the_time_between_its_commits() -> None:
         pytest.param([batch(1.2, 12.0)], True, id="a batch that hung"),
     ],
 )
-def test_a_task_that_stays_may_pause_for_two_micro_batches(
-    events: list[Event], breach: bool
-) -> None:
+def test_a_task_that_stays_may_pause_two_micro_batches(events: list[Event], breach: bool) -> None:
     verdict = judge([life("a", batch(1, 1.1), *events)], ENDS, RULES, (0.0, 100.0))
     assert bool(verdict.pauses) == breach, verdict
 

@@ -1,8 +1,6 @@
 """What the checkers of `./run chaos` see in hand-made logs, and what its program gives: they must
 find each breach, and nothing in a clean log; the schedule is the seed's alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 
@@ -89,9 +87,6 @@ def copies(*orders: int) -> Mapping[int, Sequence[Read]]:
     return {0: [Read(0, at, b"k", b'{"n": %d}' % n, 1) for at, n in enumerate(orders)]}
 
 
-# --- the seven ------------------------------------------------------------------------------------
-
-
 def test_a_clean_log_has_no_findings() -> None:
     assert members("out", {1, 2, 3}, [1, 2, 3], lambda n: n % 2) == []
     assert versions("lists", lists("1", "1,2", "1,2,3,4"), window_of)[1] == []
@@ -166,9 +161,6 @@ def test_a_row_of_the_table_does_not_go_back() -> None:
     assert kinds(kept_order("regions", joined(0, 15, 3), by_row)) == [Analysis.INVERSION]
 
 
-# --- changelogs -----------------------------------------------------------------------------------
-
-
 def written(store: str, *records: tuple[bytes, bytes]) -> dict[str, Mapping[int, Sequence[Read]]]:
     log = "a-shops" if store == SHOPS_STORE else f"a-{store}-changelog"
     return {log: {0: [Read(0, at, key, value, 1) for at, (key, value) in enumerate(records)]}}
@@ -207,9 +199,7 @@ TWO = [1, 1 + KEYS]
     ],
 )
 @pytest.mark.parametrize("store", [ORDERS_STORE, PAYMENTS_STORE])
-def test_the_changelog_of_a_join_s_store(
-    store: str, found: list[int], breach: Analysis | None
-) -> None:
+def test_a_join_store_s_changelog(store: str, found: list[int], breach: Analysis | None) -> None:
     orders = {n: Order(n, Kind.GOOD) for n in TWO}
     truth = Truth(joined=orders) if store == ORDERS_STORE else Truth(paid=orders)
     told = of_changelog(truth, written(store, *map(entry, found)))
@@ -271,9 +261,7 @@ def test_an_offset_has_one_value() -> None:
 
 
 @pytest.mark.parametrize("left", [[1], []], ids=["behind", "at the end"])
-def test_what_is_not_there_any_more_was_not_committed_unless_its_topic_is_compacted(
-    left: list[int],
-) -> None:
+def test_what_is_gone_was_not_committed_unless_its_topic_is_compacted(left: list[int]) -> None:
     early = copies(7, 8)
     late = {0: [early[0][at] for at in left]}
     found = read_again("out", early, late)
@@ -285,9 +273,6 @@ def test_what_is_not_there_any_more_was_not_committed_unless_its_topic_is_compac
 def test_a_key_that_is_written_twice() -> None:
     reads = {0: [Read(0, 1, b"a", b"", 1), Read(0, 2, b"a", b"", 1)]}
     assert kinds(written_once("log", reads)) == [Analysis.DUPLICATE]
-
-
-# --- stores, files, counters ----------------------------------------------------------------------
 
 
 def test_a_changelog_is_folded_up_to_a_position() -> None:
@@ -318,9 +303,6 @@ def test_what_the_counters_of_dropped_records_may_say(probed: int, total: int, w
     report = Report(1, 1)
     check_dropped(truth, probed, 4, total, report)
     assert report.dropped_wrong == wrong
-
-
-# --- the input ------------------------------------------------------------------------------------
 
 
 def test_the_input_is_its_seeds() -> None:
@@ -388,9 +370,6 @@ def test_dead_letters_tell_their_orders() -> None:
         assert letter_number(Order(1234, kind).value()) == 1234
     assert letter_number(b'{"n":618,"shop":"shop-6"}') == 618
     assert letter_number(b"else") == -1
-
-
-# --- the schedule ---------------------------------------------------------------------------------
 
 
 def test_the_schedule_is_its_seeds() -> None:

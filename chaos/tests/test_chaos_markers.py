@@ -1,7 +1,5 @@
 """The door before a broker brings the coordinator's markers in two parts, and one answer back."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading
@@ -111,9 +109,7 @@ BOTH = request({"__consumer_offsets": [1], "a-changelog": [0, 2]}, {"b": [4]})
         (OFFSETS, {0: {"a-changelog": [0, 2]}, 1: {"b": [4]}}, {0: {"__consumer_offsets": [1]}}),
     ],
 )
-def test_what_is_late_is_the_second_part(
-    late: str, first: dict[int, Any], second: dict[int, Any]
-) -> None:
+def test_late_is_the_second_part(late: str, first: dict[int, Any], second: dict[int, Any]) -> None:
     assert [asked_for(part) for part in parts(BOTH, late)] == [first, second]
 
 
@@ -185,9 +181,7 @@ LONG_S = 10.0
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [LOGS, OFFSETS])
-def test_one_log_shows_a_transaction_before_another(
-    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_log_shows_it_first(late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markers, "LATE_S", LONG_S)
     door = MarkerDoor()
     with broker_with_door(tmp_path / "broker", "127.0.0.1", "512m", door) as broker:

@@ -1,8 +1,6 @@
 """What a chaos run does with faults that are open at once, with a round that fails, with a wrong
 clock, and with guards that are taken away."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -83,9 +81,6 @@ def test_a_wait_that_is_over_is_an_error_that_says_for_what(tmp_path: Path) -> N
         next(waiting)
 
 
-# --- a run ----------------------------------------------------------------------------------------
-
-
 class Failing(ChaosRun):
     """A run without a broker; its second round fails."""
 
@@ -114,9 +109,7 @@ class Failing(ChaosRun):
         self.finished = True
 
 
-def test_a_fault_that_does_not_happen_ends_the_rounds_and_the_books_are_checked(
-    tmp_path: Path,
-) -> None:
+def test_a_fault_that_does_not_happen_ends_the_rounds_and_books_are_checked(tmp_path: Path) -> None:
     run = Failing(NOTHING, tmp_path)
     report = run.run()
     assert (run.finished, run.given_back, run._stuck) == (True, True, False)
@@ -147,9 +140,7 @@ def test_a_run_that_failed_has_its_json(tmp_path: Path, monkeypatch: pytest.Monk
     assert "cut instance 1 did not happen" in told["remarks"][0]
 
 
-def test_a_run_is_not_begun_where_another_has_left_something(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_another_left_stops_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broker").mkdir()
     for main in (command.main, elastic.main):
         with pytest.raises(SystemExit):

@@ -1,8 +1,6 @@
 """Slices of `./run chaos`: drawn faults against instances under load; the books are right, and
 every fault happened."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

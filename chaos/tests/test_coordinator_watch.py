@@ -1,7 +1,5 @@
 """Which transactions of a broker are taken for stuck: those that stay decided, and no others."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 from uuid import uuid4
@@ -104,9 +102,7 @@ def test_what_is_told_less_of_than_before_is_forgotten() -> None:
     assert told.forgotten({("in", 0): 9, ("in", 1): 7}) == [Forgotten("in", 1, 8)]
 
 
-def test_a_broker_that_has_forgotten_offsets_is_restarted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_broker_that_forgot_offsets_is_restarted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     broker: Any = Broker()
     said: list[str] = []
     now_s = 0.0

@@ -17,7 +17,6 @@ from everflow import KafkaStreams
 from everflow import metrics as names
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import LagReader, Progress
 from everflow.errors import EverflowError, FatalError
 from everflow.instance.client_state import ENDED, ClientState
 from everflow.instance.describe import ACTIVE, RESTORING, WARM_UP, TaskStatus, progress, role_of
@@ -25,6 +24,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TaskId, TopicPartition
 from everflow_demo.feed import Feed, Pace
 from everflow_demo.instance_process import InstanceProcess
+from everflow_demo.progress import LagReader, Progress
 from everflow_demo.report import Moves
 
 _PERIOD_S = 0.05

@@ -11,7 +11,6 @@ from typing import Any
 from everflow import KafkaStreams
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import LagReader, Progress, input_topics
 from everflow.errors import FatalError
 from everflow.instance.client_state import ENDED
 from everflow.instance.describe import summary
@@ -22,6 +21,7 @@ from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.program import Topology
 from everflow_demo import feed
 from everflow_demo.data import TopicRecords
+from everflow_demo.progress import LagReader, Progress, input_topics
 
 PARTITIONS = 4
 CHANGELOG_RETENTION_MS = 100 * 365 * 86_400_000

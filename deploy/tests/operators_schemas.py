@@ -1,8 +1,6 @@
 """What the chart uses of kinds that are no Kubernetes' own: fields by the documentation of the
 Prometheus operator (monitoring.coreos.com/v1) and of KEDA (keda.sh/v1alpha1), and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 TEXT = {"type": "string"}

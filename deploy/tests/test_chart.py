@@ -1,8 +1,6 @@
 """The chart, rendered by helm itself and checked against Kubernetes' schemas; and that its commands
 are commands."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -19,7 +17,7 @@ from typer.main import get_command
 from deploy.tests.operators_schemas import SPECS
 from everflow import StreamsConfig
 from everflow.cli.app import app
-from everflow.cli.cluster import assignments
+from everflow.cli.commands import assignments
 from everflow.instance.serving.routes import NO_TOKEN
 
 pytestmark = [pytest.mark.slow]
@@ -289,9 +287,7 @@ def test_the_pre_stop_hook_tells_a_scale_in_from_a_restart(helm: str) -> None:
         (("rack.enabled=false",), ["kubernetes.io/hostname"]),
     ],
 )
-def test_pods_keep_apart_by_host_and_by_rack(
-    helm: str, values: tuple[str, ...], kept_apart: list[str]
-) -> None:
+def test_pods_stay_apart(helm: str, values: tuple[str, ...], kept_apart: list[str]) -> None:
     """All standbys of tasks would be in one zone with their active ones else."""
     pod = of_kind(rendered(helm, *values), "StatefulSet")["spec"]["template"]
     found = pod["spec"]["affinity"]["podAntiAffinity"]
@@ -402,9 +398,7 @@ def test_the_adapter_finds_the_figure_that_the_autoscaler_follows(helm: str) -> 
 @pytest.mark.parametrize(
     ("values", "job"), [((), "shop/orders"), (("prometheusRule.job=mine",), "mine")]
 )
-def test_alerts_watch_the_job_that_the_pod_monitor_makes(
-    helm: str, values: tuple[str, ...], job: str
-) -> None:
+def test_alerts_watch_the_pod_monitor_s_job(helm: str, values: tuple[str, ...], job: str) -> None:
     objects = rendered(helm, "podMonitor.enabled=true", "prometheusRule.enabled=true", *values)
     monitor = of_kind(objects, "PodMonitor")
     assert monitor["metadata"]["name"] == "orders"

@@ -1,7 +1,5 @@
 """The chart's values and their schema: all of them are in it, and what is misspelt is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Alerts and dashboards name figures that there are, and are what Prometheus' own tool checks and
 tests. promtool is in Debian's package `prometheus`; where it is missing its tests are skipped."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

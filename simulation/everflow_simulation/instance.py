@@ -23,7 +23,7 @@ from everflow.instance.client_state import ENDED, STOPPING, Pause
 from everflow.instance.commit_gate import GateBackend
 from everflow.instance.copies.global_tables import GlobalTables
 from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
-from everflow.instance.instance import Instance, InstanceSettings
+from everflow.instance.instance import EventLoop, Instance, InstanceSettings
 from everflow.instance.life import InstanceLife, leaves
 from everflow.instance.restore.listeners import RestoreTracker
 from everflow.instance.restore.restoration import PreparedStore
@@ -125,7 +125,7 @@ class SimulatedPorts:
     # --- parts ------------------------------------------------------------------------------------
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> _Loop:
-        return _Loop(self.world.scheduler, self.clock, self.process, turn)
+        return _Loop(turn, self.world.scheduler, self.clock, self.process)
 
     def updater(self, instance: Instance) -> StateUpdater:
         return StateUpdater(
@@ -343,9 +343,9 @@ class SimulatedPorts:
             identity,
             settings.topics,
             settings.changelogs,
-            instance.copies,
+            instance.copies.offset_sums,
             figures,
-            figures,
+            figures.racks,
             settings.rules,
             lambda cluster: world.decide(self.name, cluster),
             max_delay_ms=settings.max_delay_ms,
@@ -421,13 +421,12 @@ class _Fiber:
 
 
 @dataclass
-class _Loop:
-    """`EventLoop`: each turn is an event of the scheduler."""
+class _Loop(EventLoop):
+    """Each turn is an event of the scheduler."""
 
     scheduler: Scheduler
     clock: SimulatedClock
     process: Process
-    turn: Callable[[Callable[[], None]], None]
     ended: bool = False
 
     def post(self, event: Callable[[], None]) -> None:
@@ -501,7 +500,7 @@ class _Ends(EndOffsets):
     def start(self) -> None:
         if not self._stop.is_set():
             self.poll_once()
-            self._scheduler.after(self._period_ms, self.start, self._process)
+            self._scheduler.after(self.period_ms, self.start, self._process)
 
 
 def _await(clock: SimulatedClock, over: Callable[[], bool], timeout_s: float | None) -> bool:

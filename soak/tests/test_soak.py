@@ -1,7 +1,5 @@
 """What a soak goes by, and a minute and a half of it."""
 
-from __future__ import annotations
-
 import random
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path

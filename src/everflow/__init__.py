@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from everflow.assignment.api import TaskAssignment as TaskAssignment
     from everflow.assignment.api import TaskAssignor as TaskAssignor
     from everflow.config import StreamsConfig as StreamsConfig
+    from everflow.dsl.stores import BufferConfig as BufferConfig
+    from everflow.dsl.stores import EmitStrategy as EmitStrategy
     from everflow.dsl.stores import Materialized as Materialized
     from everflow.dsl.stores import Stores as Stores
+    from everflow.dsl.stores import Suppressed as Suppressed
     from everflow.dsl.streams import BranchedKStream as BranchedKStream
     from everflow.dsl.streams import CogroupedKStream as CogroupedKStream
     from everflow.dsl.streams import GlobalKTable as GlobalKTable
@@ -38,9 +41,6 @@ if TYPE_CHECKING:
     from everflow.dsl.streams import TimeWindowedCogroupedKStream as TimeWindowedCogroupedKStream
     from everflow.dsl.streams import TimeWindowedKStream as TimeWindowedKStream
     from everflow.dsl.streams_builder import StreamsBuilder as StreamsBuilder
-    from everflow.dsl.suppressed import BufferConfig as BufferConfig
-    from everflow.dsl.suppressed import EmitStrategy as EmitStrategy
-    from everflow.dsl.suppressed import Suppressed as Suppressed
     from everflow.errors import ConfigError as ConfigError
     from everflow.errors import EverflowError as EverflowError
     from everflow.errors import SetupError as SetupError
@@ -120,14 +120,13 @@ _NAMES = {
         "TaskAssignment TaskAssignor"
     ),
     "config": "StreamsConfig",
-    "dsl.stores": "Materialized Stores",
+    "dsl.stores": "BufferConfig EmitStrategy Materialized Stores Suppressed",
     "dsl.streams": (
         "BranchedKStream CogroupedKStream GlobalKTable KGroupedStream KGroupedTable KStream KTable "
         "SessionWindowedCogroupedKStream SessionWindowedKStream TimeWindowedCogroupedKStream "
         "TimeWindowedKStream"
     ),
     "dsl.streams_builder": "StreamsBuilder",
-    "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
     "handlers": "ErrorHandlerContext ExceptionHandler Response RetryOutages",
     "errors": "ConfigError EverflowError SetupError TopologyError",
     "operators.processors.processor": (

@@ -1,10 +1,6 @@
-"""Runs as many instances on this machine as they say that there should be (note 049).
-
-`change` decides, and is pure; `AutoscaledInstance` is one in a process of its own, `everflow run`
-with an address to watch it at; `Autoscaler` looks, decides and acts until it is stopped.
-`everflow.fleet` is the same loop over executor slots of a cluster. May import layer 0 and
-`everflow.client.direct`: it runs beside the instances and knows none from inside.
-"""
+"""Runs as many instances on this machine as they say that there should be (note 049). `change`
+decides, and is pure; `Autoscaler` looks, decides and acts until it is stopped, and so does
+`everflow.fleet` over executor slots. May import layer 0 and `everflow.client.direct`."""
 
 from __future__ import annotations
 
@@ -40,11 +36,8 @@ class InstanceSeen:
 
 
 def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
-    """Number of instances to start, or (negative) to end, now.
-
-    One step at a time: while an instance starts, restores or ends, what the others say is of a
-    group that is about to be another one. Down it goes by one, as each takes copies with it.
-    """
+    """Number of instances to start, or (negative) to end, now. One step at a time: while one
+    starts, restores or ends, the others speak of a group that is about to change."""
     present = [one for one in seen if not one.ending]
     if len(present) < least:
         return least - len(present)
@@ -60,7 +53,6 @@ def change(seen: Sequence[InstanceSeen], least: int, most: int) -> int:
 
 
 COMMAND = "from everflow.cli import main; main()"
-"""The command ``everflow``, of the package that this is."""
 LOOK_S = 5.0
 TAIL_LINES = 15
 
@@ -95,7 +87,6 @@ class AutoscaledInstance:
         return self.process.poll()
 
     def status(self) -> dict[str, Any] | None:
-        """The answer of its `/status`; None without an answer."""
         try:
             found: dict[str, Any] = json.loads(asked(f"http://{self.address}/status", LOOK_S))
             return found
@@ -108,8 +99,7 @@ class AutoscaledInstance:
         return InstanceSeen(settled, status.get("desired_instances"), self.ending)
 
     def end(self, for_good: bool = True) -> None:
-        """Tell it to end in order. Returns at once. ``for_good`` makes no difference here: one that
-        is no static member hands its tasks over and leaves."""
+        """``for_good`` makes no difference: one that is no static member hands over and leaves."""
         self.ending = True
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGTERM)
@@ -132,11 +122,7 @@ class AutoscaledInstance:
 
 
 def start_instance(
-    number: int,
-    target: str,
-    options: Sequence[str],
-    folder: Path,
-    **more: Any,
+    number: int, target: str, options: Sequence[str], folder: Path, **more: Any
 ) -> AutoscaledInstance:
     """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: for state
     and log, kept over a restart of the number; ``more``: of `subprocess.Popen`."""
@@ -172,11 +158,8 @@ GOOD_AFTER_S = 60.0
 
 class Instance(Protocol):
     """An instance as the loop sees it: a process of this machine, or a slot of a cluster.
-
-    ``number``: used again, with the state, when it has ended. ``where``: its place, and ``tail``,
-    the last lines of what it said, for people. ``ending``: it was ordered to end; ``code``: its
-    exit code, None while it runs.
-    """
+    ``number``: used again, with the state. ``where``: its place, and ``tail``, its last lines, for
+    people. ``ending``: it was ordered to end; ``code``: its exit code, None while it runs."""
 
     @property
     def number(self) -> int: ...
@@ -201,8 +184,7 @@ class Instance(Protocol):
 @dataclass(kw_only=True)
 class Autoscaler:
     """Owned by the thread that calls `run`; others may only call `resize`. ``options``: of
-    `everflow run`; ``say``: gets a line for each event; ``after_step``: gets the instances after
-    each step."""
+    `everflow run`; ``say``: gets a line for each event; ``after_step``: the instances."""
 
     target: str
     options: Sequence[str]
@@ -235,7 +217,6 @@ class Autoscaler:
         self.least, self.most = least, most
 
     def step(self) -> None:
-        """Read the status of the instances, and start or end some."""
         self._collect()
         wanted = change([one.seen() for one in self.instances], self.least, self.most)
         if self.clock() >= self._rests_until_s:
@@ -268,8 +249,7 @@ class Autoscaler:
                 self._give_up_or_rest(one)
 
     def _give_up_or_rest(self, failed: Instance) -> None:
-        """Give up only if no other instance works: one that fails again and again (its host is ill)
-        is no reason to end the others."""
+        """Give up only if no other one works: an ill host is no reason to end the others."""
         if not any(one.seen().settled for one in self.instances if one is not failed):
             raise FatalError(
                 f"{self._failures} instances ended by themselves, one after the other. The last "

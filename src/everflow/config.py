@@ -77,8 +77,7 @@ _SET_INSTEAD = {
     "partition.assignment.strategy": "task.assignor.class",
 }
 
-# What an own key decides: with a consumer's prefix it would reach our readers only, which are in no
-# group, and never the member.
+# With a consumer's prefix these would reach our readers only, which are in no group.
 _MEMBERS_OWN = (
     "session.timeout.ms",
     "heartbeat.interval.ms",
@@ -87,8 +86,7 @@ _MEMBERS_OWN = (
     "client.rack",
 )
 
-# Kafka Streams' keys that are read, so that a program can come over, and have no effect yet; and
-# what holds instead.
+# Kafka Streams' keys that are read, and have no effect yet; and what holds instead.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
         "request_timeout_ms": "set it with a client's prefix, as in producer.request.timeout.ms",
@@ -114,8 +112,7 @@ MAX_TAGS = 5
 MAX_TAG_KEY = 20
 MAX_TAG_VALUE = 30
 
-# Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would
-# skip records in silence.
+# Readers must see an offset that is gone; `auto.offset.reset` would skip records in silence.
 READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 
 _OWN_TIMES = ("FailOnInvalidTimestamp", "LogAndSkipOnInvalidTimestamp")
@@ -330,10 +327,6 @@ class StreamsConfig:
         """True if ``processing.guarantee`` is ``exactly_once_v2``."""
         return self.processing_guarantee == EXACTLY_ONCE_V2
 
-    def shared_client(self) -> dict[str, Any]:
-        """Settings that every Kafka client gets: brokers and security (librdkafka's keys)."""
-        return self._client()
-
     def producer(self) -> dict[str, Any]:
         """librdkafka settings of the sink's producer, JSON-able. D6: a short transaction time-out,
         so that an orphaned transaction blocks readers for seconds only."""
@@ -367,7 +360,7 @@ class StreamsConfig:
         return self._client("admin")
 
     def _client(self, *layers: str) -> dict[str, Any]:
-        """Settings of a client; later layers win. ConfigError for security that cannot be."""
+        """Later layers win. ConfigError for security that cannot be."""
         settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         for layer in ("shared", *layers):
             settings.update(self.clients.get(layer, {}))
@@ -375,14 +368,12 @@ class StreamsConfig:
 
     def handlers(self) -> Handlers:
         """Of records that fail. ConfigError for one that cannot be loaded."""
-        return Handlers.of(
-            self.errors_dead_letter_queue_topic_name,
-            {
-                DESERIALIZATION: self.deserialization_exception_handler,
-                PROCESSING: self.processing_exception_handler,
-                PRODUCTION: self.production_exception_handler,
-            },
-        )
+        settings = {
+            DESERIALIZATION: self.deserialization_exception_handler,
+            PROCESSING: self.processing_exception_handler,
+            PRODUCTION: self.production_exception_handler,
+        }
+        return Handlers.of(self.errors_dead_letter_queue_topic_name, settings)
 
     def topic(self) -> dict[str, str]:
         """Overrides for internal topics (``topic.`` prefix)."""
@@ -429,7 +420,6 @@ class StreamsConfig:
 
 
 def asked_at(config: StreamsConfig, address: str) -> StreamsConfig:
-    """``config`` with the ``application.server`` at which queries are answered."""
     found = copy.copy(config)
     vars(found)["application_server"] = address
     return found
@@ -484,8 +474,8 @@ def _client_key(given: str) -> tuple[str | None, str]:
     """``consumer``, ``fetch.min.bytes`` of ``consumer_fetch_min_bytes``; else (None, "")."""
     dotted = given if "." in given else dotted_name(given)
     for prefix in CLIENT_PREFIXES:
-        if dotted.startswith(prefix) and len(dotted) > len(prefix):
-            key = dotted[len(prefix) :]
+        if dotted.startswith(prefix) and dotted != prefix:
+            key = dotted.removeprefix(prefix)
             if prefix != "topic." and key in FIXED_BY_EVERFLOW:
                 raise ConfigError(_fixed(dotted, key))
             if prefix in ("consumer.", "main.consumer.") and key in _MEMBERS_OWN:
@@ -495,8 +485,8 @@ def _client_key(given: str) -> tuple[str | None, str]:
             return prefix[:-1], key
     if dotted.startswith(SHARED_PREFIXES):
         return "shared", dotted
-    if dotted.startswith(TAG_PREFIX) and len(dotted) > len(TAG_PREFIX):
-        return "client.tag", dotted[len(TAG_PREFIX) :]
+    if dotted.startswith(TAG_PREFIX) and dotted != TAG_PREFIX:
+        return "client.tag", dotted.removeprefix(TAG_PREFIX)
     return None, ""
 
 
@@ -533,8 +523,7 @@ def _unknown(given: str, known: list[str]) -> str:
 
 
 def _typed(name: str, raw: Any, annotation: str) -> Any:
-    """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the
-    right type."""
+    """``raw`` as the field's type; text is parsed. ConfigError names the right type."""
     base, _, optional = annotation.partition(" | ")
     if raw is None and optional == "None":
         return None

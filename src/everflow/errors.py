@@ -38,8 +38,7 @@ class EverflowError(Exception):
 
 
 def without_history(error: EverflowError) -> EverflowError:
-    """``error`` without traceback, cause and context: how the runtime came to know (py4j, Spark,
-    its threads) is for its log, and whoever raises it sees only what it says."""
+    """``error`` without traceback, cause and context, which are for the runtime's log."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
@@ -77,7 +76,6 @@ class TopologyError(EverflowError, code="EF-TOPOLOGY"):
         self.called_at(where)
 
     def called_at(self, where: str | None) -> None:
-        """Add the line of the user's call, unless the error knows one."""
         if self.where is None and where:
             self.where = where
             self.args = (f"{self.args[0]}\n  at {place(where)}", *self.args[1:])
@@ -132,7 +130,7 @@ class FatalError(EverflowError, code="EF-FATAL"):
 
 
 class _DetailedError(FatalError):
-    """A fatal error with attributes, which its class lists with their defaults."""
+    """Its class lists the attributes, with their defaults."""
 
     def __init__(self, message: str, *, code: str | None = None, **attributes: Any) -> None:
         super().__init__(message, code=code)
@@ -168,15 +166,14 @@ class StateDiskError(FatalError, code="EF-STATE-DISK"):
 
 
 class RecordError(FatalError, code="EF-RECORD"):
-    """One record cannot be processed: a Python function, aggregator, merger or serde of the program
-    raised an error on it (or its result does not fit the declared type), or its bytes are not what
-    the serde of its source reads.
+    """One record cannot be processed: a Python function or serde of the program raised an error on
+    it (or its result does not fit the declared type), or its bytes are not what the serde of its
+    source reads.
 
-    The message names the record (``topic-partition@offset``), the node, the innermost line of the
-    program that was running and the line that added the operator. Nothing of the record's
-    micro-batch was written. Cure: correct the function, or let it handle such records, and start
-    again: processing goes on at this record. For undecodable records, name a topic in
-    ``errors.dead.letter.queue.topic.name``: they are written there instead.
+    The message names the record (``topic-partition@offset``), the node and the lines of the
+    program. Nothing of the record's micro-batch was written. Cure: correct the function, or name a
+    topic in ``errors.dead.letter.queue.topic.name`` for such records, and start again: processing
+    goes on at this record.
 
     Attributes: topic, partition, offset of the record; node that failed.
     """
@@ -205,14 +202,13 @@ class RecordTimeError(FatalError, code="EF-RECORD-TIME"):
 
 
 class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
-    """A result or a changelog record is larger than the producer or its topic takes. The message
-    names the topic, the size, the limit and the record that it was made of. Cure: raise
+    """A result or a changelog record is larger than the producer or its topic takes. Cure: raise
     ``producer.message.max.bytes`` (what the producer sends) or ``max.message.bytes`` of the topic
     (what the broker takes), or make the value smaller.
 
-    Attributes: topics it may have been for; limit in bytes that it exceeds, None where it is not
-    known; place: topic, partition, offset of the record that it was made of, and the node; of an
-    entry of a store, of the record that has made it so large. None where that is not known.
+    Attributes: topics it may have been for; limit in bytes; place: topic, partition, offset of the
+    record that it was made of (an entry of a store: that has made it so large), and the node. None
+    where that is not known.
     """
 
     topics: tuple[str, ...] = ()
@@ -223,13 +219,12 @@ class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
 class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
     """The broker refuses a record for what it is: a topic with ``cleanup.policy=compact`` takes
     none without a key, and no topic takes one whose time is further ahead of the broker's clock
-    than ``message.timestamp.after.max.ms`` (an hour) says. The message names the topic, the record
-    that it was made of, and the node. Cure: give the result a key (``select_key``, ``map``), or
-    filter such records out; correct what says the time (``timestamp=``, the producer's clock).
+    than ``message.timestamp.after.max.ms`` (an hour) says. Cure: give the result a key
+    (``select_key``, ``map``), or filter such records out; correct what says the time
+    (``timestamp=``, the producer's clock).
 
     Attributes: topics; records: key, value and time (ms) of those that were refused; untimely: for
-    their times; place: topic, partition, offset of the record that the first was made of, and the
-    node, None where that is not known; others: the errors of the other ones.
+    their times; place: as of `RecordTooLargeError`, of the first; others: the errors of the others.
     """
 
     topics: tuple[str, ...] = ()
@@ -245,10 +240,9 @@ class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
 
 
 class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
-    """An entry of a store cannot be read: its bytes are not what the store's serdes write. No
-    record of the input is to blame, and none was left out. Damage on this machine's disk mends
-    itself: the store is rebuilt from its changelog, and processing goes on. This error ends the
-    instance where the entry is damaged there, too. Cure: as the message says.
+    """An entry of a store, and of its changelog, cannot be read: its bytes are not what the store's
+    serdes write. No record was left out. Damage on this machine's disk alone mends itself: the
+    store is rebuilt from its changelog. Cure: as the message says.
 
     Attributes: store, task, key (its bytes; None where it is not known), changelog (the topic; the
     partition is the task's; None: it has none).
@@ -268,11 +262,10 @@ class ColumnError(FatalError, code="EF-COLUMN"):
 
 
 class WorkerDiedError(FatalError, code="EF-WORKER-DIED"):
-    """The Python worker process died again and again on the same records: a crash in native code,
-    ``os._exit``, or no memory.
-    Batches were made smaller first, down to one record where that did not help. Cure: see the
-    record and the line that the message names; for lack of memory, give the machine more or set a
-    smaller ``max.memory.bytes``."""
+    """The Python worker process died again and again on the same records, in ever smaller batches:
+    a crash in native code, ``os._exit``, or no memory. Cure: see the record and the line that the
+    message names; for lack of memory, give the machine more or set a smaller
+    ``max.memory.bytes``."""
 
 
 class BatchTimeoutError(FatalError, code="EF-BATCH-TIMEOUT"):
@@ -380,9 +373,8 @@ class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
 
 
 class OtherTopicError(RetriableError, code="EF-OTHER-TOPIC"):
-    """A log is, as its leader says, not of the topic any more that the application started with:
-    the topic was deleted, and perhaps created again. Nothing of the log is committed; the instance
-    ends once the brokers confirm it.
+    """A log's topic was deleted, and perhaps created again, as its leader says. Nothing of the log
+    is committed; the instance ends once the brokers confirm it.
 
     ``partitions``: such logs.
     """
@@ -413,13 +405,11 @@ class StoreMismatchError(EverflowError, code="EF-STORE-MISMATCH"):
     written (D5)."""
 
 
-# --- what a user can do when offsets and topics no longer belong together: one text for all errors
-# that say so ----
+# --- what a user can do when offsets and topics no longer belong together -------------------------
 
 
 def start_over(application_id: str) -> str:
-    """The steps, as a sentence that follows a full stop. What they delete cannot be brought back:
-    say the likely cause first."""
+    """The steps. What they delete cannot be brought back: say the likely cause first."""
     return (
         f"To start {application_id} over from its input: stop all its instances, then `everflow "
         f"reset MODULE:NAME --application-id {application_id} --bootstrap-servers ...` (it shows "

@@ -1,8 +1,6 @@
 """Exception handlers: what happens to a record that cannot be decoded, processed or written.
 
-As in Kafka Streams (KIP-1033, KIP-1034; note 041). A handler gets an `ErrorHandlerContext` and
-answers with a `Response`; `Handlers` makes the built-in ones and the user's of the settings;
-`RetryOutages` tells an outage from a bad record. Handlers run in the Python workers, and in the
+As in Kafka Streams (KIP-1033, KIP-1034; note 041). Handlers run in the Python workers, and in the
 test driver.
 """
 
@@ -85,10 +83,8 @@ class ExceptionHandler(Protocol):
 
 
 PASSING_STATUS = frozenset({401, 403, 407, 408, 425, 429})
-"""HTTP answers below 500 that say nothing of the record: credentials that have run out, too many
-requests."""
+"""HTTP answers below 500 that say nothing of the record, as too many requests."""
 _STATUS = ("status_code", "http_status_code", "code", "status")
-"""Under which name the clients' errors, or their ``response``, keep it."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -178,7 +174,6 @@ class ByNode:
     others: ExceptionHandler
 
     def of(self, node: str | None) -> ExceptionHandler:
-        """The node's own, else that of the others."""
         return self.others if node is None else self.own.get(node, self.others)
 
     def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:

@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -77,9 +77,8 @@ def raise_told(what: str, error: Exception) -> NoReturn:
 
 
 def blamed(error: BaseException) -> list[Hiding]:
-    """Files of the program that hide a library, or that a library hides, and may be the reason of
-    ``error``, with which an import failed: those that hide a module of Python's, and those that
-    ``error`` or its stack names."""
+    """What hides a library, or a library hides, and may be the reason of the ``error`` of an
+    import: what hides a module of Python's, and what ``error`` or its stack names."""
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     said = set(re.findall(r"\w+", f"{error} {getattr(error, 'name', '')}"))
     return [
@@ -90,35 +89,24 @@ def blamed(error: BaseException) -> list[Hiding]:
 
 
 def library(name: str, here: Iterable[Path]) -> str | None:
-    """A text for the top-level module ``name`` if there is one outside of the folders ``here``: a
-    module of Python's, or an installed package, with its place. None if there is none."""
+    """For people: the top-level module ``name`` of Python's, or an installed one with its place,
+    outside of the folders ``here``. None if there is none."""
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
-    spec = _elsewhere(name, set(here))
-    if spec is None or not _installed(Path(_place(spec)).parent):
-        return None
-    return f"the installed package {name} ({_place(spec)})"
-
-
-def _installed(folder: Path) -> bool:
-    """True for a folder of packages, not just another one of the program (PYTHONPATH)."""
-    return folder.name in _SITES or any(folder.glob("*.dist-info"))
-
-
-def _elsewhere(name: str, here: set[Path]) -> ModuleSpec | None:
-    """The module as Python would find it without the folders ``here``; it has a file."""
-    path = [entry for entry in sys.path if _resolved(entry) not in here]
+    others = set(here)
+    path = [entry for entry in sys.path if Path(entry or ".").resolve() not in others]
     spec = PathFinder.find_spec(name, path)
-    return None if spec is None or spec.origin is None else spec
-
-
-def _place(spec: ModuleSpec) -> str:
-    return str(next(iter(spec.submodule_search_locations or ()), spec.origin))
+    if spec is None or spec.origin is None:
+        return None
+    place = str(next(iter(spec.submodule_search_locations or ()), spec.origin))
+    folder = Path(place).parent
+    if folder.name not in _SITES and not any(folder.glob("*.dist-info")):
+        return None  # just another folder of the program (PYTHONPATH)
+    return f"the installed package {name} ({place})"
 
 
 def _loaded_beside(names: Iterable[str]) -> list[Hiding]:
-    """Loaded top-level modules whose file lies beside the script, or in the current folder, while a
-    library of that name exists."""
+    """Loaded modules beside the script, or in the current folder, that have a library's name."""
     first = sys.path[0] if sys.path else ""
     folders = {first, os.path.realpath(first), os.getcwd()}
     found = []
@@ -135,8 +123,7 @@ def _loaded_beside(names: Iterable[str]) -> list[Hiding]:
 
 
 def _not_loaded(names: Iterable[str]) -> list[Hiding]:
-    """Files and packages' folders beside the script, or in the current folder, in whose place a
-    library of one of these names is loaded."""
+    """Files and packages there in whose place a library of one of these names is loaded."""
     found = []
     folders = [Path(one).resolve() for one in dict.fromkeys((sys.path[0], os.getcwd()))]
     for name in sorted(set(names) & sys.modules.keys()):
@@ -147,10 +134,6 @@ def _not_loaded(names: Iterable[str]) -> list[Hiding]:
             if is_own and theirs and (what := library(name, folders)) is not None:
                 found.append(Hiding(own, name, what, loaded=True))
     return list(dict.fromkeys(found))
-
-
-def _resolved(entry: str) -> Path:
-    return Path(entry or ".").resolve()
 
 
 def _refusal(files: list[Hiding], who: str) -> SetupError:

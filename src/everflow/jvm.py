@@ -1,11 +1,10 @@
 """The JVMs that everflow starts (Spark, the embedded broker): Java, class paths, class archives.
 
-The jars come through the Ivy that ships inside pyspark, run with the pinned module file
-``everflow/ivy/ivy.xml``: that needs neither Maven nor a download address of our own.
-A JVM starts quicker from an archive of its loaded classes (JEP 350), whose pages all JVMs of a
-machine share. Java maps it only where Java and class path, each jar's size and time of change
-included, are the same as when it was made; so its name holds all that Java compares, and making one
-removes those of earlier jars of the same places (140 MB). Only ``everflow setup`` makes archives.
+The jars come through the Ivy inside pyspark, with the pinned ``everflow/ivy/ivy.xml``: that needs
+neither Maven nor a download address of our own. A JVM starts quicker from an archive of its loaded
+classes (JEP 350). Java maps it only where Java and class path, each jar's size and time of change
+included, are the same as when it was made, so its name holds all of that. Only ``everflow setup``
+makes archives.
 Imports the standard library and the errors alone: a command asks before anything else is there.
 """
 
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from everflow.errors import SetupError
 
@@ -45,14 +45,10 @@ _INSTALL_COMMANDS = (
 
 def find_java() -> Path:
     """Return the ``java`` to use: JAVA_HOME's, else the one on PATH, else one in a usual place of
-    the system.
+    the system; the answer is kept per value of both. Candidates older than Java 17, or without the
+    module ``jdk.incubator.vector`` that Spark's launcher asks for, are passed over.
 
-    Candidates older than Java 17, or without the module ``jdk.incubator.vector`` that Spark's
-    launcher asks for, are passed over. The answer is kept per value of JAVA_HOME and PATH.
-
-    Raises:
-        SetupError: code ``EF-JAVA-NOT-FOUND``; the message lists what was seen and how to install
-        Java.
+    Raises SetupError (``EF-JAVA-NOT-FOUND``), which lists what was seen and how to install Java.
     """
     return _find_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
@@ -128,18 +124,26 @@ def _unfit(java: Path) -> str | None:
 
 def _asked_version(java: Path) -> str | None:
     try:
-        answer = subprocess.run(
-            [str(java), "-version"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        answer = _ran([str(java), "-version"], 60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
+    match = re.search(r'version "([^"]+)"', answer.stdout)
     return match.group(1) if match else None
+
+
+def _ran(command: list[str], timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The finished process, with all that it has written in ``stdout``. OSError, TimeoutExpired."""
+    return subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        **options,
+    )
 
 
 def _os_ids() -> set[str]:
@@ -250,16 +254,7 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
     command += ["-confs", conf, "-types", "jar", "bundle"]
     command += ["-retrieve", f"{staging}/[artifact]-[revision](-[classifier]).[ext]"]
     try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=_RESOLVE_TIMEOUT_S,
-            check=False,
-        )
+        done = _ran(command, _RESOLVE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"no answer within {_RESOLVE_TIMEOUT_S:.0f} s"
     # Ivy reports an unresolved module in its text and in the exit code of some versions only.
@@ -318,9 +313,8 @@ def start_options(conf: str) -> list[str]:
 def make_archive(conf: str) -> str | None:
     """Make the archive of ``conf`` unless it is there: starts the JVM once, which takes some 30 s.
 
-    Returns None, or what went wrong: an archive makes starts quicker, and nothing else depends on
-    it. Any number of processes may ask at once: one makes it, the others wait. Raises SetupError
-    where Java is missing.
+    Returns None, or what went wrong. Any number of processes may ask at once: one makes it, the
+    others wait. Raises SetupError where Java is missing.
     """
     archive = _archive(conf)
     with locked(archive.with_suffix(".lock")):
@@ -342,18 +336,10 @@ def _train(module: str, variable: str, archive: Path) -> str | None:
     own = f"-XX:ArchiveClassesAtExit={archive} -XX:TieredStopAtLevel=1 -Xlog:cds*=off"
     options = f"{os.environ.get(variable, '')} {own}"
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", module],
-            cwd=archive.parent,  # Python imports from there, too
-            env={**os.environ, variable: options.strip()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=TRAINING_TIMEOUT_S,
-            check=False,
-        )
+        # Python imports from the current folder, too.
+        environment = {**os.environ, variable: options.strip()}
+        command = [sys.executable, "-m", module]
+        done = _ran(command, TRAINING_TIMEOUT_S, cwd=archive.parent, env=environment)
     except subprocess.TimeoutExpired:
         return f"it was not made within {TRAINING_TIMEOUT_S:.0f} s"
     if done.returncode == 0 and archive.is_file():

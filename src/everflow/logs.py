@@ -1,9 +1,8 @@
 """Sends everflow's own lines to people, each once, with the time; clients' noise goes to a file.
 
-How it is used. `install` (the first Spark session and every instance call it; idempotent) takes
-over the logger ``everflow`` and the clients' loggers, and nothing else. An instance opens its file
-with `LogFile` when it has locked its state folder, and closes it at its end. Whoever owns the
-screen (`everflow run`'s status line, a notebook's view) takes people's lines with `lines_to`.
+`install` takes over the logger ``everflow`` and the clients' loggers, and nothing else. An instance
+opens its file with `LogFile` when it has locked its state folder, and closes it at its end. Whoever
+owns the screen (`everflow run`'s status line, a notebook's view) takes lines with `lines_to`.
 
 What a program sees that only calls `KafkaStreams`:
 
@@ -15,8 +14,7 @@ What a program sees that only calls `KafkaStreams`:
   has set them up itself; and the file has all that everflow's loggers say, DEBUG and tracebacks
   included.
 
-Two things hold for lines on a screen: a text that repeats comes at growing intervals with the
-seconds since its first time (`Repeats`), and a traceback stays in the file.
+On a screen a text that repeats comes at growing intervals (`Repeats`), and no traceback.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from copy import copy
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from everflow.user_program import printable
 
@@ -68,8 +66,7 @@ FILES = 4
 BACKLOG_LINES = 1_000
 """Kept for the first file: Spark often starts before an instance has one."""
 EVERYTHING = logging.DEBUG - 1
-"""The level of the logger ``everflow`` while nobody chose one: the file gets all; the exits to
-people ask the loggers above."""
+"""The level of the logger ``everflow`` while nobody chose one."""
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(threadName)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -82,8 +79,7 @@ class _OwnLines(logging.Formatter):
 
 
 def _of_one(text: str) -> str:
-    """The text of one record: what an error of somebody else's says in it moves no cursor, and its
-    further lines are indented, so that none is taken for another record's."""
+    """The text of one record: it moves no cursor, and its further lines are indented."""
     return re.sub(r"\n(?=\S)", "\n  ", printable(text))
 
 
@@ -161,14 +157,14 @@ class _Files(logging.Handler):
 
     def add(self, file: LogFile) -> None:
         """Write everything to ``file`` from now on, and first the waiting lines."""
-        with self._guarded():
+        with cast(Any, self.lock):
             self._open.append(file)
             for line in self._backlog:
                 file.write(line)
             self._backlog.clear()
 
     def remove(self, file: LogFile) -> None:
-        with self._guarded():
+        with cast(Any, self.lock):
             if file in self._open:
                 self._open.remove(file)
 
@@ -178,14 +174,6 @@ class _Files(logging.Handler):
                 file.handle(record)
         else:
             self._backlog.append(self.format(record))
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
 
 
 @dataclass
@@ -205,8 +193,8 @@ class Repeats:
         self._said: dict[str, _Said] = {}
 
     def again(self, text: str, now_s: float) -> str | None:
-        """``text`` as it is to be said now, None if it is not: it was said a while ago. Durations
-        in it do not make it another text. After two minutes without it, it is new."""
+        """``text`` as it is to be said now, None if it is not. Durations in it do not make it
+        another text. After two minutes without it, it is new."""
         key = self._DURATION.sub("#", text)
         before = self._said.get(key)
         if before is None or now_s - before.seen_s > self.FORGOTTEN_S:
@@ -230,8 +218,7 @@ class Repeats:
 
 
 class _People(logging.Handler):
-    """The exit to people: to whoever took the lines, to the program's own handlers, or to standard
-    error."""
+    """The exit to people: whoever took the lines, the program's handlers, or standard error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,8 +291,7 @@ _installing = threading.Lock()
 
 
 def install() -> None:
-    """Take the loggers over; see the module. Idempotent, any thread. What the program has set up
-    for itself stays as it is."""
+    """Take the loggers over; see the module. Idempotent, any thread."""
     with _installing:
         own = logging.getLogger(OWN)
         if _files not in own.handlers:
@@ -326,9 +312,8 @@ def install() -> None:
 @contextmanager
 def lines_to(write: Callable[[str], None], *, verbose: bool = False) -> Iterator[None]:
     """People's lines, without the time, go to ``write`` while the block runs (any thread calls it,
-    one at a time); handlers of the program that would show them on the same screen once more do not
-    get them. ``verbose``: also INFO of all of everflow's loggers, Spark's output, and
-    tracebacks."""
+    one at a time), and to no other handler of the same screen. ``verbose``: also INFO of all of
+    everflow's loggers, Spark's output, and tracebacks."""
     install()
     before = _people.write, _people.verbose
     _people.write, _people.verbose = write, verbose

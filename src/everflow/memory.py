@@ -1,8 +1,7 @@
 """An instance's memory: its parts, and how much of it a micro-batch takes (note 045).
 
-Bytes of memory that no file backs: the kernel takes back what it keeps of a store's file.
-`MemoryBudget` divides the total; `BatchMemory` learns from earlier batches how many raw bytes the
-next one may read, since what is made of the records is known only afterwards.
+`MemoryBudget` divides the total, memory that no file backs; `BatchMemory` learns from earlier
+batches how many raw bytes of records the next one may read.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,10 +212,9 @@ _RESET_MARK = "5"
 
 
 class PeakMemory:
-    """Peak memory of one process, used by its main thread: of memory that no file backs. The kernel
-    keeps the high-water mark, of which pages of files (stores above all, and shared memory) are
-    taken off: exact to the pages that were mapped since the mark was reached. Without Linux nothing
-    is known. ``folder``: its own in ``/proc``."""
+    """Peak memory of one process, used by its main thread: the kernel's high-water mark without the
+    pages of files (stores above all, and shared memory); exact to the pages that were mapped since
+    the mark was reached. Without Linux nothing is known. ``folder``: its own in ``/proc``."""
 
     def __init__(self, folder: Path = Path("/proc/self")) -> None:
         self._folder = folder
@@ -266,15 +265,10 @@ class PeakMemory:
         return True
 
 
-_of_process: dict[int, PeakMemory] = {}
-
-
+@lru_cache(maxsize=1)
 def of_this_process(pid: int) -> PeakMemory:
     """The one of the process, whose number is ``pid``: a fork has another."""
-    if pid not in _of_process:
-        _of_process.clear()
-        _of_process[pid] = PeakMemory()
-    return _of_process[pid]
+    return PeakMemory()
 
 
 M_ARENA_MAX = -8
@@ -289,12 +283,10 @@ def trim_of_libc() -> Callable[[int], object] | None:
 
 
 def share_one_area() -> None:
-    """Threads that ask for memory for the first time from now on take it from the areas that there
-    are, in turns: the first one alone, where this is said before there are threads. Without effect
-    with another C library, and where the user has set ``MALLOC_ARENA_MAX``.
-
-    A worker has two by its environment, which the process of a user's program cannot be given.
-    """
+    """Threads that ask for memory for the first time from now on share the areas that there are:
+    the first one alone, where this is called before there are threads. Without effect with another
+    C library, and where the user has set ``MALLOC_ARENA_MAX``. A worker has two by its
+    environment."""
     mallopt = _of_libc("mallopt")
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(M_ARENA_MAX, 1)
@@ -310,12 +302,9 @@ def _of_libc(name: str) -> Callable[..., object] | None:
 
 class SpareMemory:
     """Gives freed memory back to the system, used by one thread of the process; ``trim`` is called
-    without the interpreter's lock.
-
-    glibc keeps freed memory, up to `MALLOC_TRIM_THRESHOLD_`
-    (`everflow.spark.job.worker_environment`), and never gives back what lies below a live block.
-    After one large batch a worker would be larger for good.
-    """
+    without the interpreter's lock. glibc keeps freed memory up to `MALLOC_TRIM_THRESHOLD_`, and
+    never gives back what lies below a live block: a worker would stay as large as its largest
+    batch."""
 
     def __init__(
         self,

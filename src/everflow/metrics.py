@@ -47,16 +47,13 @@ BUSY_SECONDS = "busy-seconds-total"
 DROPPED = "dropped-total"
 """By thread, node and reason."""
 UNMATCHED_LATE = "late-unmatched-total"
-"""By thread and node: rows of a join's outer side that were emitted without a match because they
-came when their window and the grace were over."""
+"""By thread and node: outer rows emitted without a match, as window and grace were over."""
 KEYS_CHECKED = "keys-checked-total"
-"""By topic: keys of sources that were looked at, whether they lie where the topic's partitioner
-puts them."""
+"""By topic: keys of sources whose place was compared with that of the topic's partitioner."""
 KEYS_MISPLACED = "keys-misplaced-total"
 """By topic: those of them that do not."""
 LEFT_OUT = "left-out-total"
-"""By the error's class, node and input topic: records that failed and that a handler left out; and
-of each the last sample."""
+"""By the error's class, node and input topic: failed records that a handler left out; a sample."""
 SENT = "sent-total"
 """By node and topic: records of an output."""
 SENT_BYTES = "sent-bytes-total"
@@ -81,29 +78,19 @@ BATCH_LATENCY = "process-latency"
 COMMIT_LATENCY = "commit-latency"
 """ms of the commit in it, by thread."""
 
-UNITS: Mapping[str, str] = {
-    RECORDS_CONSUMED: "records",
-    RECORDS_PRODUCED: "records",
-    CHANGELOG_RECORDS: "records",
-    DROPPED_RECORDS: "records",
-    DEAD_LETTERS: "records",
-    ENFORCED_PROCESSING: "tasks",
-    COMMITS: "batches",
-    COMMITS_ABORTED: "batches",
-    BATCHES_FAILED: "batches",
-    WRITERS_FENCED: "transactions",
-    RESTORED_RECORDS: "records",
-    RESTORE_REMAINING: "records",
-    LAG: "records",
-    STANDBY_TASKS: "tasks",
-    WARMUP_TASKS: "tasks",
-    COPIES_LAG: "records",
-    COPIES_RATE: "records/s",
-    REBALANCES: "rebalances",
-    ALIVE_STREAM_THREADS: "threads",
-    FAILED_STREAM_THREADS: "threads",
-    FAILING_STREAM_THREADS: "threads",
+_COUNTED: Mapping[str, tuple[str, ...]] = {
+    "records": (
+        *(RECORDS_CONSUMED, RECORDS_PRODUCED, CHANGELOG_RECORDS, DROPPED_RECORDS, DEAD_LETTERS),
+        *(RESTORED_RECORDS, RESTORE_REMAINING, LAG, COPIES_LAG),
+    ),
+    "records/s": (COPIES_RATE,),
+    "batches": (COMMITS, COMMITS_ABORTED, BATCHES_FAILED),
+    "tasks": (ENFORCED_PROCESSING, STANDBY_TASKS, WARMUP_TASKS),
+    "transactions": (WRITERS_FENCED,),
+    "rebalances": (REBALANCES,),
+    "threads": (ALIVE_STREAM_THREADS, FAILED_STREAM_THREADS, FAILING_STREAM_THREADS),
 }
+UNITS = {name: unit for unit, names in _COUNTED.items() for name in names}
 
 
 Labels = tuple[str, ...]
@@ -162,8 +149,7 @@ class RecentlySeen:
 
 
 class Metrics:
-    """Counters and gauges by name, and by labels where they are of one thread, task or node; any
-    thread may write and read."""
+    """Counters and gauges by name, and by labels of a thread, task or node; of any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,6 @@ class ByteColumn(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self.column)
-
-    @overload
-    def __getitem__(self, at: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Any]: ...
 
     def __getitem__(self, at: int | slice) -> Any:
         return self._values()[at]
@@ -150,6 +144,11 @@ class OffsetRange(NamedTuple):
     end: int
 
 
+Offsets = Mapping[TopicPartition, int]
+"""An offset of each partition."""
+Ranges = Mapping[TopicPartition, OffsetRange]
+
+
 class CommittedOffset(NamedTuple):
     """What a group has committed of one partition: the next offset to read, and the text written
     with it."""
@@ -218,16 +217,11 @@ class EdgeBatch:
 
     def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:
         """The same records with another key or value column."""
-        return EdgeBatch(
+        return replace(
+            self,
             key=self.key if key is None else key,
             value=self.value if value is None else value,
-            timestamp=self.timestamp,
-            seq=self.seq,
-            source=self.source,
-            partition=self.partition,
-            offset=self.offset,
-            headers=self.headers,
-            put=self.put,
+            old=None,
         )
 
 

@@ -60,11 +60,10 @@ def attempting(
     deadline: Deadline,
     stop: threading.Event,
 ) -> T:
-    """Run ``operation`` until it does not raise RetriableError.
+    """Run ``operation`` until it does not raise RetriableError; pauses double from 0.1 to 5 s.
 
-    ``what`` names it for people (``"reading committed offsets"``). Pauses double from 0.1 to 5 s.
-    Raises the last RetriableError when ``deadline`` is over (with time-out 0 the first),
-    StoppedError when ``stop`` is set; any other error at once.
+    ``what`` names it for people. Raises the last RetriableError when ``deadline`` is over (with
+    time-out 0 the first), StoppedError when ``stop`` is set; any other error at once.
     """
     pause_ms = FIRST_PAUSE_MS
     say_ms, say_again_ms = clock.monotonic_ms(), SAY_FIRST_MS
@@ -81,10 +80,7 @@ def attempting(
             now_ms = clock.monotonic_ms()
             if now_ms >= say_ms:
                 log.warning(
-                    "Still %s: %s (for %.0f s more)",
-                    what,
-                    error,
-                    deadline.remaining_ms() / 1000,
+                    "Still %s: %s (for %.0f s more)", what, error, deadline.remaining_ms() / 1000
                 )
                 say_ms, say_again_ms = now_ms + say_again_ms, min(2 * say_again_ms, SAY_SELDOM_MS)
             clock.wait(stop, min(pause_ms, deadline.remaining_ms()))
@@ -153,11 +149,8 @@ def telling(
 ) -> Iterator[None]:
     """While the block runs, call ``tell`` on a thread of its own, which has ended behind the block.
 
-    Args:
-        tell: takes how long the block has run and returns the pause before the next call, both in
-        seconds.
-        first_s: the pause before the first call.
-        clock: monotonic seconds, for how long the block has run.
+    ``tell`` takes how long the block has run and returns the pause before the next call;
+    ``first_s`` is the first pause. All in seconds, of the monotonic ``clock``.
     """
     began, over = clock(), threading.Event()
 

@@ -12,8 +12,7 @@ Check = Callable[[Any], str | None]
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 LONGEST_MS = 10 * 365 * 86_400_000
-"""Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times
-are added up."""
+"""Ten years: Python cannot wait for longer than `threading.TIMEOUT_MAX`, and times add up."""
 
 
 @dataclass(frozen=True)

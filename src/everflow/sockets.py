@@ -1,7 +1,5 @@
-"""Makes private, locked folders for Unix sockets, and bounds what is read from a socket.
-
-Their paths are short, as a socket's path ends at 108 bytes. By the lock a later process tells which
-a killed one has left."""
+"""Makes private, locked folders for Unix sockets (short: a socket's path ends at 108 bytes; the
+lock shows what a killed process has left), and bounds what is read from a socket."""
 
 from __future__ import annotations
 
@@ -61,9 +59,8 @@ def require_size(size: int, what: str, most: int | None = None) -> None:
 
 
 def socket_folder() -> Path:
-    """A new folder, mode 0700, in the temporary folder, or in the system's short one where that
-    path is too long for sockets. For `remove_socket_folder`, at the end of the process at the
-    latest."""
+    """A new folder, mode 0700, in the temporary folder, or the system's short one where that path
+    is too long for sockets. For `remove_socket_folder`, at the latest at exit."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_base()))
     lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,20 +1,12 @@
 """SIGINT, SIGTERM and SIGHUP: one owner in a process at a time, whose handlers set flags.
 
-Two ways to hear of a signal, for two kinds of moments:
+Where nothing runs yet that has to end in order, the first signal raises `StopRequestedError` in the
+main thread, once. Where Python swallows it (a fork's hooks, a finaliser) it comes again a moment
+later, and `StopSignals.check` raises it where a library has caught it. Inside `StopSignals.told_to`
+nothing is raised: a thread tells the listener of each. Afterwards signals are only counted.
 
-- Nothing runs yet that has to end in order (imports, a program being loaded, Spark being launched):
-  the first signal raises `StopRequestedError` in the main thread, once; what was begun unwinds.
-  Where Python swallows it (a fork's hooks, a finaliser) it comes again a moment later, and
-  `StopSignals.check` raises it where a library has caught it.
-- Something runs: inside `StopSignals.told_to` nothing is raised. Signals are counted, and a thread
-  tells the listener of each.
-
-After that, and once the first has been raised, a signal is only counted: the end is under way.
-
-SIGHUP says that the terminal is gone. Where the process was started to outlive it (``nohup``), or
-its program has a handler of its own, it stays theirs. A shell that ends sends it several times:
-only as the first signal does it say anything.
-"""
+A SIGHUP is left to whoever started the process to outlive its terminal (``nohup``), and to the
+program's own handler. A shell that ends sends several: it counts only as the first signal."""
 
 from __future__ import annotations
 
@@ -52,7 +44,6 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        """The number of the first signal."""
         self.count = 0
         self._raising = True
         self._arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -60,7 +51,6 @@ class StopSignals:
         self._unraisable = sys.unraisablehook
 
     def install(self) -> StopSignals:
-        """Own the signals from now on."""
         if threading.current_thread() is threading.main_thread():
             self._before = {
                 number: signal.signal(number, self._on_signal)
@@ -93,13 +83,11 @@ class StopSignals:
         return self.first is not None and self._raising
 
     def only_count(self) -> None:
-        """From now on only count signals: the end is under way."""
         self._raising = False
 
     def over(self) -> None:
-        """Nothing is left to be ended in order. While Python ends itself it gives a signal its
-        default back, which would end it without a word and with another exit code; what is ignored
-        stays ignored."""
+        """Nothing is left to be ended. Signals are ignored: Python gives them their default back
+        while it ends, which would end it without a word and with another exit code."""
         self.only_count()
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
@@ -112,8 +100,7 @@ class StopSignals:
     @contextmanager
     def told_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
         """Inside the block each signal calls ``listener(count of signals, number)`` on a thread of
-        its own; after it signals are only counted. Raises StopRequestedError for one
-        that came before."""
+        its own; later ones are counted. StopRequestedError for one that came before."""
         self._raising = False
         self.check()
         teller = threading.Thread(
@@ -192,9 +179,8 @@ def owned() -> Iterator[StopSignals]:
 
 
 class _Forking:
-    """Python runs hooks around a fork and swallows what they raise: the logging module's, which
-    lock and unlock, among them. An exception there would leave a lock taken, and the next log line
-    of another thread would wait for ever (seen)."""
+    """Python swallows what hooks around a fork raise: one of the logging module would leave a lock
+    taken, and the next log line of another thread would wait for ever (seen)."""
 
     def __init__(self) -> None:
         self.under_way = False

@@ -80,8 +80,7 @@ COLUMN_IN_FUNCTION = (
 
 
 def writable(text: str) -> str:
-    """``text`` as it can be written as UTF-8, whatever a user's code put into it: half of a pair of
-    surrogates, as from broken JSON or a file's name, as ``\\ud800``."""
+    """``text`` as it can be written as UTF-8: half of a pair of surrogates as ``\\ud800``."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -94,9 +93,8 @@ _UNPRINTABLE = re.compile(
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """``text`` with every control character written as JSON writes it (``\\u001b``), but for those
-    in ``keep``: what a record, a serde or a client says of itself moves no cursor, hides no line
-    and forges none. JSON stays the same JSON."""
+    """``text`` with every control character but those in ``keep`` as JSON writes it (``\\u001b``):
+    what a record says moves no cursor and forges no line. JSON stays the same JSON."""
     if text.isprintable():  # the usual case
         return text
     return _UNPRINTABLE.sub(
@@ -150,12 +148,10 @@ def class_of(error: BaseException) -> str:
 
 
 class ListenerGuard:
-    """Around one listener; any thread may call. The first failure of each call is logged, then the
-    second, fourth, eighth and so on: a listener of every batch that always fails must not fill the
-    disk."""
+    """Around one listener; any thread may call. Of each call's failures the first, second, fourth,
+    eighth and so on are logged: one that always fails must not fill the disk."""
 
     def __init__(self, listener: str) -> None:
-        """``listener``: its name for people, such as ``restore listener``."""
         self._listener = listener
         self._lock = threading.Lock()
         self._failures: Counter[str] = Counter()

@@ -178,11 +178,8 @@ class TimeWindows(Telling, metaclass=FittingClass):
 
     def expand(self, timestamps: Int64) -> tuple[Int64, Int64]:
         """Pairs (index into ``timestamps``, window start): all windows of all records, by record,
-        then start.
-
-        Windows that would start before 0 are left out, as in Kafka Streams; so records before 0 are
-        in none.
-        """
+        then start. Windows that would start before 0 are left out, as in Kafka Streams; so records
+        before 0 are in none."""
         per_record = -(-self.size_ms // self.advance_ms)
         first = (
             np.maximum(timestamps - self.size_ms + self.advance_ms, 0)

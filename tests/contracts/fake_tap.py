@@ -1,7 +1,5 @@
 """A `FetchTap` over logs in memory; it passes the real one's contract (`test_tap_contract`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

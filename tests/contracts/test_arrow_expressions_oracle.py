@@ -3,8 +3,6 @@
 A slice of `./run oracle columns`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 
@@ -108,13 +106,11 @@ def test_changed_fields_are_what_spark_makes_of_them(spark: SparkSession, name: 
     assert list(map(repr, made.to_pylist())) == list(map(repr, job.to_pylist()))
 
 
-def test_what_is_not_translated_is_sparks(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_untranslated_is_sparks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def stumbles(*_: object) -> object:
         raise KeyError("in the translation")
 
-    monkeypatch.setattr("everflow.spark.expressions.arrow_expression_of", stumbles)
+    monkeypatch.setattr("everflow.spark.expressions._Translation", stumbles)
     found = analyse(F.expr("value.int_1 + 1"), EdgeType(pa.string(), VALUE), None)
     assert found.arrow is None
     assert "in the translation" in found.why

@@ -1,7 +1,5 @@
 """One contract, two computers of Columns: Spark jobs, and the service of the JVM without one."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading
@@ -21,10 +19,8 @@ from everflow.instance.thread.columns import prepared_columns
 from everflow.protocol.messages import BatchFailure
 from everflow.records import EdgeBatch
 from everflow.sockets import MOST_MESSAGE_BYTES
-from everflow.topology.graph import ColumnExpr
 from everflow.topology.plan import (
     ARROW,
-    Choice,
     ColumnsOp,
     PhysicalPlan,
     Projection,
@@ -114,7 +110,7 @@ def served(plan: PhysicalPlan, *, service: bool = True) -> Iterator[Run]:
     def run(records: Records) -> dict[int, EdgeBatch]:
         made = dict(records)
         for one in found.prepared:
-            one.run(made, client)
+            one(made, client)
         return made
 
     with closing(ColumnClient(found.path)) as client:
@@ -124,22 +120,15 @@ def served(plan: PhysicalPlan, *, service: bool = True) -> Iterator[Run]:
 def without_arrow(plan: PhysicalPlan) -> PhysicalPlan:
     """The same plan, none of whose Columns has an Arrow expression."""
 
-    def bare(given: ColumnExpr | None) -> ColumnExpr | None:
-        return given and replace(given, arrow=None)
-
-    def changed(one: Projection | Choice) -> Projection | Choice:
-        if isinstance(one, Choice):
-            return replace(one, column=replace(one.column, arrow=None))
-        node = one.node
-        return replace(
-            one,
-            node=replace(
-                node, predicate=bare(node.predicate), key=bare(node.key), value=bare(node.value)
-            ),
-        )
+    def changed(one: Projection) -> Projection:
+        columns = {
+            what: (replace(column, arrow=None), kind)
+            for what, (column, kind) in one.columns.items()
+        }
+        return replace(one, columns=columns)
 
     ops = [
-        replace(op, projections=tuple(map(changed, op.projections)))
+        replace(op, projections=list(map(changed, op.projections)))
         if isinstance(op, ColumnsOp)
         else op
         for op in plan.ops
@@ -161,8 +150,7 @@ JOBS: dict[tuple[str, int], dict[int, EdgeBatch]] = {}
 def test_columns_are_what_a_spark_job_makes_of_them_batch_after_batch(
     plan: PhysicalPlan, run: Run, request: pytest.FixtureRequest
 ) -> None:
-    """On one connection, whose memory is used again: nothing of a larger batch is seen in a smaller
-    one."""
+    """On one connection with one memory: a smaller batch shows nothing of a larger one."""
     for at, listed in enumerate((records() * 50, records()[:1], records() * 3, [])):
         numbered = [
             Record((*record.place[:2], offset), record.data, record.time, record.head)

@@ -1,7 +1,4 @@
-"""One contract, two places where Columns call Python functions: a DataFrame's select, which is the
-truth, and the segments of a resident step."""
-
-from __future__ import annotations
+"""Columns that call functions: a resident step gives what a DataFrame's select gives, the truth."""
 
 import datetime as dt
 import decimal
@@ -227,7 +224,6 @@ def test_a_column_with_functions_is_what_a_data_frame_makes_of_it(name: str) -> 
 
 
 def test_a_predicate_and_a_key() -> None:
-    """Each part of an operator may call functions, and Columns and serdes follow."""
     run = Run(
         lambda stream: (
             stream.filter(plus_one("value.a") > 0)
@@ -262,7 +258,6 @@ def test_functions_see_the_records_that_reach_them_and_no_others() -> None:
 
 
 def test_a_table_s_deleted_keys_are_no_arguments() -> None:
-    """As for a Python function: the table that is made has no such keys either."""
     plan = planned(
         lambda builder: (
             builder.stream("in", key=serdes.string(), value=VALUE)
@@ -304,9 +299,7 @@ SEVENTH = [(b"k", b'{"a": %d}' % a) for a in (1, 2, 3, 8, 7, 9, 7, 1)]
         (lambda: pickled(only_positive)("value.a"), "ZeroDivisionError"),
     ],
 )
-def test_a_function_that_fails_names_its_record_and_its_line(
-    column: Callable[[], Column], says: str
-) -> None:
+def test_a_failing_function_names_record_and_line(column: Callable[[], Column], says: str) -> None:
     with pytest.raises(RecordFailure) as failed:
         mapped(column)(SEVENTH)
     failure = failed.value.failure

@@ -1,7 +1,5 @@
 """Every public method of Kafka Streams' DSL and processor API, from its jar, is in the page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

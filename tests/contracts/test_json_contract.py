@@ -3,8 +3,6 @@
 A further way of reading or writing JSON is one more entry of `DECODERS` or `ENCODERS`.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import math
@@ -16,8 +14,7 @@ import pytest
 
 from everflow import serdes
 from everflow.serdes import JsonSerde, SerdeError
-from everflow.serdes.json_reading import read_rows
-from everflow.serdes.json_serde import odd_rows, read_chunk
+from everflow.serdes.json_serde import odd_rows, read_chunk, read_rows
 from everflow.serdes.json_writing import write_columns, write_rows
 
 

@@ -1,7 +1,5 @@
 """A record is the same for a step and for the command line, whatever bytes its headers have."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -49,9 +47,7 @@ def rows(found: LogColumns) -> list[Any]:
     return list(zip(*columns, strict=True))
 
 
-def test_drawn_records_are_read_as_they_were_written(
-    bootstrap: str, topic: Topic, writer: RecordWriter
-) -> None:
+def test_records_are_read_as_written(bootstrap: str, topic: Topic, writer: RecordWriter) -> None:
     name = topic(2, **ANY_TIME)
     both = [TopicPartition(name, 0), TopicPartition(name, 1)]
     for seed, tp in enumerate(both):
@@ -64,9 +60,7 @@ def test_drawn_records_are_read_as_they_were_written(
         assert rows(read.columns[tp]) == [one.read for one in drawn(random.Random(seed), 120)]
 
 
-def test_a_chunk_has_whole_names_however_often_it_is_asked(
-    bootstrap: str, topic: Topic, writer: RecordWriter
-) -> None:
+def test_a_chunk_always_has_whole_names(bootstrap: str, topic: Topic, writer: RecordWriter) -> None:
     tp = TopicPartition(topic(1, **ANY_TIME), 0)
     write(writer, tp, ODD)
     client = {"bootstrap.servers": bootstrap}
@@ -100,9 +94,7 @@ def test_the_command_line_shows_them(bootstrap: str, topic: Topic, writer: Recor
     assert found[-1]["timestamp"] == FARTHEST
 
 
-def test_texts_are_exact_in_a_pipe_and_harmless_on_a_terminal(
-    bootstrap: str, topic: Topic, writer: RecordWriter
-) -> None:
+def test_pipes_are_exact_terminals_safe(bootstrap: str, topic: Topic, writer: RecordWriter) -> None:
     tp = TopicPartition(topic(), 0)
     value = "\x1b[31mred\x1b[0m\x1b]0;title\x07\x9b2K\u202e\ré\tend"
     write(writer, tp, [OddRecord(b"k\x1b[2K", value.encode(), 5)])

@@ -1,7 +1,5 @@
 """Cases that the oracle is not left to draw: scenarios, and where the original is at fault."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,8 +79,7 @@ def test_a_stream_merged_with_itself_comes_once(second: str, told: Told) -> None
 
 @pytest.mark.parametrize("count", [150, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_scenario_16_streams_of_different_pace_in_one_batch(count: int, told: Told) -> None:
-    """A minute of one stream and an hour of the other, 1,000 records each, in one batch: stream
-    time does not run ahead with the second. The original takes 10 ms for a record."""
+    """1,000 records each, in one batch; the original takes 10 ms for a record."""
     join = {"op": "join", "id": "n2", "left": "n0", "right": "n1", "kind": "outer", "store": "s"}
     program = Program(
         [
@@ -111,11 +108,7 @@ def test_scenario_16_streams_of_different_pace_in_one_batch(count: int, told: To
 
 
 @pytest.mark.parametrize("history", [5, 40])
-def test_scenario_28_a_restored_versioned_store_has_its_history(
-    history: int, told: Told, tmp_path: Path
-) -> None:
-    """Versions that a changelog gave back, in chunks with several of one key, are those that Kafka
-    Streams had."""
+def test_scenario_28_versions_survive_a_restore(history: int, told: Told, tmp_path: Path) -> None:
     drawn, program = random.Random(28), _versions(history)
     topology = built(program)
     cuts = [
@@ -160,8 +153,7 @@ def _changelog(program: Program, cut: list[Records]) -> Any:
 
 
 def test_streams_of_one_topic_are_one_source(told: Told) -> None:
-    """Declared twice and joined with itself: what comes of each record, and in what order, is Kafka
-    Streams', which merges equal subscriptions."""
+    """What comes of each record, in its order, is Kafka Streams', which merges such sources."""
     windows = {"before": 20, "after": 20, "grace": 100_000}  # no record is late
     join = {"op": "join", "id": "n2", "left": "n1", "right": "n0", "kind": "inner", "store": "s"}
     program = Program(
@@ -195,8 +187,6 @@ def _join_of_streams(kind: str) -> Program:
 
 @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
 def test_late_records_of_joined_streams_are_as_in_the_original(kind: str, told: Told) -> None:
-    """A row that met nothing, one that meets what the other store still has, and one that its own
-    store does not take any more."""
     records: Records = [
         ["in1", "a", "r", 100, []],
         ["in0", "b", "x", 300, []],

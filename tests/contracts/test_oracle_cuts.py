@@ -1,7 +1,5 @@
 """What of a program's results the oracle knows where repartition topics meet, and its book."""
 
-from __future__ import annotations
-
 import pytest
 
 from oracle.book import NEVER, PAIRS, STATEFUL, drawn_book, pairs_of

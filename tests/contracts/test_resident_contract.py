@@ -1,7 +1,5 @@
 """One contract, two ways to compute Columns: a Spark job over the decoded records, and Arrow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -158,7 +156,7 @@ def by_worker(
     made = dict(records)
     with closing(ColumnClient(path)) as client:
         for one in columns:
-            one.run(made, client)
+            one(made, client)
     return made
 
 

@@ -1,43 +1,35 @@
 """What operators may expect of any store: the reference in memory and LMDB pass the same tests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.records import ByteColumn, StoreChanges, TaskId
+from everflow.records import ByteColumn, Int64, StoreChanges, TaskId
 from everflow.state.changelog import pack_value
 from everflow.state.disk import MEMORY_DIR, MemoryFolder
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import InMemoryStore, StoreSpec, StoreView
+from everflow.state.store import OPEN, InMemoryStore, StoreSpec, StoreView, Version, memory_store
 from everflow.state.task_directory import StateDirectory
 from unit.builders import store_spec
 
 MINUTE_MS = 60_000
 KEY_VALUE = store_spec("s", key=serdes.bytes_(), value=serdes.bytes_())
-WINDOW = StoreSpec(
-    name="s",
-    kind="window",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.bytes_(),
-    retention_ms=4 * MINUTE_MS,
-    window_size_ms=MINUTE_MS,
+RAW = serdes.bytes_()
+KEPT_MS = 4 * MINUTE_MS
+WINDOW = store_spec(
+    "s", "window", key=RAW, value=RAW, retention_ms=KEPT_MS, window_size_ms=MINUTE_MS
 )
-SESSION = StoreSpec(
-    name="s",
-    kind="session",
-    key_serde=serdes.bytes_(),
-    value_serde=serdes.bytes_(),
-    retention_ms=4 * MINUTE_MS,
-)
+SESSION = store_spec("s", "session", key=RAW, value=RAW, retention_ms=KEPT_MS)
 
 Change = tuple[bytes, bytes | None]
 
@@ -219,7 +211,6 @@ def test_many_ranges_are_those_of_one_each(store: Store, length: int) -> None:
 
 
 def test_many_ranges_in_any_order_are_those_of_one_each(store: Store) -> None:
-    """Most lie between two keys, one behind the other, where nothing is stored."""
     chance = random.Random(7)
     texts = [bytes(chance.choices(b"abc", k=chance.randint(1, 3))) for _ in range(60)]
     store.apply([(key, key) for key in texts[:12]])
@@ -258,9 +249,7 @@ def test_windows_are_found_in_all_segments_in_key_order(windows: Store, time_key
         assert None not in view.get_many([keys[7], keys[0], keys[3]])
 
 
-def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(
-    windows: Store, time_key: TimeKey
-) -> None:
+def test_windows_behind_retention_go_from_any_segment(windows: Store, time_key: TimeKey) -> None:
     keys = [time_key(b"a", minute * MINUTE_MS) for minute in range(12)]
     for key in keys:
         windows.apply([(key, b"v")])
@@ -276,3 +265,207 @@ def test_older_windows_expire_and_late_writes_stay_out(windows: Store, time_key:
     assert keys_in(windows) == []
     with windows.view() as view:
         assert view.newest_ms == 100 * MINUTE_MS, "a deletion is written, too"
+
+
+# A versioned store: the reference in memory and LMDB show the same whatever is put (KIP-889).
+
+
+HISTORY_MS = 4 * MINUTE_MS
+
+Put = tuple[bytes, bytes | None, int]
+
+
+def spec_of(history_ms: int) -> StoreSpec:
+    raw = serdes.bytes_()
+    return store_spec("s", "versioned", key=raw, value=raw, retention_ms=history_ms)
+
+
+class VersionedStore(Protocol):
+    def put(self, puts: Sequence[Put]) -> None: ...
+    @contextmanager
+    def view(self) -> Iterator[Any]: ...
+
+
+def versioned_as_changes(puts: Sequence[Put]) -> StoreChanges:
+    times: Int64 = np.array([time for _, _, time in puts], np.int64)
+    return StoreChanges("s", [key for key, _, _ in puts], [value for _, value, _ in puts], times)
+
+
+class Memory:
+    def __init__(self, history_ms: int, path: Path) -> None:
+        self._store = memory_store(spec_of(history_ms))
+
+    def put(self, puts: Sequence[Put]) -> None:
+        self._store.apply(versioned_as_changes(puts))
+
+    @contextmanager
+    def view(self) -> Iterator[Any]:
+        yield self._store
+
+
+class Lmdb:
+    """``restored``: puts come as chunks of a changelog."""
+
+    def __init__(self, history_ms: int, path: Path, *, restored: bool = False) -> None:
+        self.store = LmdbStore.open(
+            path, kind="versioned", retention_ms=history_ms, map_bytes=1 << 22
+        )
+        self.store.claim("i")
+        self._restored = restored
+
+    def put(self, puts: Sequence[Put]) -> None:
+        changes = versioned_as_changes(puts)
+        if self._restored:
+            self.store.load_chunk(
+                changes.keys,
+                changes.values,
+                changes.timestamps,
+                (self.store.position or 0) + len(puts),
+            )
+        else:
+            owner = self.store.meta().owner
+            self.store.apply(changes, position=None, expected=owner, batch="b")
+
+    @contextmanager
+    def view(self) -> Iterator[Any]:
+        with self.store.snapshot() as view:
+            yield view
+
+
+@pytest.fixture(params=[Memory, Lmdb], ids=["memory", "lmdb"])
+def versioned_store(request: pytest.FixtureRequest, tmp_path: Path) -> VersionedStore:
+    return request.param(HISTORY_MS, tmp_path / "s-0")  # type: ignore[no-any-return]
+
+
+def versions(
+    versioned_store: VersionedStore, key: bytes = b"a", first: int = 0, last: int = OPEN - 1
+) -> list[Version]:
+    with versioned_store.view() as view:
+        found: list[Version] = view.versions_many([(key, first, last)])[0]
+        return found
+
+
+def test_a_version_is_valid_until_the_next_one(versioned_store: VersionedStore) -> None:
+    versioned_store.put([(b"a", b"1", 10), (b"a", b"3", 30)])
+    versioned_store.put([(b"a", b"2", 20)])
+    assert versions(versioned_store) == [(10, 20, b"1"), (20, 30, b"2"), (30, OPEN, b"3")]
+    assert versions(versioned_store, first=20, last=29) == [(20, 30, b"2")]
+    assert versions(versioned_store, first=19, last=20) == [(10, 20, b"1"), (20, 30, b"2")]
+    assert versions(versioned_store, first=0, last=9) == []
+
+
+def test_a_view_shows_the_latest_values_whatever_came_last(versioned_store: VersionedStore) -> None:
+    versioned_store.put([(b"b", b"1", 30), (b"b", b"0", 10), (b"a", b"2", 20), (b"c", b"3", 5)])
+    versioned_store.put([(b"c", None, 6)])
+    with versioned_store.view() as view:
+        assert view.get_many([b"b", b"x", b"a", b"c"]) == [
+            pack_value(30, b"1"),
+            None,
+            pack_value(20, b"2"),
+            None,
+        ]
+        assert list(view.range(None, None)) == [
+            (b"a", pack_value(20, b"2")),
+            (b"b", pack_value(30, b"1")),
+        ]
+        assert view.latest_many([b"b", b"x", b"c"]) == [(30, b"1"), None, (6, None)]
+        assert view.stream_time == 30
+
+
+def test_a_deletion_is_a_version(versioned_store: VersionedStore) -> None:
+    versioned_store.put([(b"a", b"1", 10), (b"a", None, 20)])
+    assert versions(versioned_store) == [(10, 20, b"1"), (20, OPEN, None)]
+    versioned_store.put([(b"a", b"0", 15)])
+    assert versions(versioned_store)[1:] == [(15, 20, b"0"), (20, OPEN, None)]
+    versioned_store.put([(b"a", b"3", 30), (b"a", None, 12), (b"a", b"2", 25)])
+    assert versions(versioned_store) == [
+        (10, 12, b"1"),
+        (12, 15, None),
+        (15, 20, b"0"),
+        (20, 25, None),
+        (25, 30, b"2"),
+        (30, OPEN, b"3"),
+    ]
+
+
+def test_a_version_of_the_same_time_takes_the_place_of_the_other(
+    versioned_store: VersionedStore,
+) -> None:
+    versioned_store.put([(b"a", b"1", 10), (b"a", b"2", 20), (b"a", b"x", 10), (b"a", None, 20)])
+    assert versions(versioned_store) == [(10, 20, b"x"), (20, OPEN, None)]
+    versioned_store.put([(b"a", b"y", 20)])
+    assert versions(versioned_store) == [(10, 20, b"x"), (20, OPEN, b"y")]
+
+
+def test_what_is_older_than_the_history_is_ignored(versioned_store: VersionedStore) -> None:
+    versioned_store.put([(b"a", b"1", HISTORY_MS + 10), (b"a", b"late", 9), (b"a", b"0", 10)])
+    assert versions(versioned_store) == [(10, HISTORY_MS + 10, b"0"), (HISTORY_MS + 10, OPEN, b"1")]
+
+
+def test_what_ended_before_the_history_goes_and_the_latest_stays(
+    versioned_store: VersionedStore,
+) -> None:
+    versioned_store.put([(b"a", b"1", 10), (b"a", b"2", 20), (b"b", None, 15), (b"c", b"3", 5)])
+    versioned_store.put([(b"d", None, HISTORY_MS + 20)])
+    assert versions(versioned_store) == [(20, OPEN, b"2")]
+    assert versions(versioned_store, b"b") == []
+    versioned_store.put([(b"x", b"", 100 * HISTORY_MS)])
+    assert [versions(versioned_store, key) for key in (b"a", b"b", b"c")] == [
+        [(20, OPEN, b"2")],
+        [],
+        [(5, OPEN, b"3")],
+    ]
+
+
+@pytest.mark.parametrize("length", [460, 477, 478, 500, 5000])
+def test_keys_of_any_length_have_versions(versioned_store: VersionedStore, length: int) -> None:
+    keys = [b"k" * length + tail for tail in (b"", b"a", bytes(8), b"\xff")]
+    versioned_store.put([(key, key[-1:], time) for time in (30, 10, 20) for key in reversed(keys)])
+    for key in keys:
+        assert versions(versioned_store, key) == [
+            (10, 20, key[-1:]),
+            (20, 30, key[-1:]),
+            (30, OPEN, key[-1:]),
+        ]
+
+
+KEYS = [b"", b"a", b"ab", b"a" + bytes(8), b"k" * 500, b"k" * 500 + b"x"]
+BATCHES = st.lists(
+    st.lists(
+        st.tuples(
+            st.sampled_from(KEYS), st.sampled_from([None, b"", b"1", b"2"]), st.integers(0, 30)
+        ),
+        max_size=8,
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(BATCHES, st.sampled_from([0, 3, 10]), st.sampled_from([1, MINUTE_MS // 5, MINUTE_MS]))
+def test_all_show_the_same_for_any_put(batches: list[list[Put]], history: int, unit: int) -> None:
+    """``unit``: of times, so that versions lie in one or in many segments; restored, too."""
+    with TemporaryDirectory() as folder:
+        memory = Memory(history * unit, Path(folder) / "m")
+        applied = Lmdb(history * unit, Path(folder) / "a")
+        restored = Lmdb(history * unit, Path(folder) / "r", restored=True)
+        for turn, batch in enumerate(batches):
+            puts = [(key, value, (time + 2 * turn) * unit) for key, value, time in batch]
+            found = []
+            for versioned_store in (memory, applied, restored):
+                versioned_store.put(puts)
+                with versioned_store.view() as view:
+                    asked = [
+                        (key, (at + turn) * unit, (at + 9) * unit) for key in KEYS for at in (0, 9)
+                    ]
+                    found.append(
+                        (
+                            list(view.range(None, None)),
+                            view.latest_many(KEYS),
+                            view.versions_many(asked),
+                            view.stream_time,
+                        )
+                    )
+            assert found[0] == found[1] == found[2]
+        for opened in (applied, restored):
+            opened.store.close()

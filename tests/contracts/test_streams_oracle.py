@@ -3,8 +3,6 @@
 A slice of `./run oracle`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,10 +15,10 @@ from pyspark.sql import SparkSession
 from everflow.operators.aggregates.aggregate import PythonCogroup
 from everflow.operators.aggregates.sliding_aggregate import SlidingBook
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, table_table
-from everflow.operators.joins.foreign_keys import ForeignKeys
-from everflow.operators.joins.join_side import WaitingRecords
 from everflow.operators.joins.joined_table import Held, JoinedTable
+from everflow.operators.joins.stream_stream import WaitingRecords
 from everflow.operators.joins.stream_table import StreamGlobalJoin
+from everflow.operators.joins.table_table import ForeignKeys
 from everflow.operators.processors.stores import KeyValueStore
 from everflow.operators.suppress import _Buffer
 from everflow.operators.table import TableChanges, TableSpec, VersionedTableSpec
@@ -70,9 +68,10 @@ def _later(join: Callable[..., Any]) -> Callable[..., Any]:
 def _never_behind(process: Callable[..., Any]) -> Callable[..., Any]:
     """No version is from the past."""
 
-    def processed(self: VersionedTableSpec, batch: EdgeBatch, tasks: Any) -> Any:
-        times = np.maximum.accumulate(np.maximum(batch.timestamp, max(tasks.stream_times)))
-        return process(self, replace(batch, timestamp=times), tasks)
+    def processed(self: VersionedTableSpec, inputs: Inputs) -> Any:
+        (batch,) = inputs.sides
+        times = np.maximum.accumulate(np.maximum(batch.timestamp, max(inputs.stream_times)))
+        return process(self, inputs._replace(sides=(replace(batch, timestamp=times),)))
 
     return processed
 
@@ -120,12 +119,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "of",
         lambda of: lambda _, stored, now_ms: of(-1, stored, now_ms),
     ),
-    "a window without its begin": (
-        "inner join of streams",
-        StreamStreamJoin,
-        "run",
-        _narrower,
-    ),
+    "a window without its begin": ("inner join of streams", StreamStreamJoin, "run", _narrower),
     "what has met waits on": (
         "outer join of streams",
         WaitingRecords,
@@ -136,15 +130,10 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         "outer join of streams",
         StreamStreamJoin,
         "_late",
-        lambda _: lambda self, records, met, results: {},
+        lambda _: lambda self, batch: {},
     ),
     "a sliding window less": ("sliding windows", SlidingBook, "_begin", _without_the_right_window),
-    "a version is never late": (
-        "versioned table",
-        VersionedTableSpec,
-        "_process",
-        _never_behind,
-    ),
+    "a version is never late": ("versioned table", VersionedTableSpec, "run", _never_behind),
     "a table one ms later": ("join with grace", JoinedTable, "held", _later),
     "a global table without entries": (
         "join with global table",
@@ -181,7 +170,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         KEPT_FILTER,
         TableSpec,
         "_visible",
-        lambda _: lambda self, batch, tasks: (batch, tasks),
+        lambda _: lambda self, batch, inputs: batch,
     ),
     "keyless records are dropped": (
         "join with table",

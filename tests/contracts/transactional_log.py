@@ -1,7 +1,5 @@
 """What contracts of log readers read: committed and aborted transactions, in turn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

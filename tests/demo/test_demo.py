@@ -1,7 +1,5 @@
 """The demo with a slice of its data: real broker, real Spark, as a command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -44,8 +42,7 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def temp_folder() -> Iterator[Path]:
-    """Where the demo keeps its temporary files. Short, unlike tmp_path: sockets of Spark's workers
-    lie in it."""
+    """Short, unlike tmp_path: sockets of Spark's workers lie in it."""
     with tempfile.TemporaryDirectory(prefix="ef-") as folder:
         yield Path(folder)
 
@@ -71,13 +68,11 @@ class Demo:
         wait_until(happened, 3 * TIMEOUT_S, what, lambda: [self.said])
 
     def ended(self) -> str:
-        """What it said until its good end."""
         self.until(lambda: self.process.poll() is not None, "the demo's end")
         assert self.process.returncode == 0, self.said
         return self.said
 
     def interrupted(self, moment: str, number: int) -> int:
-        """Its exit code, of a signal when it has said that."""
         self.until(lambda: moment in self.said, repr(moment))
         self.process.send_signal(number)
         return self.process.wait(TIMEOUT_S)
@@ -188,9 +183,7 @@ def test_a_second_instance_comes_and_goes_and_every_result_matches(
 @pytest.mark.parametrize(
     "moment", ["the second instance starts", "the second instance has its share"]
 )
-def test_an_interrupt_ends_the_second_instance_too(
-    demo: Callable[..., Demo], moment: str, temp_folder: Path
-) -> None:
+def test_an_interrupt_ends_both(demo: Callable[..., Demo], moment: str, temp_folder: Path) -> None:
     ran = demo("--limit", str(FLIGHTS), "--instances", "2")
     assert ran.interrupted(moment, signal.SIGINT) == 130, ran.said
     listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
@@ -200,9 +193,7 @@ def test_an_interrupt_ends_the_second_instance_too(
 
 @pytest.mark.broker
 @pytest.mark.spark
-def test_an_interrupted_demo_leaves_nothing_behind(
-    demo: Callable[..., Demo], temp_folder: Path
-) -> None:
+def test_an_interrupted_demo_leaves_nothing(demo: Callable[..., Demo], temp_folder: Path) -> None:
     ran = demo("--limit", str(FLIGHTS))
     assert ran.interrupted("are in topic flights", signal.SIGTERM) == 143, ran.said
     assert list(temp_folder.glob("everflow-*")) == []

@@ -1,7 +1,5 @@
 """The enrichment's batch, its records and its verdict."""
 
-from __future__ import annotations
-
 import io
 
 import pyarrow as pa

@@ -1,10 +1,8 @@
-"""The parts of the demo: its records, the plain figures and the comparison, pauses, and what it
-shows."""
-
-from __future__ import annotations
+"""The parts of the demo: records, the plain figures and their comparison, pauses, what it shows."""
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -84,11 +82,8 @@ def test_means_may_differ_by_rounding_only() -> None:
                 {**EXPECTED.carrier_days, CarrierDay("UA", 0): MeanDelay(3, 3.0)},
                 EXPECTED.routes,
             ),
-            (
-                "carrier and day UA on 1970-01-01: streamed 3 flights, mean 3.0, batch 2 flights, "
-                "mean "
-                "3.0"
-            ),
+            "carrier and day UA on 1970-01-01: streamed 3 flights, mean 3.0, batch 2 flights, "
+            "mean 3.0",
         ),
         (
             Figures(EXPECTED.carriers, EXPECTED.carrier_days, {**EXPECTED.routes, "EWR-LAX": 1}),
@@ -251,16 +246,20 @@ def test_foreign_bytes_are_an_error_not_a_figure() -> None:
 
 A = TaskId(0, 0)
 B = TaskId(1, 0)
-ACTIVE = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=3, rate=0.0, remaining_s=0.0)
+
+
+def running(role: TaskRole, lag: int | None, rate: float, left_s: float | None, **more: Any) -> Any:
+    return TaskStatus(
+        role=role, state=TaskState.RUNNING, lag=lag, rate=rate, remaining_s=left_s, **more
+    )
+
+
+ACTIVE = running(TaskRole.ACTIVE, 3, 0.0, 0.0)
 RESTORING = TaskStatus(
     role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=60, rate=100.0, remaining_s=0.6, copied=40
 )
-STANDBY = TaskStatus(
-    role=TaskRole.STANDBY, state=TaskState.RUNNING, lag=0, rate=5.0, remaining_s=0.0, copied=70
-)
-WARM_UP = TaskStatus(
-    role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=60, rate=100.0, remaining_s=0.6, copied=40
-)
+STANDBY = running(TaskRole.STANDBY, 0, 5.0, 0.0, copied=70)
+WARM_UP = running(TaskRole.WARMUP, 60, 100.0, 0.6, copied=40)
 
 
 def test_a_status_line_comes_through_and_other_lines_are_nobodys() -> None:
@@ -275,38 +274,20 @@ def test_a_status_line_comes_through_and_other_lines_are_nobodys() -> None:
 
 def test_the_matrix_has_a_row_for_each_instance() -> None:
     instances = {"first": {A: ACTIVE, B: RESTORING}, "second": {B: STANDBY}}
-    rows = [
-        "        0_0      1_0",
-        "first   active   restore",
-        "second           standby",
-    ]
+    rows = ["        0_0      1_0", "first   active   restore", "second           standby"]
     assert matrix(instances, [A, B], {}) == rows
     assert matrix(instances, [A, B], {A: 0.25, B: 12.0}) == [*rows, "pause   0.25 s   12.00 s"]
 
 
 def test_what_is_waited_for_is_told_with_its_progress() -> None:
-    beginning = TaskStatus(
-        role=TaskRole.WARMUP,
-        state=TaskState.RUNNING,
-        lag=None,
-        rate=0.0,
-        remaining_s=None,
-        copied=0,
-    )
+    beginning = running(TaskRole.WARMUP, None, 0.0, None, copied=0)
     assert copies({"first": {A: ACTIVE, B: STANDBY}, "second": {A: beginning, B: WARM_UP}}) == [
         "second: warm-up of 1_0 40 %, 100 records/s, 0.6 s left"
     ]
 
 
 def test_progress_alone_is_no_change_of_roles() -> None:
-    further = TaskStatus(
-        role=TaskRole.WARMUP,
-        state=TaskState.RUNNING,
-        lag=10,
-        rate=100.0,
-        remaining_s=0.1,
-        copied=90,
-    )
+    further = running(TaskRole.WARMUP, 10, 100.0, 0.1, copied=90)
     assert roles({"first": {A: WARM_UP}}) == roles({"first": {A: further}})
     assert roles({"first": {A: WARM_UP}}) != roles({"first": {A: STANDBY}})
     assert roles({"first": {A: ACTIVE}}) != roles({"second": {A: ACTIVE}})

@@ -4,8 +4,6 @@ the commands take.
 What a block says by invisible comments: docs/WRITING.md. tests/docs runs them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -86,7 +84,6 @@ def wrong_commands(block: Block) -> list[str]:
 
 
 def _commands(line: str) -> list[list[str]]:
-    """The simple commands of a line, without assignments in front of them."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = "#"

@@ -1,7 +1,5 @@
 """What the code may not do: start a shell, unpickle what others say, leave files to others."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

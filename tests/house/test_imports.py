@@ -3,8 +3,6 @@
 Imports for the type checker and those inside functions count.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from copy import deepcopy
@@ -39,7 +37,6 @@ CONTRACTS: dict[str, dict[str, Any]] = {
 
 @cache
 def graph() -> grimp.ImportGraph:
-    """Every import of every module."""
     return grimp.build_graph(*ROOTS, include_external_packages=True, cache_dir=None)
 
 
@@ -65,7 +62,7 @@ MUTATIONS = {
         "state.lmdb_store everflow.instance.tasks.task",
         "operators.table everflow.dsl.streams",
         "topology.graph everflow.operators.table",
-        "console.terminal everflow.cli.app",
+        "console.status everflow.cli.app",
         "instance.tasks.task everflow.testing.waiting",
         "client.direct everflow.topology.graph",
         "observe.otlp everflow.kafka.admin",
@@ -73,12 +70,12 @@ MUTATIONS = {
     ),
     "No circles, of folders or of modules": (
         "operators.agg everflow.operators.aggregates.aggregate",
-        "dsl.lowering.stream everflow.dsl.lowering.tables",
+        "dsl.lowering.stateless everflow.dsl.lowering.tables",
         "errors everflow.config",
     ),
     "Rooms of an instance": (
         "protocol.messages everflow.instance.tasks.task",
-        "instance.topics.topic_watch everflow.instance.commit_gate",
+        "instance.topics.internal_topics everflow.instance.commit_gate",
         "instance.restore.restoration everflow.instance.tasks.task",
         "instance.tasks.recovery everflow.instance.copies.state_updater",
         "instance.copies.known_copies everflow.instance.thread.stream_thread",
@@ -109,7 +106,7 @@ MUTATIONS = {
         "instance.restore.restore_plan everflow.state.lmdb_store",
         "protocol.messages confluent_kafka",
         "instance.topics.end_offsets everflow.kafka.admin",
-        "operators.joins.asof everflow.dsl.expressions",
+        "operators.joins.stream_table everflow.dsl.expressions",
     ),
     "A worker reaches neither Spark's side of the driver nor the driver's rooms": (
         "worker.sink everflow.instance.thread.stream_thread",
@@ -166,7 +163,7 @@ MUTATIONS = {
     "What runs on the hosts beside Spark knows no Spark": ("fleet.keeper everflow.spark.session",),
     "Of what stands beside the package, only its commands know": (
         "testing.broker everflow_simulation",
-        "console.terminal everflow_demo",
+        "console.status everflow_demo",
     ),
     "What stands beside the package knows no command": ("testing.broker everflow.cli.app",),
 }

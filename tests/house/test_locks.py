@@ -1,7 +1,5 @@
 """The lock files: exact versions with hashes, of all that is needed and of nothing else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

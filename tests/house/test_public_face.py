@@ -1,7 +1,5 @@
 """What is public: where it is imported from, and that its docstrings are contracts."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import enum
@@ -65,8 +63,7 @@ CLASSES = [
 
 
 def said_around(thing: Any, owner: Any) -> str:
-    """What a reader knows of ``thing``: its docstring, those of its class with bases, and their
-    modules'."""
+    """What a reader knows of ``thing``: its docstring, its class's with bases, their modules'."""
     readable = [thing, *(owner.__mro__ if isinstance(owner, type) else [owner])]
     homes = [sys.modules.get(getattr(one, "__module__", "")) for one in readable]
     return "\n".join(

@@ -1,7 +1,5 @@
 """./run: exit codes, any working directory, and when it may install Java."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -68,8 +66,7 @@ def _executable(path: Path, text: str) -> None:
 
 
 def _checkout(tmp_path: Path, java_check: str) -> tuple[Path, str, Path]:
-    """A set-up checkout whose Python answers the Java check as told, and a PATH on which apt-get
-    only notes."""
+    """A set-up checkout whose Python answers the Java check as told; its apt-get only notes."""
     checkout, tools, noted = (
         (tmp_path / "checkout").resolve(),
         tmp_path / "tools",
@@ -107,9 +104,7 @@ def test_a_check_that_fails_for_another_reason_installs_nothing(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("types", "tests", "code"), [(0, 0, 0), (1, 0, 1), (0, 1, 1)], ids=["both", "types", "tests"]
 )
-def test_a_check_fails_where_types_or_tests_fail(
-    tmp_path: Path, types: int, tests: int, code: int
-) -> None:
+def test_types_or_tests_fail_a_check(tmp_path: Path, types: int, tests: int, code: int) -> None:
     script, path, _ = _checkout(tmp_path, "exit 0")
     ran = tmp_path / "ran"
     _executable(

@@ -1,7 +1,5 @@
 """Small rules that keep the code readable and the checkout free of one machine's traces."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,4 @@
-"""Every test of an instance has topics and an application of its own, on the run's broker and Spark
-session."""
-
-from __future__ import annotations
+"""A test of an instance has own topics and an own application, on the run's broker and Spark."""
 
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""The programs in examples/ do what their text says. The test of the stock trades is an example
-itself."""
-
-from __future__ import annotations
+"""The programs in examples/ do what their text says; that of the trades has its own test."""
 
 import json
 import signal

@@ -1,7 +1,4 @@
-"""The transcript of docs/guide/first-hour.md: five commands at the most, and they do what it
-shows."""
-
-from __future__ import annotations
+"""docs/guide/first-hour.md: five commands at the most, and they do what it shows."""
 
 import contextlib
 import doctest
@@ -31,8 +28,7 @@ PATIENCE_S = 120
 
 
 def counts(text: str) -> dict[str, int]:
-    """Views per section in what `everflow consume` printed: the last line of each section and
-    minute, minutes added up."""
+    """Views per section that `everflow consume` printed: each minute's last line, added up."""
     last = {(section, minute): int(views) for section, minute, views, _ in RESULT.findall(text)}
     return {
         name: sum(n for (section, _), n in last.items() if section == name)
@@ -91,8 +87,7 @@ def _free_port() -> str:
 
 
 def _set_up(checkout: Path) -> None:
-    """A virtual environment as `./run` would make it, but with the packages of this one: installing
-    them takes minutes."""
+    """As `./run` would make it, but with the packages of this one: installing takes minutes."""
     place = checkout / ".venv"
     venv.create(place, symlinks=True)
     (packages,) = place.glob("lib/python*/site-packages")
@@ -110,7 +105,6 @@ def _set_up(checkout: Path) -> None:
 
 
 def _done(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """What a command that ends prints on standard output."""
     done = subprocess.run(
         ["bash", "-e", "-c", command],
         cwd=folder,

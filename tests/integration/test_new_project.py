@@ -1,7 +1,5 @@
 """A project of `everflow new` passes its own test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The notebook in examples/ is run cell by cell in a kernel, as its reader would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat
@@ -16,13 +14,11 @@ OF_THE_JVM = ("java.", "scala.", "Traceback", "WARN ", "ERROR ", "Py4J")
 
 
 def notebook() -> nbformat.NotebookNode:
-    """The notebook as it is in the checkout."""
     read: nbformat.NotebookNode = nbformat.reads(NOTEBOOK.read_text(), as_version=4)  # type: ignore[no-untyped-call]
     return read
 
 
 def shown(cell: nbformat.NotebookNode) -> str:
-    """A cell's result, as HTML where it has that."""
     (result,) = [output for output in cell.outputs if output.output_type == "execute_result"]
     return str(result.data.get("text/html", result.data["text/plain"]))
 

@@ -1,7 +1,4 @@
-"""A Spark session that the user started: what everflow prints on its terminal, and what the user's
-own jobs still print."""
-
-from __future__ import annotations
+"""In a user's Spark session: what everflow prints, and what the user's own jobs still print."""
 
 import subprocess
 import sys
@@ -43,7 +40,7 @@ except Exception as error:
 JAVA = ("\tat ", "Traceback", "ERROR Executor", "TaskSetManager", "PythonWorkerFactory", "[Stage")
 
 
-def test_a_column_that_fails_prints_everflow_s_words_and_no_java(
+def test_a_failure_prints_no_java(
     topic: Callable[..., str], bootstrap: str, tmp_path: Path
 ) -> None:
     source, output = topic(1), topic(1)

@@ -1,8 +1,6 @@
 """Sources on a broker: with a pattern, whose topics may come later (note 037), with partitions that
 come while instances run, and runs that end by themselves."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re
@@ -24,7 +22,7 @@ from everflow import (
 )
 from everflow.instance.client_state import ClientState
 from everflow.instance.instance import Extension
-from everflow.instance.topics import topic_watch
+from everflow.instance.topics import internal_topics
 from everflow.records import TaskId
 from everflow.testing import TopologyTestDriver, wait_until
 from integration.lifecycle.lifecycle_cluster import (
@@ -45,7 +43,7 @@ TAKEN_UP_S = 180.0
 
 @pytest.fixture(autouse=True)
 def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_watch, "PERIOD_MS", 200.0)
+    monkeypatch.setattr(internal_topics, "PERIOD_MS", 200.0)
 
 
 def of_a_pattern(cluster: Cluster, out: str, counts: str) -> Topology:
@@ -129,8 +127,7 @@ def of_round(number: int, partitions: int) -> Iterator[Record]:
 def test_two_instances_take_a_topic_up_one_after_the_other(
     app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, guarantee: str
 ) -> None:
-    """One is late: meanwhile the tasks that the topic alone makes wait for it, and nothing is read
-    twice or left out."""
+    """One is late: the topic's own tasks wait for it; nothing is read twice or left out."""
     out, counts, other = cluster.topic("out", 1), cluster.topic("counts", 2), cluster.topic("x", 4)
     first = cluster.topic("in.a", 2)
     late: list[object] = []
@@ -190,7 +187,7 @@ def two_sources(free: str, kept: str, out: str) -> Topology:
 def test_new_partitions_of_a_stateless_part_are_read_beside_a_stateful_one(
     app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_watch, "PERIOD_MS", 200.0)
+    monkeypatch.setattr(internal_topics, "PERIOD_MS", 200.0)
     free, kept, out = cluster.topic("free", 2), cluster.topic("kept", 1), cluster.topic("out", 1)
     cluster.write(free, [text("k", "1"), text("k", "2", 1, 1)])
     cluster.write(kept, [text("k", "v")])

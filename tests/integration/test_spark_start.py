@@ -1,7 +1,4 @@
-"""What an instance starts of Spark, and when: nothing for a program without Columns, and SQL with
-the first that is analysed."""
-
-from __future__ import annotations
+"""What an instance starts of Spark: without Columns nothing, SQL with the first that is new."""
 
 import subprocess
 import sys
@@ -88,9 +85,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_sql_is_started_by_the_first_column_that_no_start_has_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_unseen_column_starts_sql(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes seconds, and a program of functions and plain fields never needs it, nor one that
     was started before. The user's session has Spark's settings, the one that computes Columns
     everflow's. PySpark's threads take no areas of memory of their own (note 063)."""
@@ -180,31 +175,29 @@ OWN_SPARK = """
         pytest.param(OWN_SPARK, ["False", "False", "2"], marks=pytest.mark.slow),
     ],
 )
-def test_spark_is_found_launched_unless_the_program_starts_its_own(
-    program: str, expected: list[str]
-) -> None:
+def test_spark_is_launched_unless_a_program_has_its_own(program: str, expected: list[str]) -> None:
     done = run(AHEAD.format(program=program.strip()))
     assert done.stdout.split() == expected, done.stderr
 
 
 DAEMON = """
     import os, pickle
+    from everflow.spark import job
     from everflow.spark.job import _in_own_workers, launch_daemon_ahead
-    from everflow.spark.launch import daemon_ahead
     from everflow.spark.session import get_context
 
     launch_daemon_ahead()
     context = get_context()
     (result,) = _in_own_workers(context, lambda _: [os.getppid()]).collect()
     daemon = pickle.loads(result)
-    ahead = daemon_ahead._ahead[0].process
+    ahead = job._daemon[0].process
     print(daemon == [ahead.pid], ahead.poll() is None)
     context.stop()
     ahead.wait(20)
 """
 
 
-@pytest.mark.slow  # `test_daemon_ahead` has it without an instance's session
+@pytest.mark.slow  # `test_jvm_launch` has it without an instance's session
 def test_the_workers_daemon_has_imported_while_spark_started() -> None:
     """Spark's own environment and path make no other daemon of it."""
     done = run(DAEMON)

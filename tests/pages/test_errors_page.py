@@ -1,7 +1,4 @@
-"""docs/guide/errors.md has a paragraph for every error code in the code, and none for a code that
-is gone."""
-
-from __future__ import annotations
+"""docs/guide/errors.md has a paragraph for every error code in the code, and for no other."""
 
 import ast
 import re
@@ -21,7 +18,6 @@ SECTIONS = dict(re.findall(r"^### (\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | 
 
 
 def codes(source: str) -> set[str]:
-    """Every text in Python code that is an error code and nothing else."""
     texts = (
         node.value
         for node in ast.walk(ast.parse(source))
@@ -73,9 +69,7 @@ def test_a_paragraph_says_what_it_means_its_cause_its_cure_and_whether_it_passes
 
 
 @pytest.mark.parametrize("code", sorted(SECTIONS))
-def test_the_class_that_is_named_exists_and_its_exit_code_is_that_of_the_command_line(
-    code: str,
-) -> None:
+def test_the_class_that_is_named_exists_and_its_exit_code_is_the_command_s(code: str) -> None:
     line = SECTIONS[code].splitlines()[1]
     named = re.match(r"`(\w+)`", line)
     if named is None:

@@ -1,7 +1,5 @@
 """Pages made of the code are those of today, and know every name of the other APIs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter

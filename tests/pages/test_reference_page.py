@@ -1,7 +1,5 @@
 """docs/guide/reference.md: every public name, made from today's docstrings."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import everflow.client

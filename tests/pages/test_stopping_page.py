@@ -1,7 +1,5 @@
 """docs/STOPPING.md and its tests have the same rows: signals, lines and exit codes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -19,7 +17,6 @@ NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
 
 @pytest.fixture(scope="module")
 def tested() -> object:
-    """The module of the tests."""
     from integration.stopping import test_stopping
 
     return test_stopping

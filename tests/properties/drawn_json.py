@@ -1,7 +1,5 @@
 """JSON schemas, and texts that are nearly always JSON of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from random import Random

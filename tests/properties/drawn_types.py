@@ -1,7 +1,5 @@
 """Strategies for every type that a schema can name, nested, and for values of them."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 from typing import Any

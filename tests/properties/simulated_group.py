@@ -1,7 +1,5 @@
 """A group around the real assignor: disks, restores that take ticks, leaders with old figures."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +13,7 @@ from everflow.assignment.cluster_state import (
     TaskInfo,
     owners_of,
 )
+from everflow.assignment.lags import Lags
 from everflow.records import TaskId, TopicPartition
 
 RACKS = ("r1", "r2", "r3")
@@ -22,8 +21,7 @@ RACKS = ("r1", "r2", "r3")
 
 @dataclass
 class Instance:
-    """One process: what it claims, what runs already, what it follows, and its disk (task ->
-    position)."""
+    """A process: its claims, what runs already, what it follows, its disk (task -> position)."""
 
     process_id: str
     threads: int = 1
@@ -54,8 +52,7 @@ def tasks_of_counts(
 
 
 class Group:
-    """Members, log ends, and every decision so far. Checks each decision against what is really on
-    the disks."""
+    """Members, log ends and decisions so far; each is checked against what is on the disks."""
 
     def __init__(
         self,
@@ -104,8 +101,7 @@ class Group:
         self.history.append(f"{process_id} is gone")
 
     def restart(self, process_id: str, *, with_disk: bool) -> None:
-        """A static member back within its session: it has its assignment, whatever became of its
-        disk."""
+        """A static member back within its session, with its assignment, whatever its disk has."""
         instance = self.instances[process_id]
         instance.running = {task for task in instance.active if not self.tasks[task].stateful}
         if not with_disk:
@@ -117,8 +113,7 @@ class Group:
         self.history.append(f"{process_id} drains")
 
     def tick(self, records: int = 2**40) -> None:
-        """Restores go on by so many records per copy, running tasks write; the leader may read the
-        ends, or not."""
+        """Copies restore so many records, running tasks write; the leader may read the ends."""
         for instance in self.instances.values():
             for task in instance.running & set(self.ends):
                 self.ends[task] += self.rng.randint(0, 200)
@@ -186,7 +181,7 @@ class Group:
             "I8: the order of members matters"
         )
         owners = owners_of(cluster.members)
-        _, placement = place(cluster)
+        _, placement = place(Lags(cluster))
         for task in assignment.withheld:
             assert owners[task] != {placement.active[task]}, self.told(f"I4: {task} does not move")
         if self.last is not None and self.last.followup_ms == 0 and self._undisturbed(owners):

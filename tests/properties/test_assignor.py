@@ -1,14 +1,14 @@
 """The assignor over arbitrary cluster states: rules that hold in every single decision."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everflow.assignment import standbys
 from everflow.assignment.assignor import assign, place, validate
 from everflow.assignment.cluster_state import (
     RUNNING,
@@ -19,6 +19,7 @@ from everflow.assignment.cluster_state import (
     owners_of,
 )
 from everflow.assignment.lags import Lags
+from everflow.assignment.standbys import SharedTags, new_tags
 from everflow.records import TaskId, TopicPartition
 
 RACKS = ("r1", "r2", "r3")
@@ -129,15 +130,15 @@ def test_every_decision_keeps_the_rules(seed: int) -> None:
     rng = random.Random(seed)
     cluster = random_cluster(rng)
     assignment = assign(cluster)  # raises where I1, I5, roles or the budget are violated
-    ideal, placement = place(cluster)
+    ideal, placement = place(Lags(cluster))
     lags = Lags(cluster)
     where = f"{cluster}\n{assignment}"
-    assert validate(cluster, assignment) == [], where
+    assert validate(Lags(cluster), assignment) == [], where
     assert assign(shuffled(cluster, rng)) == assignment, where  # I8
     owners = owners_of(cluster.members)
     for task in assignment.withheld:  # I4: only what goes somewhere else pauses
         assert owners[task] != {placement.active[task]}, where
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         assert not any(assignment.warmup.values()), where
         assert all(
             placement.active[task] in owners[task]
@@ -172,9 +173,9 @@ def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
     cluster = replace(
         cluster, end_sums=cluster.end_sums or {}, rules=replace(cluster.rules, rack_strategy="none")
     )
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         return
-    ideal, _ = place(cluster)
+    ideal, _ = place(Lags(cluster))
     members = [member for member in cluster.members if not member.draining] or list(cluster.members)
     for counted in (
         set(ideal.active),
@@ -195,8 +196,7 @@ def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
 def owned_as(
     cluster: ClusterState, active: Mapping[TaskId, str], copies: Mapping[TaskId, Collection[str]]
 ) -> ClusterState:
-    """``cluster`` after a generation in which these were given: what has state runs hot, the copies
-    have caught up."""
+    """``cluster`` after such a generation: what has state runs hot, the copies have caught up."""
     ends = cluster.end_sums or {}
     members = []
     for member in cluster.members:
@@ -223,11 +223,11 @@ def test_the_ideal_of_the_ideal_is_itself(seed: int, strategy: str) -> None:
     cluster = replace(
         cluster, rules=replace(cluster.rules, rack_strategy=strategy), held_back=frozenset()
     )
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         return
-    ideal, _ = place(cluster)
+    ideal, _ = place(Lags(cluster))
     there = owned_as(cluster, ideal.active, ideal.standby)
-    again, placement = place(there)
+    again, placement = place(Lags(there))
     assert again.active == ideal.active, there
     assert placement.active == ideal.active, there
 
@@ -252,13 +252,103 @@ def test_what_has_state_is_not_given_back_once_let_go(seed: int, strategy: str) 
     first = assign(cluster)
     active = {task: one for one, tasks in first.active.items() for task in tasks}
     let_go = {task: owners_of(cluster.members)[task] for task in first.withheld}
-    if not Lags.known(cluster):
+    if not Lags(cluster).known:
         assert not let_go, cluster
         return
-    _, placement = place(owned_as(cluster, active, let_go))
+    _, placement = place(Lags(owned_as(cluster, active, let_go)))
     given_back = [
         t
         for t, holders in let_go.items()
         if cluster.tasks[t].stateful and placement.active[t] in holders
     ]
     assert not given_back, f"{given_back}\n{cluster}"
+
+
+# Where copies go by tags.
+
+
+EVERY_CLASS = 1 << 30
+
+
+def group(
+    members: Sequence[Member], tasks: int, keys: tuple[str, ...], copies: int
+) -> ClusterState:
+    infos = {
+        TaskId(0, n): TaskInfo(TaskId(0, n), (), (TopicPartition("c", n),), True)
+        for n in range(tasks)
+    }
+    rules = AssignmentRules(acceptable_lag=10, num_standbys=copies, rack_tags=keys)
+    return ClusterState(
+        members=tuple(members),
+        tasks=infos,
+        end_sums=dict.fromkeys(infos, 1_000),
+        racks={},
+        rules=rules,
+    )
+
+
+def placed(cluster: ClusterState, active: Mapping[TaskId, str]) -> dict[TaskId, frozenset[str]]:
+    return standbys.place_standbys(Lags(cluster), cluster.members, sorted(cluster.tasks), active)
+
+
+@given(st.integers(0, 2**32))
+def test_the_groups_decide_how_long_it_takes_and_not_what_is_found(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = tuple(rng.sample(["zone", "host", "room"], rng.randint(1, 3)))
+    values = {key: rng.choice([1, 2, 3, 5, 15, 40]) for key in keys}
+    tasks = rng.randint(1, 80)
+    members = [
+        Member(
+            member_id=f"m{number:02}",
+            process_id=f"p{number:02}",
+            threads=rng.randint(1, 3),
+            offset_sums={
+                TaskId(0, rng.randrange(tasks)): rng.choice([100, 995, 1_000]) for _ in range(3)
+            },
+            tags={key: str(rng.randrange(values[key])) for key in keys},
+        )
+        for number in range(rng.randint(2, 40))
+    ]
+    cluster = group(members, tasks, keys, rng.randint(1, 4))
+    active = {task: rng.choice(members).member_id for task in cluster.tasks}
+    found = []
+    for most in (
+        0,
+        standbys.MOST_GROUPS,
+        EVERY_CLASS,
+    ):  # one group; some; one for each class, each asked in its turn
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(standbys, "MOST_GROUPS", most)
+            found.append(placed(cluster, active))
+    assert found[0] == found[1] == found[2], f"seed {seed}"
+
+
+def test_a_tag_of_many_values_does_not_mean_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [
+        Member(
+            member_id=f"m{number:03}",
+            process_id=f"p{number:03}",
+            tags={"zone": str(number % 3), "host": f"{number % 3}-{number // 6}"},
+        )
+        for number in range(300)
+    ]
+    cluster = group(members, 1_000, ("zone", "host"), 2)
+    active = {task: members[task.partition % 300].member_id for task in cluster.tasks}
+    looks = 0
+
+    def counted(tags: SharedTags, taken: Sequence[Set[str | None]]) -> int:
+        nonlocal looks
+        looks += 1
+        return new_tags(tags, taken)
+
+    monkeypatch.setattr(standbys, "new_tags", counted)
+    standby = placed(cluster, active)
+    tags = {member.member_id: member.tags for member in members}
+    for task, followers in standby.items():
+        holders = [*followers, active[task]]
+        assert (
+            len({tags[one]["zone"] for one in holders})
+            == len({tags[one]["host"] for one in holders})
+            == 3
+        )
+    assert looks < 1_000 * 2 * 20, f"{looks} looks for 2000 copies among 150 hosts"

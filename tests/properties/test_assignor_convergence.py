@@ -1,7 +1,5 @@
 """However disturbed, the group comes to rest, balanced, and each round keeps I1, I4, I5 and I8."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace
@@ -28,8 +26,7 @@ def new_group(
 
 
 def lighten(group: Group, seed: int) -> None:
-    """Some tasks, whole sub-topologies or any, have less state than may be missing: anyone could
-    run them at once."""
+    """Some tasks, or sub-topologies, have so little state that anyone could run them at once."""
     rng = random.Random(f"light {seed}")
     whole = rng.random() < 0.5
     light = {task.subtopology if whole else task for task in group.ends if rng.random() < 0.3}
@@ -171,8 +168,7 @@ def perturb(seed: int, strategy: str, *, light: bool = False) -> None:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """Events at any moment, also in the middle of a hand-over or of a restore; at the end
-    everything settles."""
+    """Events at any moment, in a hand-over or restore too; at the end everything settles."""
 
     group: Group
 

@@ -1,7 +1,5 @@
 """Offset ranges of a micro-batch: within end and budget, fair, complete where there is room."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

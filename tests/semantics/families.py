@@ -1,7 +1,5 @@
 """The families of operators whose semantics tables are made, by the page that has them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pyspark.sql import functions as F

@@ -5,8 +5,6 @@ All programs of a page lie in one topology, each in sub-topologies of its own; t
 are one micro-batch. So a page costs one driver.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -194,8 +192,7 @@ def built(
 
 
 def with_own_names(source: str, prefix: str) -> str:
-    """A program whose stores and repartition topics begin with ``prefix``: pages use the same
-    names."""
+    """Stores and repartition topics begin with ``prefix``: pages use the same names."""
     for one in {*STORES.findall(source), *re.findall(r"name=\"([\w-]+)\"", source)}:
         source = source.replace(f'"{one}"', f'"{prefix}-{one}"')
     return source

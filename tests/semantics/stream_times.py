@@ -1,7 +1,5 @@
 """Which records move an operator's stream time: each cell of the guide's table, tried."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Values that many tests need and few look at: each has what a test leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 import everflow
-from everflow import serdes
+from everflow import StreamsConfig, serdes
 from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchRequest
 from everflow.records import EdgeBatch, OffsetRange, TopicPartition
 from everflow.serdes import Serde
@@ -19,6 +17,11 @@ from everflow.topology.plan import Source
 TEXT, LONG = serdes.string(), serdes.long()
 PUBLIC = {name: getattr(everflow, name) for name in everflow.__all__}
 """For programs that are written as text: ``eval("b.stream('t')", {**PUBLIC, "b": builder})``."""
+
+
+def streams_config(**more: Any) -> StreamsConfig:
+    """Of application ``app``, whose broker nobody asks."""
+    return StreamsConfig(**{"application_id": "app", "bootstrap_servers": "b:1", **more})
 
 
 def store_spec(
@@ -68,17 +71,20 @@ def edge_batch(
     key_type: pa.DataType | None = None,
     value_type: pa.DataType | None = None,
     *,
-    partition: int = 0,
-    offset: int = 0,
+    partition: Any = 0,
+    offset: Any = 0,
+    **columns: Any,
 ) -> EdgeBatch:
-    """Records in order, one behind the other: times from 0 on, offsets from ``offset``."""
+    """Records in order, one behind the other: times from 0 on, offsets from ``offset`` (or one for
+    each record, as all ``columns`` are)."""
     order, zeros = np.arange(len(keys), dtype=np.int64), np.zeros(len(keys), np.int32)
+    made = {
+        "timestamp": order,
+        "seq": order,
+        "source": zeros,
+        "partition": zeros + np.int32(partition),
+        "offset": order + offset if isinstance(offset, int) else offset,
+    }
     return EdgeBatch(
-        key=pa.array(keys, key_type),
-        value=pa.array(values, value_type),
-        timestamp=order,
-        seq=order,
-        source=zeros,
-        partition=zeros + np.int32(partition),
-        offset=order + offset,
+        key=pa.array(keys, key_type), value=pa.array(values, value_type), **{**made, **columns}
     )

@@ -1,7 +1,5 @@
 """Which tests `./run check` runs for which change."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

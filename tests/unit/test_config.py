@@ -1,7 +1,5 @@
 """Configuration: names, types, prefixes, and errors for people."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
@@ -134,9 +132,7 @@ def test_what_is_32_bits_wide_in_the_protocol_is_bounded(key: str) -> None:
 
 
 @pytest.mark.parametrize("spec", dataclasses.fields(StreamsConfig), ids=lambda spec: spec.name)
-def test_every_number_has_an_upper_bound_and_every_time_can_be_waited_for(
-    spec: dataclasses.Field[object],
-) -> None:
+def test_numbers_have_bounds_and_times_can_be_waited_for(spec: dataclasses.Field[object]) -> None:
     if not str(spec.type).startswith("int"):
         return
     with pytest.raises(ConfigError, match="most"):

@@ -1,7 +1,5 @@
 """Which Java is taken; class paths and class archives are made once, whole, or not at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading

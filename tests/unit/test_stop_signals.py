@@ -1,7 +1,5 @@
 """SIGINT, SIGTERM and SIGHUP raise once, or are told by a thread while something must end."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pty

@@ -1,7 +1,5 @@
 """A long wait is shown, a quick one is silent; one for a condition tells what happened."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

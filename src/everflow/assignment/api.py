@@ -23,9 +23,9 @@ from everflow.assignment.cluster_state import (
     validate_assignment,
 )
 from everflow.assignment.lags import Lags
-from everflow.assignment.refine import Placement, prior_placement
+from everflow.assignment.refine import prior_placement
 from everflow.assignment.standbys import exchanged_standbys, place_standbys
-from everflow.assignment.target import Ideal, eligible, exchanged_actives
+from everflow.assignment.target import Placement, eligible, exchanged_actives
 from everflow.errors import FatalError
 from everflow.records import TaskId
 from everflow.setting_checks import LONGEST_MS
@@ -127,17 +127,13 @@ class TaskAssignor(Protocol):
         """Told what became of the answer: an `AssignmentError` or none."""
 
 
-Run = Callable[[str, Callable[[], object]], None]
+Run = Callable[[str, Callable[[], object]], object]
 """How the user's code is run: (who, the call). It raises what the call raises, and may refuse to
 wait for it."""
 
 
-def _run_here(name: str, call: Callable[[], object]) -> None:
-    call()
-
-
 def decide_with(
-    assignor: TaskAssignor, run: Run = _run_here
+    assignor: TaskAssignor, run: Run = lambda _, call: call()
 ) -> Callable[[ClusterState], Assignment]:
     """``assignor`` in the place of ``assignor.assign``; where it fails, or its answer breaks a rule
     (``validate``), everyone keeps what it has (``prior_placement``), and an error is logged each
@@ -172,9 +168,7 @@ def decide_with(
             )
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ) as failure:  # it may raise anything, SystemExit too, and answer anything
+        except BaseException as failure:  # it may raise or answer anything, SystemExit too
             log.error("%s failed: %r. %s", name, failure, _KEPT, exc_info=True)
         return kept(cluster)
 
@@ -195,7 +189,8 @@ def kept(cluster: ClusterState) -> Assignment:
     """Everyone keeps what it has, a task that nobody has goes to its nearest copy or the least
     loaded; a follow-up is asked for."""
     lags = Lags(cluster)
-    handed = cooperate(cluster, *prior_placement(cluster, lags), lags)
+    prior = prior_placement(lags)
+    handed = cooperate(lags, prior, prior)
     return _checked(cluster, handed)
 
 
@@ -240,7 +235,7 @@ def application_state(cluster: ClusterState) -> ApplicationState:
     }
     if len(states) < len(cluster.members):
         raise FatalError("two members of the group have one process id: was a state folder copied?")
-    return ApplicationState(states, cluster.tasks, cluster.rules, Lags.known(cluster), cluster)
+    return ApplicationState(states, cluster.tasks, cluster.rules, lags.known, cluster)
 
 
 def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[AssignmentError, str]:
@@ -291,9 +286,8 @@ def default_standby_assignment(
     (KIP-708)."""
     cluster = state.cluster
     active = _by_task(cluster, assignment)
-    standby = place_standbys(
-        cluster, eligible(cluster), sorted(_stateful(state, cluster.tasks)), active, Lags(cluster)
-    )
+    followed = sorted(_stateful(state, cluster.tasks))
+    standby = place_standbys(Lags(cluster), eligible(cluster), followed, active)
     return _with_standbys(cluster, assignment, standby)
 
 
@@ -380,10 +374,8 @@ def _with_standbys(
 
 
 def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
-    active = _by_task(cluster, answer)
-    handed = cooperate(
-        cluster, Ideal(active, {}), Placement(active, _followers(cluster, answer), {}, 0)
-    )
+    wanted = Placement(_by_task(cluster, answer), _followers(cluster, answer))
+    handed = cooperate(Lags(cluster), wanted, wanted)
     asked = [
         given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None
     ]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from everflow.assignment.cluster_state import Assignment, ClusterState, validate_assignment
 from everflow.assignment.lags import Lags
-from everflow.assignment.refine import Placement, prior_placement, refine
-from everflow.assignment.target import Ideal, target
+from everflow.assignment.refine import prior_placement, refine
+from everflow.assignment.target import Placement, target
 from everflow.errors import FatalError
 from everflow.records import TaskId
 
@@ -21,16 +21,13 @@ def assign(cluster: ClusterState) -> Assignment:
     """The next assignment; equal cluster states give equal answers, however they are listed (I8).
 
     A task whose owner does not change is never withheld (I4); a stateful task never becomes active
-    on a cold member while a hot copy lives (I5). Where end sums are unknown everyone keeps what it
-    has, and the group looks again soon (X2).
-
-    Raises:
-        FatalError: the decision breaks a rule of its own: a bug, nothing may be sent.
+    on a cold member while a hot copy lives (I5). Without end sums everyone keeps what it has, and
+    the group looks again soon (X2). FatalError: the decision breaks a rule of its own, a bug.
     """
     lags = Lags(cluster)
-    ideal, placement = place(cluster, lags)
-    assignment = cooperate(cluster, ideal, placement, lags)
-    problems = validate(cluster, assignment, lags)
+    ideal, placement = place(lags)
+    assignment = cooperate(lags, ideal, placement)
+    problems = validate(lags, assignment)
     if problems:
         raise FatalError(
             f"the assignor broke its own rules, nothing was assigned: {'; '.join(problems)}"
@@ -38,24 +35,22 @@ def assign(cluster: ClusterState) -> Assignment:
     return assignment
 
 
-def place(cluster: ClusterState, lags: Lags | None = None) -> tuple[Ideal, Placement]:
+def place(lags: Lags) -> tuple[Placement, Placement]:
     """The ideal, and what should be now, before present owners are asked to let go."""
-    lags = lags or Lags(cluster)
-    if not Lags.known(cluster):
-        return prior_placement(cluster, lags)
-    ideal = target(cluster, lags)
-    return ideal, refine(cluster, ideal, lags)
+    if not lags.known:
+        prior = prior_placement(lags)
+        return prior, prior
+    ideal = target(lags)
+    return ideal, refine(lags, ideal)
 
 
-def cooperate(
-    cluster: ClusterState, ideal: Ideal, placement: Placement, lags: Lags | None = None
-) -> Assignment:
+def cooperate(lags: Lags, ideal: Placement, placement: Placement) -> Assignment:
     """KIP-429: what another member still holds is taken from it now and given away in the follow-up
     it asks for.
 
     Until then the next owner goes on following the task if it has a copy: its state stays hot.
     """
-    lags = lags or Lags(cluster)
+    cluster = lags.cluster
     active: dict[str, set[TaskId]] = {member.member_id: set() for member in cluster.members}
     standby, warmup = _by_member(placement.standby), _by_member(placement.warmup)
     withheld: set[TaskId] = set()
@@ -72,7 +67,7 @@ def cooperate(
     followup_ms = 0 if withheld else None
     if followup_ms is None and placement.movements:
         interval = cluster.rules.probing_interval_ms
-        followup_ms = interval if Lags.known(cluster) else min(interval, UNKNOWN_ENDS_RETRY_MS)
+        followup_ms = interval if lags.known else min(interval, UNKNOWN_ENDS_RETRY_MS)
     return Assignment(
         active=_frozen(cluster, active),
         standby=_frozen(cluster, standby),
@@ -84,11 +79,10 @@ def cooperate(
     )
 
 
-def validate(cluster: ClusterState, assignment: Assignment, lags: Lags | None = None) -> list[str]:
-    """The faults of a decision, one phrase each: the rules of ``validate_assignment``, no stateful
-    task newly active on a cold member while a hot copy lives (I5), and no more warm-ups than the
-    budget."""
-    lags = lags or Lags(cluster)
+def validate(lags: Lags, assignment: Assignment) -> list[str]:
+    """Faults of a decision, one phrase each: ``validate_assignment``'s, no stateful task newly
+    active on a cold member while a hot copy lives (I5), no more warm-ups than the budget."""
+    cluster = lags.cluster
     held_back = cluster.held_back - set(lags.owners)
     problems = validate_assignment(assignment, cluster.members, cluster.tasks, held_back)
     if sum(len(tasks) for tasks in assignment.warmup.values()) > cluster.rules.max_warmups:
@@ -101,20 +95,16 @@ def validate(cluster: ClusterState, assignment: Assignment, lags: Lags | None = 
             problems.extend(
                 f"task {task} has no state, yet {member_id} is to follow it" for task in stateless
             )
-    if Lags.known(cluster):
-        problems.extend(_cold_owners(cluster, assignment, lags))
+    if lags.known:
+        problems.extend(_cold_owners(lags, assignment))
     return problems
 
 
-def _cold_owners(cluster: ClusterState, assignment: Assignment, lags: Lags) -> list[str]:
-    problems = []
+def _cold_owners(lags: Lags, assignment: Assignment) -> list[str]:
+    problems, infos = [], lags.cluster.tasks
     for member_id, tasks in assignment.active.items():
         for task in sorted(tasks):
-            if (
-                task not in cluster.tasks
-                or not cluster.tasks[task].stateful
-                or lags.hot(member_id, task)
-            ):
+            if task not in infos or not infos[task].stateful or lags.hot(member_id, task):
                 continue
             hot = sorted(holder for holder in lags.copies(task) if lags.hot(holder, task))
             if hot:

@@ -17,18 +17,16 @@ RUNNING = -2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
-    """One instance of the group as the leader sees it.
+class MemberFacts:
+    """What an instance of the group says of itself.
 
-    ``owned`` are the active tasks it claims, as of ``generation`` (the last it has completed, -1 =
-    none).
-    ``offset_sums`` are the copies on its disk that do not run active: standby, warm-up, dormant. A
-    task that is owned *and* listed there is not running yet, or came back without its disk: then
-    its lag counts, not the claim (scenario 22). ``draining`` members want to leave. ``rack`` and
-    ``tags`` are for placing copies apart (KIP-392, KIP-708).
+    ``process_id`` is kept in its state folder. ``owned``: active tasks it claims, as of
+    ``generation`` (the last completed, -1 = none). ``offset_sums``: its copies that do not run
+    active: standby, warm-up, dormant. A task in both is not running yet, or came back without its
+    disk: its lag counts, not the claim (scenario 22). ``draining`` members want to leave. ``rack``
+    and ``tags`` place copies apart (KIP-392, KIP-708).
     """
 
-    member_id: str
     process_id: str
     owned: frozenset[TaskId] = frozenset()
     generation: int = -1
@@ -39,6 +37,13 @@ class Member:
     endpoint: str = ""
     draining: bool = False
     instance_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member(MemberFacts):
+    """One instance of the group as the leader sees it."""
+
+    member_id: str
 
     @property
     def order(self) -> tuple[str, str]:
@@ -64,8 +69,7 @@ class ClusterState:
     (I8).
 
     ``end_sums``: log ends of a stateful task's changelogs, summed; None if they could not be read
-    (X2).
-    ``racks``: where replicas of a partition stand. ``held_back``: a lost member's tasks that nobody
+    (X2). ``racks``: of a partition's replicas. ``held_back``: a lost member's tasks that nobody
     gets yet (``scheduled.rebalance.max.delay.ms``).
     """
 
@@ -99,11 +103,8 @@ class Assignment:
 def tasks_of(
     subtopologies: Mapping[int, Sequence[str]], partition_counts: Mapping[str, int]
 ) -> dict[TaskId, tuple[TopicPartition, ...]]:
-    """Every task and its input partitions: sub-topology index x partition over its source topics.
-
-    Topics whose partition count is unknown are left out: the rebalance that follows their creation
-    adds them.
-    """
+    """Every task and its input partitions: sub-topology index x partition over its source topics;
+    topics without a known partition count are left out until they are created."""
     tasks: dict[TaskId, tuple[TopicPartition, ...]] = {}
     for index in sorted(subtopologies):
         counts = {topic: partition_counts.get(topic, 0) for topic in sorted(subtopologies[index])}
@@ -138,12 +139,9 @@ def validate_assignment(
     tasks: Iterable[TaskId],
     held_back: Collection[TaskId] = frozenset(),
 ) -> list[str]:
-    """What is wrong with a decision, one phrase each; empty if nothing is.
-
-    Checked: every member is there and no other; every task is on exactly one member, withheld or
-    held back (I1); a task that another live member still owns is on nobody else; a withheld task
-    has an owner whose revocation brings the follow-up rebalance; nobody has two roles of one task.
-    """
+    """What is wrong with a decision, one phrase each; empty if nothing is: every member is there
+    and no other; every task is on one member, withheld or held back (I1), and on nobody but its
+    live owner; a withheld one has an owner to revoke it; nobody has two roles of a task."""
     known = {member.member_id: member for member in members}
     all_tasks = set(tasks)
     problems = []
@@ -197,11 +195,8 @@ STATELESS_NON_OVERLAP_COST = 0
 
 @dataclass(frozen=True)
 class RackCosts:
-    """What it costs to read a task's partitions from each rack of the group.
-
-    ``racks`` in the order of the cost tuples; ``rack_of`` gives the place of a member's rack in it.
-    A partition whose racks are unknown costs nothing anywhere.
-    """
+    """What it costs to read a task's partitions from each rack, in the order of ``racks``;
+    ``rack_of``: place of a member's rack. Partitions of unknown racks cost nothing."""
 
     racks: tuple[str, ...]
     rack_of: Mapping[str, int]

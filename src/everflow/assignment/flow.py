@@ -1,15 +1,12 @@
 """Finds the cheapest placement of tasks on members as one min-cost flow. Pure.
 
-No later choice undoes an earlier one.
+A task costs the same on all members of a rack except its owner and those with a copy. So the graph
+has a hub for each rack, through which a task comes to anybody there, and arcs to those few:
+thousands of tasks on a thousand members are some ten thousand arcs. A task is what moves along an
+arc.
 
-A task costs the same on all members of a rack except the few it has to do with, its owner and those
-with a copy. So the graph has a hub for each rack, through which a task comes to anybody there, and
-direct arcs to those few: thousands of tasks on a thousand members are some ten thousand arcs. The
-flow runs between members and hubs only; a task is what moves along an arc.
-
-Successive shortest paths, all paths of equal length at once: every task begins where it is
-cheapest, whoever has too many then passes tasks on. As most tasks stay, few paths are needed.
-Design note 008 says why it is not a library's.
+Successive shortest paths, all of equal length at once: every task begins where it is cheapest,
+whoever has too many then passes tasks on. Design note 008 says why it is not a library's.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ from typing import NamedTuple
 
 
 class Wish(NamedTuple):
-    """What a task costs: by rack on a member it has nothing to do with, and, by place, on those it
-    has, which is never more.
+    """A task's costs: by rack on a member it has nothing to do with, and, by place, on others
+    (never more).
 
-    ``near`` in the order of preference among equals. ``kind``: of equals, those whose kind a member
-    has most of go first.
+    ``near``: preference among equals. ``kind``: those whose kind a member has most of go first.
     """
 
     away: tuple[int, ...]
@@ -78,11 +74,10 @@ def cheapest(wishes: Sequence[Wish], seats: Seats) -> Placed:
 
 
 class _Flow:
-    """The flow while it grows. Nodes: members by place, hubs by rack after them, and one for the
-    places that are open.
+    """The flow while it grows. Nodes: members by place, then hubs by rack, and one for open places.
 
-    ``_height`` is the potential of each node: along an arc that may be used the cost is never less
-    than the rise in height, and paths use arcs where it equals that.
+    ``_height``: potential of each node; no usable arc costs less than its rise, paths cost just
+    that.
     """
 
     def __init__(self, wishes: Sequence[Wish], seats: Seats) -> None:
@@ -145,8 +140,6 @@ class _Flow:
                 rack[task] = self._seats.rack[place]
                 left[place] += 1
         return Placed(member, rack, left)
-
-    # --- lengths: Dijkstra's algorithm from all that have too many to the nearest that has room ---
 
     def measure(self, sources: Sequence[int]) -> None:
         """Raises the heights so that the shortest paths cost just what they rise."""
@@ -211,8 +204,6 @@ class _Flow:
                     out[to] = there - cost
         return out
 
-    # --- paths: along arcs that cost what they rise -----------------------------------------------
-
     def drain(self, source: int) -> None:
         """Passes on what a node has too much while there are paths of the present length."""
         while source not in self._dead and self._surplus(source) > 0:
@@ -266,9 +257,8 @@ class _Flow:
                 if to in rising and height[to] - here == cost - self._cost[task]:
                     yield Arc(to, task)
         if node >= self._members:
-            for place in sorted(
-                self._in_rack[node - self._members], key=self._surplus
-            ):  # those with room first
+            in_rack = self._in_rack[node - self._members]
+            for place in sorted(in_rack, key=self._surplus):  # those with room first
                 if place in rising:
                     yield Arc(place, ANY)
         for task in tasks:

@@ -27,6 +27,7 @@ class Lags:
     """
 
     def __init__(self, cluster: ClusterState) -> None:
+        self.cluster = cluster
         self._acceptable = cluster.rules.acceptable_lag
         self._beyond = max(self._acceptable, STALE_ENDS_RECORDS)
         self._ends = cluster.end_sums or {}
@@ -42,14 +43,13 @@ class Lags:
                 if runs and member.member_id in self.owners[task]:
                     self._copies.setdefault(task, {})[member.member_id] = RUNNING
 
-    @staticmethod
-    def known(cluster: ClusterState) -> bool:
+    @property
+    def known(self) -> bool:
         """True if the end of every task with changelogs is known (X2)."""
-        if cluster.end_sums is None:
-            return False
-        return all(
-            task in cluster.end_sums
-            for task, info in cluster.tasks.items()
+        ends = self.cluster.end_sums
+        return ends is not None and all(
+            task in ends
+            for task, info in self.cluster.tasks.items()
             if info.stateful and info.changelogs
         )
 
@@ -92,12 +92,11 @@ class Lags:
 
 @dataclass(frozen=True)
 class Delay:
-    """What the leader remembers from decision to decision; a new leader starts empty and holds
-    nothing back.
+    """What the leader remembers between decisions; a new leader starts empty.
 
-    ``owners``: the process that held each task in the last assignment. ``lost``: held-back tasks,
-    with the process they wait for. ``deadline_ms``: when the waiting ends for all of them; a
-    further loss does not prolong it.
+    ``owners``: the process of each task in the last assignment. ``lost``: held-back tasks, with the
+    process they wait for. ``deadline_ms``: end of the waiting for all; a further loss does not
+    prolong it.
     """
 
     owners: Mapping[TaskId, str] = field(default_factory=dict)
@@ -108,11 +107,10 @@ class Delay:
 def hold_back(
     delay: Delay, cluster: ClusterState, now_ms: int, max_delay_ms: int
 ) -> tuple[Delay, ClusterState]:
-    """``cluster`` with the tasks that wait at ``now_ms``, and what to remember. A delay of 0 holds
-    nothing back.
+    """``cluster`` with the tasks that wait at ``now_ms`` (none with a delay of 0), and what to
+    remember.
 
-    Waiting ends when the member is back (same process id), when a copy elsewhere is hot, or at the
-    deadline.
+    They wait until the member is back (same process id), a copy elsewhere is hot, or the deadline.
     """
     present = {member.process_id for member in cluster.members}
     lags = Lags(cluster)
@@ -124,7 +122,7 @@ def hold_back(
     lost = {
         task: process
         for task, process in gone.items()
-        if task in cluster.tasks and _would_start_cold(task, cluster, lags)
+        if task in cluster.tasks and _would_start_cold(task, lags)
     }
     if max_delay_ms <= 0 or not lost:
         return replace(delay, lost={}, deadline_ms=None), replace(cluster, held_back=frozenset())
@@ -162,9 +160,8 @@ def remember(
     return remembered, replace(assignment, followup_ms=followup_ms)
 
 
-def _would_start_cold(task: TaskId, cluster: ClusterState, lags: Lags) -> bool:
-    if task in lags.owners or not cluster.tasks[task].stateful:
+def _would_start_cold(task: TaskId, lags: Lags) -> bool:
+    if task in lags.owners or not lags.cluster.tasks[task].stateful:
         return False
-    return not any(
-        lags.hot(member.member_id, task) for member in cluster.members if not member.draining
-    )
+    staying = (member for member in lags.cluster.members if not member.draining)
+    return not any(lags.hot(member.member_id, task) for member in staying)

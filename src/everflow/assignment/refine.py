@@ -9,24 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from everflow.assignment.cluster_state import ClusterState, Member
+from everflow.assignment.cluster_state import Member
 from everflow.assignment.lags import Lags
-from everflow.assignment.target import Ideal, eligible
+from everflow.assignment.target import Placement, eligible
 from everflow.records import TaskId
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What should be now. ``warmup`` names the members that prepare to take a role; ``movements``
-    are the roles not yet where the ideal wants them."""
-
-    active: Mapping[TaskId, str]
-    standby: Mapping[TaskId, frozenset[str]]
-    warmup: Mapping[TaskId, frozenset[str]]
-    movements: int
 
 
 @dataclass(frozen=True)
@@ -42,9 +30,8 @@ class _Move:
 
 @dataclass(kw_only=True)
 class _Draft:
-    cluster: ClusterState
-    ideal: Ideal
     lags: Lags
+    ideal: Placement
     active: dict[TaskId, str] = field(default_factory=dict)
     standby: dict[TaskId, set[str]] = field(default_factory=dict)
     moves: list[_Move] = field(default_factory=list)
@@ -52,7 +39,7 @@ class _Draft:
 
     def __post_init__(self) -> None:
         self.members: dict[str, Member] = {
-            member.member_id: member for member in self.cluster.members
+            member.member_id: member for member in self.lags.cluster.members
         }
         self.load: Counter[str] = Counter(self.ideal.active.values())
 
@@ -70,10 +57,10 @@ class _Draft:
         return (*rank, member.order)
 
 
-def refine(cluster: ClusterState, ideal: Ideal, lags: Lags) -> Placement:
+def refine(lags: Lags, ideal: Placement) -> Placement:
     """The next placement on the way to ``ideal``. Needs known end sums (``Lags.known``); stateless
     tasks go at once."""
-    draft = _Draft(cluster=cluster, ideal=ideal, lags=lags)
+    draft = _Draft(lags=lags, ideal=ideal)
     draft.standby = {task: set(holders) for task, holders in ideal.standby.items()}
     for task in sorted(ideal.active):
         _place_active(draft, task)
@@ -98,9 +85,8 @@ def _place_active(draft: _Draft, task: TaskId) -> None:
         return
     draft.load[holder] += 1
     following = draft.standby.get(task, set())
-    if (
-        holder in following
-    ):  # roles are swapped: costs nothing, as the copy at the ideal owner was wanted anyway
+    if holder in following:
+        # Roles are swapped: costs nothing, as the copy at the ideal owner was wanted anyway.
         following.remove(holder)
         following.add(wanted)
         draft.swaps += 1
@@ -113,7 +99,7 @@ def _runs_meanwhile(draft: _Draft, task: TaskId, wanted: str) -> str:
     """The ideal owner if it is hot or nobody is nearer; else who runs it now and is hot; else the
     best copy."""
     lags = draft.lags
-    if not draft.cluster.tasks[task].stateful or lags.hot(wanted, task):
+    if not lags.cluster.tasks[task].stateful or lags.hot(wanted, task):
         return wanted
     nearer = [
         member_id for member_id, lag in lags.copies(task).items() if lag < lags.lag(wanted, task)
@@ -154,7 +140,8 @@ def _within_budget(draft: _Draft) -> list[_Move]:
     """Which moves get a warm-up: actives before standbys; started ones before new ones, those
     nearest to hot first; last those on a member that restores tasks of its own. Then the less
     loaded destination, the more loaded source."""
-    cluster, lags = draft.cluster, draft.lags
+    lags = draft.lags
+    cluster = lags.cluster
     busy = {
         member.member_id
         for member in cluster.members
@@ -187,19 +174,20 @@ def _within_budget(draft: _Draft) -> list[_Move]:
     return chosen
 
 
-def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement]:
+def prior_placement(lags: Lags) -> Placement:
     """Owned tasks stay; a task that nobody owns goes to the copy with the largest offset sum, else
     to the least loaded.
 
     The nearest copies stay standbys; where lags are known, one of another history is none (X1). No
     warm-ups: nothing shall move. Movements are at least one, so that the group looks again.
     """
+    cluster = lags.cluster
     members = eligible(cluster)
     everyone = {member.member_id: member for member in cluster.members}
     if not members:
-        return Ideal({}, {}), Placement({}, {}, {}, 0)
+        return Placement({}, {})
     held_back = cluster.held_back - set(lags.owners)
-    known = Lags.known(cluster)
+    known = lags.known
     positions: dict[TaskId, dict[str, int]] = {}
     for member in cluster.members:
         for task, position in member.offset_sums.items():
@@ -232,4 +220,4 @@ def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement
         if task in cluster.tasks and cluster.tasks[task].stateful:
             followers = [one for one in nearest(task) if one != active.get(task)]
             standby[task] = frozenset(followers[: cluster.rules.num_standbys])
-    return Ideal(active, standby), Placement(active, standby, {}, 1)
+    return Placement(active, standby, movements=1)

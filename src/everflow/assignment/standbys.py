@@ -1,9 +1,7 @@
 """Places standbys: apart by tags (KIP-708), even per thread, where one is if that fits. Pure.
 
-Copies are exchanged between members for less traffic between racks (KIP-925). What an exchange
-saves depends on the racks of the two members and on where the two changelogs stand; whether it
-loses a tag, on the tags of the two members and of the tasks' other holders. Copies that are alike
-in all of these are one class, of which only the first has to be compared.
+Copies are exchanged for less traffic between racks (KIP-925). Those with the same racks, tags,
+changelog places and holders' tags are one class, of which only the first is compared.
 """
 
 from __future__ import annotations
@@ -51,11 +49,10 @@ def new_tags(tags: SharedTags, taken: Sequence[Set[str | None]]) -> int:
 
 
 class Exchange:
-    """Copies change places: each in turn with the one with which most is saved; every member keeps
-    its number.
+    """Copies change places, each with the one with which most is saved; numbers stay.
 
-    ``tags`` and ``racks`` are of the members, by place. ``remote``: what a copy of the task costs
-    in each rack. ``costs``: of traffic, and of a copy that moves.
+    ``tags`` and ``racks``: of members, by place. ``remote``: a copy's cost in each rack. ``costs``:
+    traffic, moves.
     """
 
     def __init__(
@@ -158,8 +155,6 @@ class Exchange:
         others = [self._tags[holder] for holder in holders if holder != place]
         return tuple(frozenset(one[key] for one in others) for key in range(len(self._tags[place])))
 
-    # --- the classes ------------------------------------------------------------------------------
-
     def _list(self, task: TaskId) -> None:
         for place in self.standby[task]:
             classes = self._classes[self._rack[place], self._remote[task]]
@@ -178,11 +173,7 @@ class Exchange:
 
 
 def place_standbys(
-    cluster: ClusterState,
-    members: Sequence[Member],
-    tasks: Sequence[TaskId],
-    active: Mapping[TaskId, str],
-    lags: Lags,
+    lags: Lags, members: Sequence[Member], tasks: Sequence[TaskId], active: Mapping[TaskId, str]
 ) -> dict[TaskId, frozenset[str]]:
     """``num.standby.replicas`` members for each task, fewer if there are not as many; never the
     task's own.
@@ -190,6 +181,7 @@ def place_standbys(
     With ``rack.aware.assignment.tags`` every next copy stands where most tags differ from those of
     all earlier copies, and load only decides among equals.
     """
+    cluster = lags.cluster
     if cluster.rules.num_standbys == 0 or len(members) < 2:
         return {}
     floor = _Floor(cluster, members, tasks, active)
@@ -235,12 +227,8 @@ MOST_GROUPS = 32
 
 
 def _coarse_keys(tags: Sequence[SharedTags]) -> tuple[int, ...]:
-    """The tag keys with few values, as long as they make few groups of members.
-
-    A task has copies in some of the groups and has to be kept out of them; of a key with many
-    values each has few members, and of those that are loaded least in a group nearly all are new to
-    the task. So every group is looked at, and few members of it.
-    """
+    """The tag keys with few values, as long as they make few groups of members: every group is
+    looked at, and few members of it, as with many values nearly all members are new to a task."""
     keys: list[int] = []
     for key in sorted(
         range(len(tags[0]) if tags else 0), key=lambda key: len({one[key] for one in tags})

@@ -1,9 +1,8 @@
 """Finds the ideal placement, as if state could be moved for free (D8). Pure.
 
-Kafka's ideal deals the tasks anew over the sorted processes at every change, which moves most of
-them when one instance joins. Here the *numbers* per member are dealt, and who gets which is the
-placement that costs least (``task_costs``): everyone keeps what it runs up to its number, only the
-surplus moves, and the ideal of the ideal is itself.
+Kafka's ideal deals tasks anew at every change, which moves most of them. Here the *numbers* per
+member are dealt, and placement is what costs least (``task_costs``): only the surplus moves, and
+the ideal of the ideal is itself.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from everflow.assignment.cluster_state import ClusterState, Member, RackCosts, costs_of
 from everflow.assignment.flow import Seats, Wish, cheapest
@@ -24,16 +23,13 @@ OWN, HOT, COPY, NOTHING = range(4)
 
 
 def wishes(
-    cluster: ClusterState,
-    tasks: Sequence[TaskId],
-    members: Sequence[Member],
-    racks: RackCosts,
-    lags: Lags,
+    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], racks: RackCosts
 ) -> list[Wish]:
     """The costs of each task; members by their place, racks by theirs in ``racks``. All tasks have
     state, or none has."""
     if not tasks:
         return []
+    cluster = lags.cluster
     traffic, non_overlap = costs_of(cluster, stateful=cluster.tasks[tasks[0]].stateful)
     scale = NOTHING * len(tasks) + 1
 
@@ -74,18 +70,9 @@ def wishes(
     return answer
 
 
-@dataclass(frozen=True)
-class Share:
-    """An even deal, by member id: ``least`` for everyone, and one more for ``extra`` of those in
-    ``open``.
-
-    Who of equals gets one more is left to who holds it, or its state, already: a fixed choice would
-    move tasks for nothing.
-    """
-
-    least: Mapping[str, int]
-    open: frozenset[str]
-    extra: int
+_Share = tuple[list[int], list[bool], int]
+"""What of `Seats` an even deal decides: ``least``, ``open``, ``extra``. Who of equals gets one more
+is left to who holds it, or its state, already: a fixed choice would move tasks for nothing."""
 
 
 def in_turn(
@@ -116,35 +103,38 @@ def in_turn(
 
 
 @dataclass(frozen=True)
-class Ideal:
-    """Member id by task, and the members that should follow it."""
+class Placement:
+    """Member id by task, and the members that should follow it: in the end, or now.
+
+    Of now, ``warmup`` names the members that prepare to take a role, and ``movements`` are the
+    roles not yet where the ideal wants them.
+    """
 
     active: Mapping[TaskId, str]
     standby: Mapping[TaskId, frozenset[str]]
+    warmup: Mapping[TaskId, frozenset[str]] = field(default_factory=dict)
+    movements: int = 0
 
 
-def target(cluster: ClusterState, lags: Lags) -> Ideal:
-    """Stateful tasks, then their standbys, then stateless tasks on top; draining members get none
-    unless all drain.
-
-    Equal cluster states give equal answers in whatever order they are listed (I8). Tasks that are
-    held back get standbys, but no owner.
-    """
+def target(lags: Lags) -> Placement:
+    """Stateful tasks, then their standbys, then stateless tasks; draining members get none unless
+    all drain. Equal cluster states give equal answers (I8). Held-back tasks get standbys only."""
+    cluster = lags.cluster
     members = eligible(cluster)
     if not members:
-        return Ideal({}, {})
+        return Placement({}, {})
     held_back = cluster.held_back - set(lags.owners)
     tasks = sorted(task for task in cluster.tasks if task not in held_back)
     stateful = [task for task in tasks if cluster.tasks[task].stateful]
     stateless = [task for task in tasks if not cluster.tasks[task].stateful]
-    active = _deal_all(cluster, stateful, members, {}, lags)
+    active = _deal_all(lags, stateful, members, {})
     followed = sorted(task for task, info in cluster.tasks.items() if info.stateful)
-    standby = place_standbys(cluster, members, followed, active, lags)
+    standby = place_standbys(lags, members, followed, active)
     base: dict[str, int] = defaultdict(int)
     for member_id in active.values():
         base[member_id] += 1
-    active.update(_deal_all(cluster, stateless, members, base, lags))
-    return Ideal(active, standby)
+    active.update(_deal_all(lags, stateless, members, base))
+    return Placement(active, standby)
 
 
 def eligible(cluster: ClusterState) -> list[Member]:
@@ -174,30 +164,25 @@ def exchanged_actives(cluster: ClusterState, placed: Mapping[TaskId, str]) -> di
         groups[cluster.tasks[task].stateful, index].append(task)
     exchanged: dict[TaskId, str] = {}
     for _, part in sorted(groups.items()):
-        share = Share(
-            {one: len(tasks.intersection(part)) for one, tasks in owned.items()}, frozenset(), 0
-        )
-        exchanged.update(_deal(as_placed, part, members, share, lags))
+        numbers = [len(owned[member.member_id].intersection(part)) for member in members]
+        share = numbers, [False] * len(members), 0
+        exchanged.update(_deal(lags, part, members, share))
     return exchanged
 
 
 def _deal_all(
-    cluster: ClusterState,
-    tasks: Sequence[TaskId],
-    members: Sequence[Member],
-    base: Mapping[str, int],
-    lags: Lags,
+    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], base: Mapping[str, int]
 ) -> dict[TaskId, str]:
     """All at once, or sub-topology by sub-topology where each of them is to be balanced by itself
     (KIP-925)."""
-    each_alone = cluster.rules.rack_strategy == "balance_subtopology"
+    each_alone = lags.cluster.rules.rack_strategy == "balance_subtopology"
     parts = sorted({task.subtopology for task in tasks}) if each_alone else [None]
     load = defaultdict(int, base)
     dealt: dict[TaskId, str] = {}
     for index in parts:
         part = [task for task in tasks if index is None or task.subtopology == index]
         share = _share(len(part), members, load, each_alone=each_alone)
-        dealt.update(_deal(cluster, part, members, share, lags))
+        dealt.update(_deal(lags, part, members, share))
         for task in part:
             load[dealt[task]] += 1
     return dealt
@@ -205,13 +190,13 @@ def _deal_all(
 
 def _share(
     total: int, members: Sequence[Member], base: Mapping[str, int], *, each_alone: bool
-) -> Share:
+) -> _Share:
     """Always one more for the least loaded per thread; the last ones stay open among equals."""
-    numbers = {member.member_id: 0 for member in members}
+    numbers = [0] * len(members)
 
     def entry(place: int) -> tuple[tuple[float, float], int]:
         member = members[place]
-        here = numbers[member.member_id]
+        here = numbers[place]
         load = (here + base.get(member.member_id, 0)) / member.threads
         return ((here / member.threads if each_alone else load, load), place)
 
@@ -224,30 +209,22 @@ def _share(
         if load != level:
             level, last = load, []
         last.append(place)
-        numbers[members[place].member_id] += 1
+        numbers[place] += 1
         heapq.heapreplace(heap, entry(place))
     for place in last:
-        numbers[members[place].member_id] -= 1
+        numbers[place] -= 1
     equals = {*last, *(place for load, place in heap if load == level)}
-    return Share(numbers, frozenset(members[place].member_id for place in equals), len(last))
+    return numbers, [place in equals for place in range(len(members))], len(last)
 
 
 def _deal(
-    cluster: ClusterState,
-    tasks: Sequence[TaskId],
-    members: Sequence[Member],
-    share: Share,
-    lags: Lags,
+    lags: Lags, tasks: Sequence[TaskId], members: Sequence[Member], share: _Share
 ) -> dict[TaskId, str]:
     """The cheapest placement; tasks that nobody in their rack has anything of are dealt in turn
     there."""
-    racks = RackCosts.of(cluster, members) or RackCosts.none(members)
+    racks = RackCosts.of(lags.cluster, members) or RackCosts.none(members)
     rack_of = [racks.rack_of[member.member_id] for member in members]
-    least = [share.least[member.member_id] for member in members]
-    seats = Seats(
-        rack_of, least, [member.member_id in share.open for member in members], share.extra
-    )
-    placed = cheapest(wishes(cluster, tasks, members, racks, lags), seats)
+    placed = cheapest(wishes(lags, tasks, members, racks), Seats(rack_of, *share))
     dealt = {tasks[at]: members[place].member_id for at, place in placed.member.items()}
     for rack in range(len(racks.racks)):
         left = {

@@ -1,12 +1,10 @@
 """Writes and reads what members and leader tell each other in a rebalance, in versions. Pure.
 
-Magic, used version, latest version, then zlib JSON; what is at its default is left out, and a
-reader ignores keys it does not know. Sets of tasks are written as runs of partitions
-(``0:0-3,7;1:2``). Sizes: the broker keeps subscription and assignment of all members in one record
-of at most 1 MB (``message.max.bytes``). 1,000 members with 10,000 scattered tasks and as many
-standbys come to 0.41 MB here (``tests/unit/assignment/test_user_data.py`` holds the figure), and
-names of topics, members and hosts take about as much again: so the program's fingerprint is sent as
-a digest, and the host map only while it is small.
+Magic, used version, latest version, then zlib JSON without defaults; unknown keys are ignored. Sets
+of tasks are runs of partitions (``0:0-3,7;1:2``). The broker keeps all members' data in one record
+of at most 1 MB (``message.max.bytes``), of which 1,000 members with 10,000 scattered tasks and
+standbys take 0.41 MB (``tests/unit/assignment/test_own_assignors.py``) and names as much again: so
+programs are sent as digests, and the host map only while it is small.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from everflow.assignment.cluster_state import MemberFacts
 from everflow.records import TaskId
 
 LATEST_VERSION = 2
@@ -42,7 +40,6 @@ _DAMAGED = (
 _MOST_BYTES = 16 << 20
 """Limit of user data, unpacked: the broker keeps at most 1 MB of all members, packed."""
 _MOST_TASKS = 1_000_000
-_EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class UserDataError(ValueError):
@@ -72,27 +69,14 @@ class AnswerError(enum.IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserData:
+class UserData(MemberFacts):
     """What one member tells the leader.
 
-    ``process_id`` is the instance's, kept in its state folder. ``owned`` are its active tasks as of
-    ``generation``, the last one it completed (-1 = none). ``offset_sums`` has every other copy on
-    its disk. ``topology`` is `digest` of the fingerprint's lines. ``error`` is NONE or
-    SHUTDOWN_REQUESTED (for the whole application). ``nonce`` changes with every join: unchanged
-    metadata make a rejoin a silent no-op on the broker (scenario 20), and the answer repeats it
-    (`AssignmentData.answers`).
+    ``topology`` is `digest` of the fingerprint's lines. ``error``: NONE or SHUTDOWN_REQUESTED (for
+    the whole application). ``nonce`` changes with every join, as the broker ignores a rejoin
+    without a change (scenario 20); `AssignmentData.answers` repeats it.
     """
 
-    process_id: str
-    owned: frozenset[TaskId] = frozenset()
-    generation: int = -1
-    threads: int = 1
-    offset_sums: Mapping[TaskId, int] = field(default_factory=lambda: _EMPTY)
-    rack: str = ""
-    tags: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    endpoint: str = ""
-    draining: bool = False
-    instance_id: str | None = None
     topology: str = ""
     error: AnswerError = AnswerError.NONE
     nonce: int = 0
@@ -112,18 +96,17 @@ class HostTasks:
 class AssignmentData:
     """What the leader tells one member, besides its partitions.
 
-    ``hosts`` by end point; None = left out for its size (ask the group instead: `hosts_of`).
-    ``followup_ms``: this member is to ask for a rebalance that many ms after this one. ``message``
-    explains ``error``. ``draining_done``: this member drains, and nobody else could take anything.
-    ``answers`` repeats the nonce of the user data this was decided from; ``topology`` is the digest
-    of the program the group runs, ``reference`` its lines, for a member refused for its program.
-    ``latest_version`` is the leader's; ``version`` the one these bytes have.
+    ``hosts`` by end point; None = too large (ask the group: `hosts_of`). ``followup_ms``: ask for a
+    rebalance that many ms after this one. ``message`` explains ``error``. ``draining_done``: nobody
+    else can take what this draining member has. ``answers``: the nonce of the user data this was
+    decided from. ``topology``: digest of the program the group runs, ``reference`` its lines, for a
+    member with another. ``latest_version`` is the leader's; ``version`` that of these bytes.
     """
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
     warmup: frozenset[TaskId] = frozenset()
-    hosts: Mapping[str, HostTasks] | None = field(default_factory=lambda: _EMPTY)
+    hosts: Mapping[str, HostTasks] | None = field(default_factory=dict)
     followup_ms: int | None = None
     error: AnswerError = AnswerError.NONE
     message: str = ""
@@ -149,16 +132,13 @@ def encode(data: UserData) -> bytes:
 
 
 def decode(blob: bytes, latest_version: int = LATEST_VERSION) -> UserData:
-    """Inverse of `encode`, up to ``latest_version``.
-
-    Raises FutureVersionError (a rolling upgrade: answer it), UserDataError for anything else.
-    """
+    """Inverse of `encode`, up to ``latest_version``. FutureVersionError (a rolling upgrade: answer
+    it), UserDataError."""
     found, used, latest = _unpack(_MEMBER, blob, "the member's user data", latest_version)
     return UserData(**found, used_version=used, latest_version=latest)
 
 
 def encode_assignment(data: AssignmentData) -> bytes:
-    """The assignment's user data."""
     return _pack(_ANSWER, data, data.version, data.latest_version)
 
 
@@ -181,11 +161,8 @@ def hosts_within_budget(
 
 
 def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
-    """The host map from (subscription, assignment) user data of all members, as a description of
-    the group shows them.
-
-    Members without an end point, or whose bytes cannot be read, are left out.
-    """
+    """The host map from (subscription, assignment) user data of a group's description; without
+    members that have no end point or cannot be read."""
     hosts: dict[str, HostTasks] = {}
     for subscription, assignment in group:
         try:
@@ -195,9 +172,6 @@ def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
         if endpoint and given.error is AnswerError.NONE:
             hosts[endpoint] = HostTasks(given.active, given.standby)
     return hosts
-
-
-# --- runs -----------------------------------------------------------------------------------------
 
 
 def runs(tasks: Iterable[TaskId]) -> str:
@@ -262,9 +236,6 @@ def _hosts(packed: Mapping[str, Sequence[str]]) -> dict[str, HostTasks]:
     }
 
 
-# --- the fields -----------------------------------------------------------------------------------
-
-
 def _same(value: Any) -> Any:
     return value
 
@@ -317,9 +288,6 @@ _ANSWER = (
 )
 _KEPT = ("p", "n", "u", "i", "g")
 """Keys that are written also where the value is 0 or empty."""
-
-
-# --- the envelope ---------------------------------------------------------------------------------
 
 
 def _pack(fields: Sequence[_Field], data: object, used: int, latest: int) -> bytes:

@@ -1,9 +1,7 @@
 """The command ``everflow``. Thin: every command loads, calls one part of the package, and prints.
 
-`commands` has what they share: the decorator ``command``, options, errors. `app` has the short
-commands and imports the others: `topics`, `record_commands`, `dlq_commands`, `new_project`,
-`reset`, `state`, `watch`, `fleet`. `program` finds the user's program, `cluster` the brokers; the
-screen of a running instance is in `console`.
+`commands` has what they share: the decorator ``command``, options, errors, a cluster. `app` has
+the short commands and imports the others. `program` finds the user's program.
 May import everything; nothing below imports it. Modules that need Spark or a client are imported
 when a command needs them.
 """
@@ -23,8 +21,7 @@ BOOTSTRAP_VARIABLE = "EVERFLOW_BOOTSTRAP_SERVERS"
 
 
 def main() -> None:
-    """Entry point of the ``everflow`` command: it owns the signals from before the imports to the
-    end of the process."""
+    """The command ``everflow``: it owns the signals from before the imports to the very end."""
     signals = StopSignals().install()
     threading.excepthook = _thread_failed
     try:
@@ -36,8 +33,7 @@ def main() -> None:
         sys.stderr.write("stopping: nothing had begun\n")
         sys.exit(signals.exit_code)
     except SystemExit as end:
-        # An interrupt that reached the library of commands, outside of all of them, ends there with
-        # 1.
+        # An interrupt that reached the library of commands, outside of all of them, ends with 1.
         sys.exit(signals.exit_code if end.code == 1 and signals.interrupted else end.code)
     finally:
         signals.over()

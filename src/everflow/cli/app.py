@@ -1,8 +1,5 @@
 """Puts the commands together; has those that are a few lines around a part of the package.
 
-Heavy modules (Spark, Kafka clients) are imported by the command that needs them: ``everflow
---help`` answers at once.
-
 Exit codes: 0 done, also when a signal ended in order what ran; 1 failed while running; 2 wrong
 usage, configuration, program or set-up; 129, 130 and 143: SIGHUP, SIGINT or SIGTERM came before it
 ran (docs/STOPPING.md).
@@ -23,29 +20,28 @@ import typer
 from rich.console import Console
 
 from everflow import __version__
-from everflow.cli import (
-    dlq_commands,
-    fleet,
-    new_project,
-    record_commands,
-    reset,
-    state,
-    topics,
-    watch,
-)
+from everflow.cli import dlq_commands, new_project, state, topics, watch
 from everflow.cli.commands import (
     EXIT_FAILED,
+    Form,
+    Output,
     ProgramSettings,
     Target,
+    Yes,
     app,
     command,
+    connected,
+    echo,
+    own_status,
+    require_yes,
+    show,
 )
 from everflow.errors import ConfigError, SetupError
 from everflow.stop_signals import owned
 
 __all__ = ["app"]
 
-_ADDED = (dlq_commands, fleet, new_project, record_commands, reset, state, topics, watch)
+_ADDED = (dlq_commands, new_project, state, topics, watch)
 """Modules that added their commands when they were imported."""
 
 
@@ -149,7 +145,6 @@ def describe(
 ) -> None:
     """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
     Columns."""
-    from everflow.cli.cluster import own_status
     from everflow.cli.program import loaded
     from everflow.instance.thread.columns import physical_description
     from everflow.topology import describe as described
@@ -188,7 +183,6 @@ def broker(
     ] = False,
 ) -> None:
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
-    from everflow.cli.cluster import own_status
     from everflow.cli.topics import create_topics, parse_topics
     from everflow.retry import shown_by
     from everflow.testing.broker import EmbeddedBroker
@@ -220,6 +214,88 @@ def broker(
                     )
             typer.echo("stopping: the broker ends")
     typer.echo("broker stopped")
+
+
+@command()
+def reset(
+    context: typer.Context,
+    target: Target,
+    settings: ProgramSettings,
+    to: Annotated[
+        str,
+        "New position of the inputs: earliest, latest, a time such as "
+        "2026-11-26T08:00:00Z (UTC without a zone), or a duration before now, such as PT12H or "
+        "P1DT6H.",
+    ] = "earliest",
+    input_topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC,...",
+            help="Reset only these inputs; the others keep their offsets, with empty state; "
+            "repeatable. Default: all.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, "Only show the plan."] = False,
+    yes: Yes = False,
+    force: Annotated[
+        bool, "First remove all members from the group, also static ones (KIP-443)."
+    ] = False,
+    output: Form = Output.text,
+) -> None:
+    """Reset a stopped application: delete its internal topics and its state folder on this host,
+    and set its input offsets to --to. This cannot be undone.
+
+    Stop all instances first. If the reset is interrupted, call it again; until then a start is
+    refused.
+    """
+    from everflow.cli.cluster_reset import ClusterReset, parse_position
+    from everflow.cli.program import loaded
+    from everflow.clock import SystemClock
+    from everflow.config import StreamsConfig
+    from everflow.kafka.client_settings import check_clients
+    from everflow.operators.optimization import optimized
+
+    with settings.merged(context) as merged, own_status() as status, ExitStack() as stack:
+        config = StreamsConfig(**merged)
+        position = parse_position(to, SystemClock().now_ms())
+        check_clients(config)
+        topology = optimized(stack.enter_context(loaded(target, status)), config.optimization)
+        admin = stack.enter_context(connected(config, status))
+        reset = ClusterReset(topology=topology, config=config, admin=admin, status=status)
+        with status.waiting("looking at topics, offsets and members", after_s=1.0):
+            plan = reset.plan(position, input_topics or [])
+        if plan.untouched:
+            text = (
+                f"nothing to reset: {plan.application_id} has no committed offsets, no internal "
+                f"topics and no state in {config.state_dir}. A first start begins where "
+                f"auto.offset.reset says ({config.auto_offset_reset})."
+            )
+            show(output, plan.plain(dry_run=dry_run, done=False), [text])
+            return
+        if dry_run:
+            show(output, plan.plain(dry_run=True, done=False), plan.lines())
+            return
+        if not force:
+            reset.require_alone(plan.members)
+        folder = reset.held_folder(plan)
+        if folder is not None:
+            stack.callback(folder.close)
+        for line in plan.lines():
+            echo(line, err=output is Output.json)
+        require_yes(yes, "Do it? This cannot be undone.", "nothing was changed")
+        try:
+            reset.carry_out(plan, folder, force=force)
+        except BaseException:
+            typer.echo("the reset was cut off: call it again, it begins from the start", err=True)
+            raise
+        if output is Output.json:
+            show(output, plan.plain(dry_run=False, done=True), [])
+        typer.echo(
+            f"{plan.application_id} was reset. On other hosts delete {plan.application_id} in "
+            f"their state.dir ({config.state_dir} here) before they start; output topics were left "
+            f"as they are.",
+            err=True,
+        )
 
 
 class Demo(str, Enum):
@@ -289,7 +365,6 @@ def setup(
     The files go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow). An
     archive has 100 MB. Files that exist are kept.
     """
-    from everflow.cli.cluster import own_status
     from everflow.jvm import find_java, make_archive, resolve_jars
 
     typer.echo(f"Java: {find_java()}")
@@ -301,12 +376,9 @@ def setup(
             began = time.monotonic()
             with status.waiting(f"making the class archive of {conf}"):
                 problem = make_archive(conf)
-            took = f"{time.monotonic() - began:.0f} s"
-            done = (
-                f"ready ({took})"
-                if problem is None
-                else f"not created, so {conf} starts without it:\n{problem}"
-            )
+            done = f"ready ({time.monotonic() - began:.0f} s)"
+            if problem is not None:
+                done = f"not created, so {conf} starts without it:\n{problem}"
             typer.echo(f"{conf}: class archive {done}")
 
 

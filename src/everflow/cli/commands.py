@@ -1,17 +1,16 @@
-"""The command ``everflow`` itself, and what its commands share: options, errors, forms of results.
-
-Light: what needs Spark or a client is imported by the command that needs it (`everflow.cli.cluster`
-has what the options mean).
+"""The command ``everflow`` itself, and what its commands share: options and the settings that they
+mean, a cluster that answers, errors, forms of results.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -22,8 +21,8 @@ from typer.core import TyperGroup
 
 from everflow import logs
 from everflow.cli import BOOTSTRAP_VARIABLE
-from everflow.console.terminal import error_text
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
+from everflow.setting_checks import is_secret
 from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
 from everflow.user_program import printable
 
@@ -33,21 +32,23 @@ if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin
 
 _UsageError: Any = typer.BadParameter.__bases__[0]
-"""What Typer, and Click before it, raise for an unknown option or command, a missing argument, a
-wrong value."""
+"""What Typer and Click raise for an unknown option or command, a missing or a wrong value."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 LOCAL_BROKER = "localhost:9092"
 F = TypeVar("F", bound=Callable[..., int | None])
 
 
-_FIRST = ("version", "run", "describe", "broker", "demo", "new")
-"""Commands in the order of ``--help``; the others follow."""
+_ORDER = (
+    *("version", "run", "describe", "broker", "demo", "new", "dlq", "topic", "fleet", "scale"),
+    *("produce", "consume", "reset", "state", "status", "tasks", "lag", "drain", "rack"),
+    *("autoscale", "setup", "simulate"),
+)
+"""Commands in the order of ``--help``."""
 
 
 class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        names = super().list_commands(ctx)
-        return [*(name for name in _FIRST if name in names), *(n for n in names if n not in _FIRST)]
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
 
     def main(
         self,
@@ -73,6 +74,13 @@ class Commands(TyperGroup):
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
+    """``error: [code] message``, other lines and ``more`` indented, without control characters."""
+    first, *rest = printable(str(error)).splitlines() or [type(error).__name__]
+    further = (*rest, *printable("\n".join(more)).splitlines())
+    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in further)])
 
 
 def _misused(error: Any) -> ConfigError:
@@ -125,6 +133,132 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everfl
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
+REACH_S = 20.0
+_SILENT_S = 1.0
+_INSTEAD = {
+    "--set": "Write the value into a file that is called as the setting, which only you can read, "
+    "and give its folder: --settings-folder FOLDER.",
+    "--conf": "Write it into conf/spark-defaults.conf of Spark, which only you can read.",
+}
+_CHECK = (
+    "--bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, and security "
+    "settings (--set, --settings-folder). For development `everflow broker` starts one"
+)
+OPTIONS = {
+    "application.id": "--application-id",
+    "bootstrap.servers": "--bootstrap-servers",
+    "processing.guarantee": "--guarantee",
+    "num.stream.threads": "--threads",
+    "state.dir": "--state-dir",
+    "create.new.topics": "--create-new-topics",
+}
+_NEEDED = {
+    "application.id": (
+        "--application-id is missing: it names the group and the internal topics, "
+        "e.g. --application-id delays"
+    ),
+    "bootstrap.servers": (
+        f"--bootstrap-servers is missing: host:port of a broker, or set {BOOTSTRAP_VARIABLE}"
+    ),
+}
+
+
+def given_settings(
+    settings: Sequence[str] | None, folders: Sequence[Path] | None
+) -> dict[str, str]:
+    """The settings of ``--settings-folder`` and ``--set``. Raises ConfigError."""
+    return {**_settings_of(folders or []), **assignments("--set", settings)}
+
+
+def merged_settings(
+    settings: Sequence[str] | None,
+    folders: Sequence[Path] | None,
+    options: Mapping[str, object | None],
+) -> dict[str, object]:
+    """All settings of a command line that names a program. ConfigError without a required one."""
+    set_here = {key: value for key, value in options.items() if value is not None}
+    merged = {**given_settings(settings, folders), **set_here}
+    missing = [text for key, text in _NEEDED.items() if merged.get(key) in (None, "")]
+    if missing:
+        raise ConfigError("\n".join(missing))
+    return merged
+
+
+def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """The ``key=value`` arguments of ``option``, of equal keys the last one, with a warning for
+    secrets: a command line is shown to all users of its host. ConfigError for one that is none."""
+    found: dict[str, str] = {}
+    for argument in given or []:
+        key, separator, value = argument.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(
+                f"{option} {argument!r}: write it as key=value, e.g. commit.interval.ms=50"
+            )
+        found[key.strip()] = value.strip()
+    for key in filter(is_secret, found):
+        typer.echo(
+            f"warning: {option} {key} is on the command line, which every user of this host can "
+            f"read (ps, /proc). {_INSTEAD.get(option, '')}",
+            err=True,
+        )
+    return found
+
+
+def _settings_of(folders: Sequence[Path]) -> dict[str, str]:
+    """Files by name, without those that begin with a dot, as Kubernetes mounts a Secret.
+    ConfigError for a folder that cannot be read."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            files = sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+            found |= {file.name: file.read_text().rstrip("\n") for file in files if file.is_file()}
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--settings-folder {folder} cannot be read: {error}") from None
+    return found
+
+
+@contextmanager
+def named_as_typed(typed: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the block name the keys of ``typed`` as they were typed: ``--threads``."""
+    try:
+        yield
+    except EverflowError as error:
+        error.args = tuple(
+            renamed(each, typed) if isinstance(each, str) else each for each in error.args
+        )
+        raise
+
+
+def renamed(text: str, typed: Mapping[str, str]) -> str:
+    """``text`` with keys replaced; a key that is part of a longer one stays."""
+    for key, name in typed.items():
+        text = re.sub(rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)", name, text)
+    return text
+
+
+@contextmanager
+def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmin]:
+    """An admin client of a cluster that answers. TaskTimeoutError where none does in `REACH_S`."""
+    from everflow.kafka.admin import ClusterAdmin
+
+    servers = config.bootstrap_servers
+    with closing(ClusterAdmin(config.admin())) as admin:
+        with status.waiting(
+            f"waiting for Kafka at {servers} (for {REACH_S:g} s at most)", after_s=_SILENT_S
+        ):
+            admin.wait_until_reachable(REACH_S, check=_CHECK)
+        yield admin
+
+
+def own_status() -> StatusLine:
+    """A line on stderr, beside the results."""
+    from rich.console import Console
+
+    from everflow.console.status import StatusLine
+
+    return StatusLine(Console(stderr=True))
+
+
 @dataclass(frozen=True)
 class Cluster:
     """The brokers that a command asks."""
@@ -135,15 +269,16 @@ class Cluster:
 
     def config(self, *more: str) -> StreamsConfig:
         """Settings of the clients; ``more`` as ``KEY=VALUE``. Raises ConfigError."""
-        from everflow.cli.cluster import client_config
+        from everflow.config import StreamsConfig
 
-        return client_config(self.servers, [*(self.settings or []), *more], self.settings_folder)
+        given = given_settings([*(self.settings or []), *more], self.settings_folder)
+        own = {"application.id": "everflow-command", "bootstrap.servers": self.servers}
+        with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
+            return StreamsConfig(**{**own, **given})
 
     @contextmanager
     def connected(self) -> Iterator[tuple[StreamsConfig, ClusterAdmin, StatusLine]]:
         """An admin client of the cluster, which answers, and a line on stderr."""
-        from everflow.cli.cluster import connected, own_status
-
         config = self.config()
         with own_status() as status, connected(config, status) as admin:
             yield config, admin, status
@@ -171,8 +306,6 @@ class ProgramSettings:
     def merged(self, context: typer.Context, **more: object) -> Iterator[dict[str, object]]:
         """All settings by their keys; ``more``: further options by their names. Errors of the block
         name a setting as it was typed. ConfigError if a required one is missing."""
-        from everflow.cli.cluster import merged_settings, named_as_typed, typed_options
-
         options = {
             "application.id": self.application_id,
             "bootstrap.servers": self.bootstrap_servers,
@@ -180,7 +313,11 @@ class ProgramSettings:
             **more,
         }
         merged = merged_settings(self.settings, self.settings_folder, options)
-        with named_as_typed(typed_options(context, options)):
+        typed = {key: OPTIONS[key] for key, value in options.items() if value is not None}
+        source = context.get_parameter_source("bootstrap_servers")
+        if source is not None and source.name == "ENVIRONMENT":
+            typed["bootstrap.servers"] = BOOTSTRAP_VARIABLE
+        with named_as_typed(typed):
             yield merged
 
 
@@ -198,8 +335,6 @@ class InstanceSettings:
 
     def merged(self) -> dict[str, object]:
         """All settings by their keys. Raises ConfigError."""
-        from everflow.cli.cluster import given_settings
-
         return {
             **given_settings(self.settings, self.settings_folder),
             "application.id": self.application_id,
@@ -208,8 +343,7 @@ class InstanceSettings:
 
 
 def _options(of: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    """The parameters of a command's function, or the fields of a dataclass, as options. One that is
-    annotated with a text alone has that help; a flag has no opposite then."""
+    """Parameters or fields as options. A bare text is an option's help; a flag has no opposite."""
     hints = get_type_hints(of, include_extras=True)
     for one in inspect.signature(of).parameters.values():
         kind = hints[one.name]
@@ -266,7 +400,10 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
     more: list[str] = []
     logs.install()
     try:
-        with owned() as signals, _on_stderr() if debug else nullcontext():
+        said = logs.lines_to(
+            lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
+        )
+        with owned() as signals, said if debug else nullcontext():
             try:
                 yield more
             except Exception:
@@ -300,14 +437,6 @@ def errors_for_people(debug: bool) -> Iterator[list[str]]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-@contextmanager
-def _on_stderr() -> Iterator[None]:
-    with logs.lines_to(
-        lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
-    ):
-        yield
-
-
 class Format(str, Enum):
     string = "string"
     json = "json"
@@ -338,6 +467,18 @@ Form = Annotated[Output, typer.Option("--output", help="text for people, json fo
 def show(form: Output, data: Any, lines: list[str]) -> None:
     """Print a result: ``data`` for programs, ``lines`` for people."""
     echo(json.dumps(data, indent=2) if form is Output.json else "\n".join(lines))
+
+
+def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Rows in columns, of which the ``numbers`` end below each other; the first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at in numbers else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -168,7 +168,11 @@ def replay(
     echo(f"{counted(len(chosen), 'dead letter')} {would}", err=True)
     if old is not None and not dry_run:
         echo(_WHERE_DROPPED, err=True)
-    _tell_replayed_before(topic, done)
+    if done:
+        was = "was" if len(done) == 1 else "were"
+        first = f"{topic}-{done[0].place}" + (" first" if len(done) > 1 else "")
+        count = counted(len(done), "dead letter")
+        echo(f"{count} {was} already replayed before: {first}", err=True)
     _tell_left_out(topic, [one for one, _ in refused])
 
 
@@ -236,8 +240,7 @@ def _open(members: Sequence[DeadLetter]) -> int:
 
 
 def _listed(topic: str, cluster: Cluster, chosen: Chosen) -> list[DeadLetter]:
-    """The chosen records with dead-letter headers. On stderr: the number of others, and why the
-    result is empty."""
+    """The chosen records with dead-letter headers. On stderr: how many have none, why none came."""
     with _replaying(topic, cluster) as (found, _, _):
         taken = chosen.of(found)
     letters = [one for one in found if not one.is_plain]
@@ -267,23 +270,15 @@ def _require(topic: str, found: Sequence[DeadLetter], places: Collection[LetterP
         )
 
 
-def _tell_replayed_before(topic: str, done: list[DeadLetter]) -> None:
-    if done:
-        was = "was" if len(done) == 1 else "were"
-        count = counted(len(done), "dead letter")
-        first = f"{topic}-{done[0].place}" + (" first" if len(done) > 1 else "")
-        echo(f"{count} {was} already replayed before: {first}", err=True)
-
-
 def _tell_left_out(topic: str, refused: list[DeadLetter]) -> None:
-    from everflow.kafka.dead_letters import not_whole
+    from everflow.kafka.dead_letters import refusal
 
     def tell(mine: list[DeadLetter], why: str) -> None:
         count = counted(len(mine), "dead letter")
         echo(f"{count} left out, {topic}-{mine[0].place} first: {why}", err=True)
 
     if cut := [one for one in refused if one.parts_left_out]:
-        tell(cut, str(not_whole(topic, cut[0])))
+        tell(cut, str(refusal(topic, cut[0], None)))
     if homeless := [one for one in refused if not one.parts_left_out]:
         tell(
             homeless,

@@ -55,8 +55,7 @@ def new(
 
 
 def module_name(name: str) -> str:
-    """The module of a project called ``name``. ConfigError, with a name that will do, for one that
-    will not."""
+    """The module of a project called ``name``. ConfigError, with another name, for what is none."""
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name):
         problem = "a project's name is a letter and then letters, digits, '-' or '_' (100 at most)"
@@ -74,8 +73,7 @@ def module_name(name: str) -> str:
 
 
 def make(folder: Path, module: str) -> list[str]:
-    """Write the project; the files' names. ConfigError for a folder that holds something, or that
-    cannot be written to."""
+    """Write the project; the files' names. ConfigError for a folder that is full or unwritable."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} exists and is not a folder. Choose another name.")
     try:

@@ -41,17 +41,17 @@ _BINDS_UNSEEN = frozenset({"globals", "exec", "eval", "vars", "setattr", "__geta
 _NAMES_SHOWN = 10
 
 
+def _wrong(text: str, where: str | None = None) -> TopologyError:
+    return TopologyError(text, where=where, code="EF-PROGRAM")
+
+
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
-    """Import the module of ``target`` (`module_and_name`) and return the topology that its name
-    holds, builds or returns.
+    """Import the module of ``target`` (`module_and_name`). Its name is a `Topology`, a
+    `StreamsBuilder`, or a function without arguments that returns one of them. ``start_spark`` runs
+    when the program makes its first Column, if it makes one.
 
-    ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one
-    of them. ``start_spark`` runs when the program makes its first Column, if it makes one.
-
-    Raises:
-        TopologyError: no such module or name, the wrong kind of object, or the module failed while
-            being imported (then with file and line of the failing statement).
-        EverflowError: what the module raised.
+    Raises TopologyError for no such module or name, the wrong kind of object, or a module that
+    fails (with file and line of the failing statement), and EverflowErrors of the module.
     """
     put_current_folder_on_path()
     module_name, name = module_and_name(target)
@@ -84,8 +84,7 @@ def place_of(target: str) -> str:
 
 
 def put_current_folder_on_path() -> None:
-    """Put the current folder on Python's path, as for a script. Spark's Python workers get this
-    path from the instance. Idempotent."""
+    """Put the current folder on Python's path, which Spark's workers get, too. Idempotent."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -126,12 +125,9 @@ def _as_topology(found: Any, target: str) -> Topology:
     built = build() if callable(build) and not isinstance(found, type) else None
     if isinstance(built, Topology):
         return built
-    raise TopologyError(
-        (
-            f"{target} is of type {type(found).__name__}, not a StreamsBuilder, a Topology or a "
-            f"function that returns one"
-        ),
-        code="EF-PROGRAM",
+    raise _wrong(
+        f"{target} is of type {type(found).__name__}, not a StreamsBuilder, a Topology or a "
+        f"function that returns one"
     )
 
 
@@ -167,14 +163,11 @@ def _failed(what: str, error: BaseException) -> TopologyError:
     if isinstance(error, SyntaxError) and error.filename is not None:
         where = f"{error.filename}:{error.lineno}"
     hiding = "".join(f". {one}: rename it" for one in blamed(error))
-    return TopologyError(
-        f"{what} failed: {type(error).__name__}: {error}{hiding}", where=where, code="EF-PROGRAM"
-    )
+    return _wrong(f"{what} failed: {type(error).__name__}: {error}{hiding}", where)
 
 
 def _is_users(filename: str) -> bool:
-    """True if a frame is of the user's program: not importlib's, an installed package's or
-    everflow's."""
+    """True if a frame is of the user's program, not of importlib, everflow or a package."""
     ours = str(Path(__file__).parents[1])
     return not (
         filename.startswith(("<", ours))
@@ -192,22 +185,20 @@ def module_and_name(target: str) -> tuple[str, str]:
     file = Path(asked)
     if not asked or _is_module(asked):
         if not (first and name):
-            raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
+            raise _wrong(f"{target!r} does not name a topology: {FORM}")
         return first, name
     if file.suffix != ".py" or not file.is_file():
         raise _no_program_file(file)
     if not (first and name):
         names = [one for one in _offered(_parsed(file.stem, file)) if not one.startswith("_")]
         named = f"; it has: {', '.join(names[:_NAMES_SHOWN])}" if names else ""
-        raise TopologyError(
-            f"{target!r} does not say which topology of the file: write {asked}:NAME{named}",
-            code="EF-PROGRAM",
+        raise _wrong(
+            f"{target!r} does not say which topology of the file: write {asked}:NAME{named}"
         )
     if "." in file.stem:
-        raise TopologyError(
+        raise _wrong(
             f"{file} cannot be imported: Python takes the dot in its name for that of a package. "
-            f"Rename the file, e.g. {file.stem.replace('.', '_')}.py",
-            code="EF-PROGRAM",
+            f"Rename the file, e.g. {file.stem.replace('.', '_')}.py"
         )
     folder = str(file.resolve().parent)
     if sys.path[:1] != [folder]:
@@ -216,8 +207,7 @@ def module_and_name(target: str) -> tuple[str, str]:
 
 
 def _is_module(asked: str) -> bool:
-    """True for the name of a module. ``jobs.py`` is a file, and so is a path that exists under just
-    that name."""
+    """True for the name of a module. ``jobs.py`` is a file, and so is a path that exists."""
     path = Path(asked)
     named_as_file = "/" in asked or path.suffix in (".py", ".ipynb")
     return not (named_as_file or (path.is_file() and not Path(f"{asked}.py").exists()))
@@ -242,16 +232,13 @@ def _no_program_file(file: Path) -> TopologyError:
             f"{file} is not called as a Python file. Rename it to {file.with_suffix('.py')} and "
             f"write {file.with_suffix('.py')}:NAME"
         )
-    return TopologyError(said, code="EF-PROGRAM")
+    return _wrong(said)
 
 
 def require_name(module: str, path: str) -> None:
-    """TopologyError where there is no such module, a file of the program has the name of a library
-    in its place, its source is no Python, or it does not bind the first name of ``path``.
-
-    What is unknown without running it passes: a module without source, or one that binds names
-    by star imports and the like.
-    """
+    """TopologyError where there is no such module, a file of the program has a library's name, its
+    source is no Python, or it does not bind the first name of ``path``. What the source does not
+    show passes."""
     _require_own_name(module, path)
     if module in sys.modules or not (found := _source_of(module)):
         return
@@ -281,16 +268,14 @@ def _require_own_name(module: str, path: str) -> None:
     if what is None:
         return
     kind, name = ("folder", f"my_{top}") if mine.is_dir() else ("file", f"my_{top}.py")
-    raise TopologyError(
+    raise _wrong(
         f"{mine} has the name of {what}, and Python imports only one of the two. Rename the "
-        f"{kind}, e.g. {name}, and write {'.'.join([f'my_{top}', *rest])}:{path}",
-        code="EF-PROGRAM",
+        f"{kind}, e.g. {name}, and write {'.'.join([f'my_{top}', *rest])}:{path}"
     )
 
 
 def _own(folder: Path, top: str, rest: Sequence[str]) -> Path | None:
-    """The file or folder of the program that is asked for as the module ``top`` with ``rest`` in
-    it."""
+    """The program's file or folder that is asked for as the module ``top`` with ``rest`` in it."""
     if (package := folder / top).is_dir():
         inside = package.joinpath(*rest) if rest else package
         if (package / "__init__.py").exists() or (
@@ -309,19 +294,14 @@ def _parsed(module: str, found: Path) -> ast.Module:
         compile(tree, found, "exec", dont_inherit=True)
     except SyntaxError as error:
         where = f"{error.filename}:{error.lineno}"
-        raise TopologyError(
-            f"module {module} is no Python: {error.msg}", where=where, code="EF-PROGRAM"
-        ) from None
+        raise _wrong(f"module {module} is no Python: {error.msg}", where) from None
     except ValueError as error:  # a NUL
-        raise TopologyError(
-            f"module {module} is no Python: {error}", where=str(found), code="EF-PROGRAM"
-        ) from None
+        raise _wrong(f"module {module} is no Python: {error}", str(found)) from None
     return tree
 
 
 def no_such_module(missing: str, asked: str) -> TopologyError:
-    """The error for a module that is not found; ``missing`` is it, or the package it should be
-    in."""
+    """The error for a module that is not found; ``missing`` is it, or the package around it."""
     here = Path.cwd()
     there = sorted(path.stem for path in here.glob("*.py") if "." not in path.stem)
     hint = f"; the modules here are: {_listed(missing, there)}" if there else ""
@@ -329,9 +309,7 @@ def no_such_module(missing: str, asked: str) -> TopologyError:
     others = sorted(path for path in here.glob(f"{glob.escape(asked)}.*") if path.suffix != ".py")
     if others:
         hint = f"; {_no_program_file(others[0].relative_to(here))}"
-    return TopologyError(
-        f"no module {missing!r} in {here} or among the installed packages{hint}", code="EF-PROGRAM"
-    )
+    return _wrong(f"no module {missing!r} in {here} or among the installed packages{hint}")
 
 
 def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> TopologyError:
@@ -341,7 +319,7 @@ def no_such_name(module: str, path: str, known: Sequence[str], place: str) -> To
     if Path(place).is_dir():
         hint = f"; it is a folder: {_no_program_file(Path(place))}"
     at = f" ({place})" if place else ""
-    return TopologyError(f"module {module}{at} has no {path!r}{hint}", code="EF-PROGRAM")
+    return _wrong(f"module {module}{at} has no {path!r}{hint}")
 
 
 def _listed(wanted: str, known: Sequence[str]) -> str:
@@ -351,8 +329,7 @@ def _listed(wanted: str, known: Sequence[str]) -> str:
 
 
 def _source_of(module: str) -> Path | None:
-    """The module's source; None where it has none that can be read, or its package must say where
-    it is."""
+    """The module's source; None where none can be read, or its package must say where it is."""
     parts = module.split(".")
     if not all(parts):
         raise no_such_module(module, module)
@@ -365,8 +342,7 @@ def _source_of(module: str) -> Path | None:
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        # by its own name: for a folder without __init__.py, Python looks for its package among the
-        # imported ones
+        # by its own name: Python looks for a folder without __init__.py among imported packages
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     origin = (
         None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
@@ -379,7 +355,7 @@ def _read(path: Path) -> str:
         with tokenize.open(path) as source:
             return source.read()
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
-        raise TopologyError(f"{path} cannot be read: {error}", code="EF-PROGRAM") from None
+        raise _wrong(f"{path} cannot be read: {error}") from None
 
 
 def _binds_unseen(node: ast.AST) -> bool:
@@ -419,10 +395,7 @@ def _offered(tree: ast.Module) -> list[str]:
 
 def write_stores(target: str, application_id: str, optimization: str, file: str) -> int:
     """Write the stores of a program into ``file``, packed as a worker opens them; the exit code.
-
-    ``python -m everflow.cli.program MODULE:NAME APPLICATION OPTIMIZATION FILE``, for a process that
-    must not start Spark itself (`everflow.snapshots.state_source`).
-    """
+    For a process that must not start Spark itself (`everflow.snapshots.state_source`)."""
     from everflow.snapshots.logged_stores import logged_stores
     from everflow.travel.parcel import Parcel
 

@@ -137,8 +137,7 @@ def decoded(data: bytes | None, form: Format) -> str:
 
 
 def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
-    """``JFK@2013-01-01T00:00:00Z``: key and start of a time window; ``JFK@start/end`` of a
-    session."""
+    """``JFK@2013-01-01T00:00:00Z``: key and start of a window; of a session ``JFK@start/end``."""
     if data is None:
         return "null"
     suffix = START_BYTES if window is WindowKind.time else SESSION_SUFFIX_BYTES
@@ -171,8 +170,7 @@ def text_of(record: ReadRecord, key: Format, value: Format, window: WindowKind |
 
 
 def json_of(record: ReadRecord, key: Format, value: Format, window: WindowKind | None) -> str:
-    """A record as a JSON object in a line: bytes in base64, numbers and JSON as they are.
-    SerdeError as of `text_of`."""
+    """A record as a line of JSON: bytes in base64, numbers and JSON as they are. See `text_of`."""
     left, right = _halves(record, key, value, window, plain)
     headers = [{"name": name, "value": plain(data, Format.bytes)} for name, data in record.headers]
     return json.dumps({**record._asdict(), "key": left, "value": right, "headers": headers})
@@ -200,12 +198,9 @@ def plain(data: bytes | None, form: Format) -> Any:
         return base64.b64encode(data).decode()
     if form in _SINGLE:
         found = _SINGLE[form][0].decode(data)
-        # JSON has no number for them.
-        return (
-            exact_texts.number_text(found)
-            if isinstance(found, float) and not math.isfinite(found)
-            else found
-        )
+        if isinstance(found, float) and not math.isfinite(found):  # JSON has no number for it
+            return exact_texts.number_text(found)
+        return found
     text = decoded(data, form)
     return json.loads(text) if form is Format.json else text
 
@@ -222,8 +217,7 @@ def _named(record: ReadRecord, half: str) -> Iterator[None]:
 
 
 def send(config: StreamsConfig, topic: str, lines_: Iterable[Line], status: StatusLine) -> int:
-    """Write them all and wait for the broker; the number written. Raises what the broker
-    refused."""
+    """Write them all and wait for the broker, whose refusal is raised; the number written."""
     sent = 0
     with closing(RecordWriter(config.producer(), None)) as writer:
         for group in _in_groups(lines_):
@@ -279,8 +273,7 @@ def records(
     status: StatusLine,
     headers: bool,
 ) -> Iterator[ReadRecord]:
-    """Committed records from ``starts`` on, as they come, until there were ``count`` or none for
-    ``timeout_s`` seconds."""
+    """Committed records from ``starts`` on, until ``count`` of them or none for ``timeout_s``."""
     ends = dict.fromkeys(starts, sys.maxsize)
     with closing(FetchTap.over(config.consumer())) as tap:
         tap.go_to(starts)
@@ -291,7 +284,11 @@ def records(
             try:
                 found = tap.take(ends, _POLL_S, most_records=most)
             except LogStartMovedError as moved:  # deleted meanwhile: on from what is still there
-                tap.go_to({**tap.positions, **_beginning(config, moved)})
+                if moved.partition is None:
+                    raise
+                with closing(ClusterAdmin(config.admin())) as admin:
+                    begin = admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
+                tap.go_to({**tap.positions, **begin})
                 continue
             if not any(chunk.records for chunk in found.values()):
                 idle = time.monotonic() - last
@@ -309,13 +306,6 @@ def records(
                     shown += 1
                     if shown == count:
                         return
-
-
-def _beginning(config: StreamsConfig, moved: LogStartMovedError) -> dict[TopicPartition, int]:
-    if moved.partition is None:
-        raise moved
-    with closing(ClusterAdmin(config.admin())) as admin:
-        return admin.list_offsets([moved.partition], "earliest", "read_uncommitted")
 
 
 def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from everflow import KafkaStreams
+from everflow import metrics as names
 from everflow.cli.program import LOAD_SILENT_S, load_topology, place_of, put_current_folder_on_path
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import LagReader, Progress, StateWait, input_topics
-from everflow.errors import EverflowError, RetriableError
-from everflow.instance.client_state import ClientState
+from everflow.errors import RetriableError
+from everflow.instance.client_state import ENDED, ClientState
 from everflow.instance.describe import summary, task_lines
 from everflow.instance.kafka_streams import Foreground
 from everflow.instance.thread.batch_counts import tables
@@ -31,7 +34,6 @@ from everflow.spark.job import launch_daemon_ahead, workers_ahead
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
-from everflow.topology.program import Topology
 
 log = logging.getLogger("everflow")
 
@@ -40,11 +42,13 @@ LONGEST_INTERVAL_S = 10.0
 LONGEST_RUNNING_S = 30.0
 """The longest interval while the instance runs."""
 WATCH_PAUSES = 300.0
-"""A sample of 1,000 partitions takes long, a tenth of a second of a core: the pause behind it is so
-many times as long."""
+"""A look at 1,000 tasks takes hundredths of a second of a core; so many looks are the pause."""
+RATE_S = 10.0
+"""Rates are taken over so long."""
 ASK_S = 3.0
 """For so long brokers are asked whether they are there."""
 EXIT_FAILED = 1
+_SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 
 
 def run_program(
@@ -59,13 +63,9 @@ def run_program(
     """Load ``target`` and run it until a signal stops it; the exit code: 0 if it ran and ended in
     order, 128 and the number of the signal if that came before it ran, 1 if its end took too long.
 
-    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log;
-    ``leave_group`` as in `KafkaStreams.run`; ``failed`` gets where to read more, if it does. Must
-    be called from the main thread (signals).
-
-    Raises:
-        ConfigError, TopologyError, SetupError: before anything runs.
-        EverflowError: what stopped the instance.
+    ``settings`` are dotted keys of `StreamsConfig`; ``failed`` gets where to read more, if it does.
+    Must be called from the main thread (signals). Raises ConfigError, TopologyError or SetupError
+    before anything runs; EverflowError: what stopped the instance.
     """
     config = StreamsConfig(**settings)
     # `start` checks both too, but only behind the seconds that Spark takes.
@@ -91,7 +91,7 @@ def run_program(
             with (
                 shown_by(shown_elsewhere),  # by its line
                 tables.written_by(status.say),
-                watching(streams, foreground, topology, status),
+                watching(streams, foreground, status),
             ):
                 foreground.run()
         finally:
@@ -118,40 +118,68 @@ def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
 
 
 def pause_s(took_s: float, state: ClientState) -> float:
-    """Seconds until the next sample, where the last one took ``took_s``."""
+    """Seconds until the next look, where the last one took ``took_s``."""
     longest_s = LONGEST_RUNNING_S if state is ClientState.RUNNING else LONGEST_INTERVAL_S
     return min(longest_s, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
 
 
+@dataclass
+class Progress:
+    """Looks at an instance -> the progress line. Not thread-safe."""
+
+    _looks: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def line(self, at_s: float, figures: Mapping[str, float | str], tasks: str) -> str:
+        """``45,120 records/s · lag 12,345 · 6 active, 2 standby``: of this instance.
+
+        ``figures``: of `KafkaStreams.metrics`; ``tasks``: `everflow.instance.describe.summary`.
+        """
+        self._looks.append((at_s, float(figures.get(names.RECORDS_CONSUMED, 0.0))))
+        while len(self._looks) > 2 and at_s - self._looks[0][0] > RATE_S:
+            self._looks.popleft()
+        (began_s, before), (_, now) = self._looks[0], self._looks[-1]
+        rate = (now - before) / (at_s - began_s) if at_s > began_s else 0.0
+        lag = float(figures[names.LAG])
+        known = "lag unknown" if math.isnan(lag) else f"lag {lag:,.0f}"
+        return " · ".join(filter(None, (f"{rate:,.0f} records/s", known, tasks)))
+
+
+@dataclass
+class StateWait:
+    """How long an instance has been in a state other than the one it is for. Not thread-safe."""
+
+    state: ClientState
+    since_s: float
+
+    def text(self, state: ClientState, at_s: float, *, said: str) -> str:
+        """``REBALANCING for 12 s: Joining the group``, with what was ``said`` last; empty while it
+        runs and in the first second."""
+        if state is not self.state:
+            self.state, self.since_s = state, at_s
+        elapsed = at_s - self.since_s
+        if state in _SETTLED or elapsed < 1.0:
+            return ""
+        return f"{state.name} for {elapsed:.0f} s" + (f": {said}" if said else "")
+
+
 @contextmanager
-def watching(
-    streams: KafkaStreams, foreground: Foreground, topology: Topology, status: StatusLine
-) -> Iterator[None]:
+def watching(streams: KafkaStreams, foreground: Foreground, status: StatusLine) -> Iterator[None]:
     """Show the progress line from a thread of its own while the block runs."""
-    config, stop = streams.config, threading.Event()
-    topics = input_topics(topology, config.application_id)
+    stop = threading.Event()
     wait, progress = StateWait(streams.state, time.monotonic()), Progress()
 
     def watch() -> None:
-        with closing(ClusterAdmin(config.admin(), stop=stop)) as admin:
-            reader = LagReader(admin, config.application_id, topics)
-            took_s = 0.0
-            while not stop.wait(pause_s(took_s, streams.state)):
-                now_s = time.monotonic()
-                tasks = streams.all_tasks()
-                said = foreground.ending or ("" if tasks else status.last_event)
-                waits = wait.text(streams.state, now_s, said=said)
-                try:
-                    sample = reader.sample(now_s, summary(tasks))
-                except EverflowError:
-                    sample = None  # the instance itself reports brokers that are away
-                took_s = time.monotonic() - now_s
-                if sample is not None:
-                    progress.add(sample)
-                line = progress.line() if sample is not None else ""
-                if (sample is not None or waits) and not stop.is_set():
-                    below = task_lines(tasks) if status.has_below else ()
-                    status.show(" · ".join(filter(None, (line, waits))), below=below)
+        took_s = 0.0
+        while not stop.wait(pause_s(took_s, streams.state)):
+            now_s, state, tasks = time.monotonic(), streams.state, streams.all_tasks()
+            said = foreground.ending or ("" if tasks else status.last_event)
+            waits = wait.text(state, now_s, said=said)
+            line = progress.line(now_s, streams.metrics(), summary(tasks))
+            took_s = time.monotonic() - now_s
+            shown = [line, waits] if tasks or state is ClientState.RUNNING else [waits]
+            if any(shown) and not stop.is_set():
+                below = task_lines(tasks) if status.has_below else ()
+                status.show(" · ".join(filter(None, shown)), below=below)
 
     thread = threading.Thread(target=watch, name="everflow-progress", daemon=True)
     thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from itertools import islice
@@ -12,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from everflow.cli.commands import Cluster, Form, Output, command, echo
+from everflow.cli.commands import (
+    Cluster,
+    Form,
+    Output,
+    command,
+    connected,
+    echo,
+    own_status,
+    table,
+)
 from everflow.errors import ConfigError
 from everflow.logs import counted
 from everflow.user_program import one_line
@@ -44,7 +54,52 @@ Diff = Annotated[
     tuple[str, str] | None,
     typer.Option(metavar="POINT POINT", help="Show the differences between two points."),
 ]
-RowsForm = Annotated[RowsFormat, typer.Option("--format", help="json: an object a line.")]
+
+
+@dataclass(frozen=True)
+class RowsOutput:
+    """How rows are shown, or where they are written."""
+
+    form: Annotated[RowsFormat, typer.Option("--format", help="json: an object a line.")] = (
+        RowsFormat.table
+    )
+    path: Annotated[Path | None, "With --format parquet: the new folder for the files."] = None
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most rows to show. Default: all; 100 in a table."),
+    ] = None
+    output: Form = Output.text
+
+    def check(self) -> None:
+        """ConfigError for options that do not go together."""
+        if (self.form is RowsFormat.parquet) != (self.path is not None):
+            raise ConfigError("--format parquet and --path FOLDER go together.")
+        if self.form is RowsFormat.json and self.output is Output.json:
+            raise ConfigError(
+                "--format json is an object a line, --output json one in all: take one."
+            )
+        if self.form is RowsFormat.parquet and self.limit is not None:
+            raise ConfigError("--format parquet writes all rows: leave --limit out.")
+
+    def show(self, rows: Rows, about: dict[str, str]) -> None:
+        from everflow.snapshots.snapshot import write_parquet
+
+        if self.path is not None:
+            count = write_parquet(rows, self.path)
+            if self.output is Output.json:
+                written = {**about, "path": str(self.path), "count": count, "notes": rows.notes}
+                typer.echo(json.dumps(written, indent=2))
+                return
+            typer.echo(f"{counted(count, 'row')} written to {self.path}", err=True)
+        elif self.output is Output.json:
+            print_document(about, rows, self.limit)
+            return
+        elif self.form is RowsFormat.json:
+            print_lines(rows, self.limit)
+        else:
+            print_table(rows, self.limit)
+        for note in rows.notes:
+            echo(f"note: {note}", err=True)
 
 
 @command()
@@ -55,24 +110,23 @@ def state(
     cluster: Cluster,
     at: At = "end",
     diff: Diff = None,
-    form: RowsForm = RowsFormat.table,
-    path: Annotated[Path | None, "With --format parquet: the new folder for the files."] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most rows to show. Default: all; 100 in a table."),
-    ] = None,
-    output: Form = Output.text,
+    *,
+    shown: RowsOutput,
     folder: Annotated[
         Path | None, "Folder for temporary files: the largest partition. Default: TMPDIR."
     ] = None,
 ) -> None:
     """Show the rows of a store, read from its changelog, now or at an earlier point; or compare two
     points. No instance needs to run."""
-    from everflow.cli.cluster import connected, own_status
     from everflow.cli.program import loaded
     from everflow.snapshots.frames import changelog_of
+    from everflow.snapshots.points import Point
 
-    _check(form, path, at, diff, output, limit)
+    for point in diff or (at,):
+        Point.of(point)
+    if diff is not None and at != "end":
+        raise ConfigError("--diff has its two points: leave --at out.")
+    shown.check()
     config = cluster.config(f"application.id={application_id}")
     with (
         own_status() as status,
@@ -83,63 +137,10 @@ def state(
         rows = reader.rows(at) if diff is None else reader.difference(*diff)
         about = {"store": store, "topic": reader.store.topic}
         about |= {"at": at} if diff is None else {"from": diff[0], "to": diff[1]}
-        _show(rows, about, form, path, limit, output)
-
-
-def _check(
-    form: RowsFormat,
-    path: Path | None,
-    at: str,
-    diff: tuple[str, str] | None,
-    output: Output,
-    limit: int | None,
-) -> None:
-    """ConfigError for options that do not go together, StatePointError for what is no point."""
-    from everflow.snapshots.points import Point
-
-    for point in diff or (at,):
-        Point.of(point)
-    if diff is not None and at != "end":
-        raise ConfigError("--diff has its two points: leave --at out.")
-    if (form is RowsFormat.parquet) != (path is not None):
-        raise ConfigError("--format parquet and --path FOLDER go together.")
-    if form is RowsFormat.json and output is Output.json:
-        raise ConfigError("--format json is an object a line, --output json one in all: take one.")
-    if form is RowsFormat.parquet and limit is not None:
-        raise ConfigError("--format parquet writes all rows: leave --limit out.")
-
-
-def _show(
-    rows: Rows,
-    about: dict[str, str],
-    form: RowsFormat,
-    path: Path | None,
-    limit: int | None,
-    output: Output,
-) -> None:
-    from everflow.snapshots.snapshot import write_parquet
-
-    if path is not None:
-        count = write_parquet(rows, path)
-        if output is Output.json:
-            written = {**about, "path": str(path), "count": count, "notes": rows.notes}
-            typer.echo(json.dumps(written, indent=2))
-            return
-        typer.echo(f"{counted(count, 'row')} written to {path}", err=True)
-    elif output is Output.json:
-        print_document(about, rows, limit)
-        return
-    elif form is RowsFormat.json:
-        print_lines(rows, limit)
-    else:
-        print_table(rows, limit)
-    for note in rows.notes:
-        echo(f"note: {note}", err=True)
+        shown.show(rows, about)
 
 
 def print_table(rows: Rows, most: int | None) -> None:
-    from everflow.console.observed import table
-
     shown = most or TABLE_ROWS
     found = list(islice(_dicts(rows), shown + 1))
     head = tuple(rows.schema.names)

@@ -1,8 +1,9 @@
-"""``everflow topic create | list | delete``, and the topics of ``everflow broker``."""
+"""``everflow topic create | list | delete``, ``produce``, ``consume``; the topics of a broker."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,17 +13,21 @@ import typer
 from everflow.cli.commands import (
     Cluster,
     Form,
+    Format,
     Output,
+    WindowKind,
     Yes,
     app,
+    assignments,
     command,
     require_yes,
     show,
+    table,
 )
-from everflow.console.observed import table
 from everflow.errors import ConfigError, EverflowError, FatalError
 from everflow.logs import counted
 from everflow.records import TopicPartition, names_a_topic
+from everflow.user_program import printable
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin, TopicShape
@@ -61,8 +66,6 @@ def create(
     ] = None,
 ) -> None:
     """Create topics; nothing is created if one of them exists."""
-    from everflow.cli.cluster import assignments
-
     wanted = parse_topics(names, option="topic ", partitions=partitions)
     topic_settings = assignments("--config", config)
     with cluster.connected() as (_, admin, _):
@@ -141,8 +144,7 @@ def topic_rows(
 
 
 def topic_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the
-    broker's own."""
+    """Lines of ``everflow topic list``: topics of users, of applications, then the broker's own."""
     order = {"": 0, "internal": 1, "the broker's own": 2}
     cells = [
         [f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()]
@@ -188,12 +190,8 @@ def parse_topics(
     arguments: Sequence[str], *, option: str = "--topic ", partitions: int | None = None
 ) -> dict[str, int]:
     """Partitions by topic name, in the order given. ``partitions`` are those of an argument that
-    names none: without it each must.
-
-    Raises ConfigError, naming the argument behind ``option``, for one that is not
-    ``name:partitions``, a name or a number of partitions that the broker would refuse, and a topic
-    given twice.
-    """
+    names none: without it each must. ConfigError, naming the argument behind ``option``, for one
+    that the broker would refuse, and for a topic given twice."""
     topics: dict[str, int] = {}
     for argument in arguments:
         name, separator, count = argument.rpartition(":")
@@ -220,11 +218,8 @@ def create_topics(
     bootstrap_servers: str, topics: Mapping[str, int], say: Callable[[str], None]
 ) -> None:
     """Create those that are missing, and say a line of each; they can be written to afterwards.
-
-    One that exists (``--data-dir`` keeps them) is left as it is. Raises ConfigError if it has
-    another number of partitions, before any is created; RetriableError where the broker does not
-    answer.
-    """
+    ConfigError, before any is created, if one that exists has another number of partitions;
+    RetriableError where the broker does not answer."""
     from everflow.kafka.admin import ClusterAdmin
 
     with closing(ClusterAdmin({"bootstrap.servers": bootstrap_servers})) as admin:
@@ -242,3 +237,95 @@ def create_topics(
     for name, partitions in topics.items():
         there = " (was there already)" if name in found else ""
         say(f"topic {name}, {counted(partitions, 'partition')}{there}")
+
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
+KeyFormat = Annotated[Format, typer.Option("--key", help="Format of the keys.")]
+ValueFormat = Annotated[
+    Format, typer.Option("--value", help="Format of the values; json is checked.")
+]
+
+
+@command()
+def produce(
+    topic: Topic,
+    cluster: Cluster,
+    key: KeyFormat = Format.string,
+    value: ValueFormat = Format.string,
+    key_separator: Annotated[
+        str, typer.Option(help="Separates key and value.", show_default="a tab")
+    ] = "\t",
+    timed: Annotated[
+        bool,
+        typer.Option(
+            "--with-time",
+            help=(
+                "Each line begins with the record's time (ISO 8601 or ms since 1970), then "
+                "the separator."
+            ),
+        ),
+    ] = False,
+) -> None:
+    """Write each line of standard input to a topic, as value, or as key<TAB>value; empty lines
+    are skipped."""
+    from everflow.cli.records import lines, partitions_of, send
+
+    if not key_separator:
+        raise ConfigError("--key-separator must not be empty.")
+    with cluster.connected() as (config, admin, status):
+        partitions_of(admin, topic)
+        if sys.stdin.isatty():
+            typer.echo(f"one record a line for {topic}, Ctrl-D ends", err=True)
+        sent = send(config, topic, lines(sys.stdin, key_separator, key, value, timed), status)
+    typer.echo(f"{counted(sent, 'record')} written to {topic}", err=True)
+
+
+@command()
+def consume(
+    topic: Topic,
+    cluster: Cluster,
+    key: KeyFormat = Format.string,
+    value: ValueFormat = Format.string,
+    window: Annotated[
+        WindowKind | None,
+        "Keys of windowed results: key@start of the window, key@start/end of a session.",
+    ] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning/--from-end", help="Where to start reading.")
+    ] = True,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many records. Default: at Ctrl-C.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help=("Stop when no record arrives for this many seconds; exit code 1 below --count."),
+        ),
+    ] = None,
+    output: Form = Output.text,
+) -> None:
+    """Print the committed records of a topic, key<TAB>value a line (json: an object a line,
+    with place, time and headers). Joins no group and commits nothing. On a terminal control
+    characters are escaped; a file or a pipe gets texts as they are."""
+    from everflow.cli.records import json_of, partitions_of, records, text_of
+
+    with cluster.connected() as (config, admin, status):
+        partitions = partitions_of(admin, topic)
+        starts = admin.list_offsets(
+            partitions, "earliest" if from_beginning else "latest", "read_committed"
+        )
+        as_json, people = output is Output.json, sys.stdout.isatty()
+        seen, shown = 0, json_of if as_json else text_of
+        for record in records(config, starts, count, timeout, status, headers=as_json):
+            line = shown(record, key, value, window)
+            if people:
+                line = printable(line, keep="\t")
+            typer.echo(line, color=True)  # else it takes colours out of what is piped
+            seen += 1
+    if count is not None and seen < count:
+        typer.echo(
+            (f"{seen:,} of {count:,} records of {topic}: no further one came for {timeout:g} s"),
+            err=True,
+        )
+        raise typer.Exit(1)

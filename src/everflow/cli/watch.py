@@ -1,6 +1,4 @@
-"""Commands that watch and scale instances (docs/guide/metrics.md, kubernetes.md).
-
-``everflow status``, ``tasks``, ``lag``, ``drain``, ``rack`` and ``autoscale``.
+"""Commands that watch and scale instances (docs/guide/metrics.md, kubernetes.md, fleet.md).
 
 As the pre-stop hook of a pod ``drain`` first asks whether the pod goes for good: at a scale-in it
 does, in a rolling restart it comes back, and then nothing must move (KIP-345). Kubernetes itself
@@ -14,9 +12,12 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -26,29 +27,23 @@ from everflow.cli.commands import (
     InstanceSettings,
     Output,
     TargetAsForRun,
+    assignments,
     command,
+    own_status,
     show,
-)
-from everflow.client.direct import RefusedError, asked, no_answer
-from everflow.console.observed import (
-    answered,
-    ask,
-    is_well,
-    status_lines,
     table,
-    task_rows,
-    tasks_table,
-    url_of,
-    warnings,
 )
+from everflow.client.direct import BrokenAnswerError, RefusedError, asked, no_answer
 from everflow.errors import ConfigError, EverflowError, FatalError, RetriableError
 from everflow.fleet.decision import require_not_own
 from everflow.logs import counted, time_of_day
-from everflow.observe.page.verdict import duration
+from everflow.observe.page.view import brokers_away, duration
+from everflow.retry import shown_by
 from everflow.stop_signals import owned
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
+    from everflow.fleet.command import Fleet
     from everflow.kafka.admin import ClusterAdmin
 
 ASK_S = 20.0
@@ -113,8 +108,6 @@ def drain(
 ) -> None:
     """Stop an instance on this host: it migrates its tasks to other instances, leaves the group
     (also as a static member) and ends."""
-    from everflow.cli.cluster import own_status
-
     if stateful_set is not None and returns(stateful_set):
         typer.echo("the pod comes back, so its tasks wait for it")
         return
@@ -213,10 +206,7 @@ def lag_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
     """The configuration of instances that are started elsewhere, as processes or on other hosts.
-
-    ConfigError, TopologyError: what no instance could run with. Each of them would say the same,
-    some seconds later and again and again.
-    """
+    ConfigError, TopologyError: what no instance could run with."""
     from everflow.cli.program import module_and_name, put_current_folder_on_path, require_name
     from everflow.config import StreamsConfig
     from everflow.kafka.client_settings import check_clients
@@ -228,9 +218,206 @@ def checked(target: str, settings: Mapping[str, object]) -> StreamsConfig:
     return config
 
 
-# --- instances that leave, and pods -------------------------------------------------------------
-
 ANSWER_S = 10.0
+MOST_ASKED = 32
+"""At a time."""
+
+
+def url_of(address: str) -> str:
+    """Where an instance is watched: a URL, no slash at its end. ConfigError for no address."""
+    whole = address.startswith(("http://", "https://"))
+    url = (address if whole else f"http://{address}").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that is no number, half of the brackets around an IPv6 address
+        raise _no_address(
+            address, "its port is no number up to 65535, or its host is none"
+        ) from None
+    if not host:
+        raise _no_address(address, "it names no host")
+    if port is None and not whole:  # a URL has the port of its scheme
+        raise _no_address(address, "it names no port")
+    return url
+
+
+def _no_address(address: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{address!r} is no address of an instance: {why}. Write HOST:PORT, as http.listen has it, "
+        f"such as 127.0.0.1:9464, or a URL."
+    )
+
+
+def nobody_at(url: str, error: OSError) -> RetriableError:
+    if isinstance(error, TimeoutError):
+        return RetriableError(
+            f"no instance answered at {url} in time. Its process stands still or hangs, its host "
+            f"is overloaded, or no network leads there."
+        )
+    return RetriableError(
+        f"no instance answered at {url} ({no_answer(error)}). Does it run, with http.listen set to "
+        f"this address? It says where it is watched when it starts."
+    )
+
+
+def status_at(address: str) -> dict[str, Any]:
+    """The JSON of an instance. RetriableError where none answers, with what to check; ConfigError
+    for what is no address, or not where an instance is watched."""
+    url = url_of(address)
+    try:
+        found = json.loads(asked(f"{url}/status", ANSWER_S))
+    except RefusedError as error:
+        raise _not_watched(url, error) from None
+    except (BrokenAnswerError, ValueError):
+        found = None
+    except OSError as error:
+        raise nobody_at(url, error) from None
+    if not isinstance(found, dict) or "state" not in found:
+        raise RetriableError(f"what answered at {url} is no everflow instance.")
+    return {"address": address, **found}
+
+
+def _not_watched(url: str, error: RefusedError) -> EverflowError:
+    code = error.status
+    if code == 421:
+        return ConfigError(f"{url}: {error}")
+    if code == 401:
+        return ConfigError(
+            f"what answered at {url} asks for a token ({code}), which no instance does where it is "
+            f"watched. Is it its query.listen? Name its http.listen: it says both when it starts."
+        )
+    return RetriableError(
+        f"what answered at {url} does not say how an instance does: it answers {code}. Is this its "
+        f"http.listen?"
+    )
+
+
+def ask(addresses: Iterable[str]) -> list[dict[str, Any]]:
+    """What each says, in their order: its status, or ``address``, ``code`` and ``error`` of one
+    that did not answer (`answered`). ConfigError: no address. If none answers, the first error."""
+    every = list(addresses)
+    for address in every:
+        url_of(address)
+    # Beside each other: one that hangs takes `ANSWER_S`, and so do ten.
+    with ThreadPoolExecutor(MOST_ASKED) as asking:
+        told = list(asking.map(_answer, every))
+    errors = [error for _, error in told if error is not None]
+    if errors and len(errors) == len(told):
+        raise errors[0]
+    return [found for found, _ in told]
+
+
+def _answer(address: str) -> tuple[dict[str, Any], EverflowError | None]:
+    try:
+        return status_at(address), None
+    except EverflowError as error:
+        return {"address": address, "code": error.code, "error": str(error)}, error
+
+
+def answered(status: Mapping[str, Any]) -> bool:
+    """True if it is a status: see `ask`."""
+    return "state" in status
+
+
+def is_well(status: Mapping[str, Any]) -> bool:
+    """True if it answered, is ready, and hears its brokers."""
+    return answered(status) and status["ready"]["ok"] and not _brokers_away(status)
+
+
+def _brokers_away(status: Mapping[str, Any]) -> str:
+    said = brokers_away(status.get("silent_s", 0.0))
+    return said[:1].lower() + said[1:]
+
+
+def status_lines(statuses: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        _status_line(status) if answered(status) else _error_line(status) for status in statuses
+    ]
+
+
+def _error_line(status: Mapping[str, Any]) -> str:
+    return f"{status['address']} · {status['error'].splitlines()[0]}"
+
+
+def _status_line(status: Mapping[str, Any]) -> str:
+    tasks = status["tasks"]
+    roles: dict[str, int] = {}
+    for task in tasks:
+        roles[task["role"]] = roles.get(task["role"], 0) + 1
+    busy = [thread["busy"] for thread in status["threads"]]
+    # An older instance says neither which program it runs nor why it is in its state.
+    reason = status.get("state_reason")
+    unready = "not ready" if reason else f"not ready ({status['ready']['why']})"
+    ready = "ready" if status["ready"]["ok"] else unready
+    lag = "lag unknown" if status["lag"] is None else f"lag {status['lag']:,}"
+    parts = [
+        status["address"],
+        status["application_id"],
+        status["state"] + (f" ({reason})" if reason else ""),
+        ready,
+        *([away] if (away := _brokers_away(status)) else ()),
+        lag,
+        ", ".join(f"{count} {role}" for role, count in sorted(roles.items())) or "no tasks",
+    ]
+    if busy:
+        parts.append(f"busy {sum(busy) / len(busy):.0%}")
+    if status["members"] is not None:
+        parts.append(f"{counted(status['members'], 'instance')} in the group")
+    if status["desired_instances"] is not None:
+        parts.append(f"{status['desired_instances']} desired")
+    parts.append(f"everflow {status['version']}")
+    parts += [f"topology {text}"] if (text := status.get("topology")) else []
+    parts += [text] if (text := status.get("program")) else []
+    if status["error"]:
+        parts.append(status["error"].splitlines()[0])
+    return " · ".join(parts)
+
+
+def task_rows(statuses: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All tasks of the instances that answered: first those in trouble, then the largest lags."""
+    rows = [
+        {"address": status["address"], **task}
+        for status in statuses
+        if answered(status)
+        for task in status["tasks"]
+    ]
+    return sorted(
+        rows,
+        key=lambda row: (not row["trouble"], row["state"] == "RUNNING", -(row["lag"] or 0)),
+    )
+
+
+def tasks_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    head = ("task", "role", "state", "lag", "rate", "left", "disk", "instance", "trouble")
+    return table([head, *(_task_cells(row) for row in rows)])
+
+
+def warnings(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The lines below the tasks: instances that did not answer, and those without brokers."""
+    lines = []
+    for status in statuses:
+        if not answered(status):
+            lines.append(_error_line(status))
+        elif away := _brokers_away(status):
+            lines.append(f"{status['address']} · {away}: lags are as they were then")
+    return lines
+
+
+def _task_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    size, rate = sum(store["bytes"] for store in row["stores"]), row["rate"]
+    return (
+        row["task"],
+        row["role"],
+        row["state"],
+        "?" if row["lag"] is None else f"{row['lag']:,}",
+        f"{rate:,.{int(rate < 10)}f}/s" if rate else "",
+        f"{row['remaining_s']:.0f} s" if row["remaining_s"] else "",
+        f"{size / (1 << 20):,.1f} MB" if size else "",
+        row["address"],
+        row["trouble"],
+    )
+
+
 LOOK_EVERY_S = 0.25
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DONE, FAILED = "NOT_RUNNING", ("PENDING_ERROR", "ERROR")
@@ -323,8 +510,7 @@ def goes_for_good(pod: str, stateful_set: Mapping[str, Any] | None) -> bool:
 
 
 def read_stateful_set(name: str, environment: Mapping[str, str], account: Path = ACCOUNT) -> Any:
-    """A StatefulSet of this namespace, from the API server; None if there is none. RetriableError
-    without an answer or a permission."""
+    """A StatefulSet of this namespace, if there is one. RetriableError: no answer or no right."""
     try:
         space = (account / "namespace").read_text().strip()
     except OSError as error:
@@ -367,3 +553,157 @@ def _read(path: str, environment: Mapping[str, str], account: Path) -> Any:
         raise RetriableError(f"this is no pod: {error} is not set.") from None
     except (OSError, ValueError) as error:
         raise RetriableError(f"{path} cannot be read: {error}.") from None
+
+
+Most = Annotated[
+    int | None,
+    typer.Option(
+        "--max", min=1, help="Scale with the load, up to this number. Default: --instances."
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Options as `everflow.fleet.command.Fleet` has them."""
+
+    master: Annotated[
+        str | None, "The Spark cluster, e.g. spark://host:7077; default: spark-submit's."
+    ] = None
+    cores: Annotated[int, typer.Option(min=1, help="Cores of the executor of each instance.")] = 1
+    memory: Annotated[
+        str,
+        "Memory of the executor (spark.executor.memory). The instance's processes take "
+        "more beside it.",
+    ] = "512m"
+    folder: Annotated[
+        str,
+        "Folder on the hosts for state and logs. Variables of the executors' environment "
+        "are expanded.",
+    ] = "~/.local/state/everflow-fleet"
+
+
+@command()
+def fleet(
+    target: TargetAsForRun,
+    settings: InstanceSettings,
+    places: Places,
+    instances: Annotated[
+        int, typer.Option(min=1, help="Number of instances; with --max the minimum.")
+    ] = 1,
+    most: Most = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="num.stream.threads of each instance; default: --cores."),
+    ] = None,
+    files: Annotated[
+        list[Path] | None, "Another file or folder that the program needs; repeatable."
+    ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of the driver for the hosts. Default: spark.driver.host, a free port.",
+            show_default=False,
+        ),
+    ] = "",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
+    ] = None,
+) -> None:
+    """Run instances in executor slots of a Spark cluster, which replaces a slot that is lost.
+    Ctrl-C stops all instances; they stay members of the group for a restart."""
+    from everflow.fleet.command import run_fleet
+
+    made = planned(
+        target,
+        settings.merged(),
+        least=instances,
+        most=most,
+        threads=threads or places.cores,
+        files=files or [],
+        listen=listen,
+        conf=assignments("--conf", conf),
+        **vars(places),
+    )
+    with shown_by(own_status().waiting), owned() as signals:
+        run_fleet(made, lambda line: typer.echo(f"{time_of_day()} {line}"), signals)
+
+
+@command()
+def scale(
+    address: Annotated[
+        str,
+        typer.Argument(metavar="HOST:PORT", help="Address that the fleet on this host printed."),
+    ],
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, help="New number of instances. Default: only show them."),
+    ] = None,
+    most: Most = None,
+    output: Form = Output.text,
+) -> None:
+    """Resize a fleet, or show its instances."""
+    found = asked_of(address, instances, most)
+    show(output, found, fleet_lines(found))
+
+
+def planned(
+    target: str, settings: Mapping[str, object], *, least: int, most: int | None, **more: Any
+) -> Fleet:
+    """The fleet that is asked for. ConfigError, TopologyError: what no instance could run with."""
+    from everflow.cli.program import module_and_name
+    from everflow.fleet.command import Fleet
+
+    if most is not None and most < least:
+        raise ConfigError(f"--max {most} is below --instances {least}.")
+    require_not_own(settings)
+    config = checked(target, settings)
+    return Fleet(
+        target=":".join(module_and_name(target)),  # on the hosts the file lies in the first folder
+        application_id=config.application_id,
+        settings=settings,
+        least=least,
+        most=least if most is None else most,
+        **more,
+    )
+
+
+def asked_of(address: str, instances: int | None, most: int | None) -> dict[str, Any]:
+    """Ask a fleet for its status; with ``instances`` resize it first. RetriableError where none
+    answers, ConfigError for what it refuses."""
+    if instances is None and most is not None:
+        raise ConfigError("--max needs --instances")
+    sizes = None if instances is None else {"instances": instances, "max": most}
+    data = None if sizes is None else json.dumps(sizes).encode()
+    path = "fleet" if data is None else "scale"
+    try:
+        found: dict[str, Any] = json.loads(asked(f"http://{address}/{path}", ANSWER_S, post=data))
+        return found
+    except RefusedError as error:
+        raise ConfigError(f"the fleet at {address} refused: {error}") from None
+    except (OSError, ValueError) as error:
+        raise RetriableError(
+            f"no fleet answered at {address} ({error}). Does it run on this host? It says its "
+            f"address when it starts."
+        ) from None
+
+
+def fleet_lines(found: Mapping[str, Any]) -> list[str]:
+    bounds = str(found["instances"])
+    if found["max"] != found["instances"]:
+        bounds += f" to {found['max']}"
+    head = ["instance", "host", "state", "lag", "log"]
+    rows = [[str(one["slot"]), *_cells(one)] for one in found["slots"]]
+    return [f"{found['application_id']}: {bounds} instances", *table([head, *rows])]
+
+
+def _cells(slot: Mapping[str, Any]) -> list[str]:
+    if slot["without_place_s"] or "host" not in slot:
+        return ["-", f"no executor for {slot['without_place_s']:g} s", "-", "-"]
+    state = slot["state"] or "starts"
+    if slot["state"] == "RUNNING" and not slot["ready"]:
+        state += ", not ready"
+    lag = "-" if slot["lag"] is None else f"{slot['lag']:,}"
+    return [slot["host"], state, lag, slot["log"]]

@@ -1,8 +1,7 @@
 """Asks a host over HTTP past any proxy: an instance, a fleet's driver, a pod's API server.
 
-What the environment names as a proxy (``HTTP_PROXY``) is the way out of a network. It knows neither
-127.0.0.1 of this host nor the pods of a cluster, and Python's ``NO_PROXY`` has no ranges of
-addresses.
+A proxy of the environment (``HTTP_PROXY``) knows neither 127.0.0.1 of this host nor a cluster's
+pods, and Python's ``NO_PROXY`` has no ranges of addresses.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def asked(
     late = threading.Event()
     try:
         parts = urlsplit(url)
-        with closing(_connection(parts.scheme, parts.netloc, timeout_s, tls)) as connection:
+        with closing(connection_to(parts.scheme, parts.netloc, timeout_s, tls)) as connection:
             connection.connect()
             held = connection.sock
 
@@ -80,9 +79,10 @@ def asked(
     return body
 
 
-def _connection(
+def connection_to(
     scheme: str, place: str, timeout_s: float, tls: ssl.SSLContext | None
 ) -> http.client.HTTPConnection:
+    """Not made yet: it connects when it is used first."""
     if scheme == "https":
         return http.client.HTTPSConnection(place, timeout=timeout_s, context=tls)
     return http.client.HTTPConnection(place, timeout=timeout_s)

@@ -1,6 +1,3 @@
-"""The terminal output of commands and the demo.
-
-`terminal`: progress and errors as text. `status`: the line that is written over and over.
-`observed`: what instances say of themselves.
+"""The terminal: `status`, the line that is written over and over. Used by commands and the demo.
 May import all below the commands; not cli, demo or testing.
 """

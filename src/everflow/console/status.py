@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -19,40 +21,32 @@ PLAIN_INTERVAL_S = 5.0
 _TICK_S = 1.0
 
 
+@dataclass(eq=False)
 class StatusLine:
     """A context manager around a run. `show` and `say` may be called from different threads.
 
     Without a terminal a line is printed only if ``interval_s`` has passed since the last one and
-    the text differs, so that an idle instance does not fill a log file.
+    the text differs, so that an idle instance does not fill a log file. ``stamp``: the time that
+    stands before each `event`, and before progress lines where there is no terminal.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        interval_s: float = PLAIN_INTERVAL_S,
-        clock: Callable[[], float] = time.monotonic,
-        stamp: Callable[[], str] | None = None,
-    ) -> None:
-        """``stamp``: the time that stands before each `event`, and before progress lines where
-        there is no terminal."""
-        self._console = console
-        self._interval_s = interval_s
-        self._clock = clock
-        self._stamp = stamp
-        self._lock = threading.RLock()
-        self._status: Status | None = None
-        self._printed_at: float | None = None
-        self._printed = ""
-        self._ended = False
-        self._waits: list[object] = []
-        self.last_event = ""
-        """The last `event`, for who shows how long it has been the last."""
+    console: Console
+    interval_s: float = PLAIN_INTERVAL_S
+    clock: Callable[[], float] = time.monotonic
+    stamp: Callable[[], str] | None = None
+    last_event: str = ""
+    """The last `event`, for who shows how long it has been the last."""
+    _lock: Any = field(default_factory=threading.RLock)
+    _status: Status | None = None
+    _printed_at: float | None = None
+    _printed: str = ""
+    _ended: bool = False
+    _waits: list[object] = field(default_factory=list)
 
     @property
     def has_below(self) -> bool:
         """Whether `show` shows what is ``below``."""
-        return self._console.is_terminal
+        return self.console.is_terminal
 
     def __enter__(self) -> StatusLine:
         return self
@@ -71,10 +65,7 @@ class StatusLine:
     @contextmanager
     def waiting(self, what: str, *, after_s: float = 0.0) -> Iterator[None]:
         """While the block runs, show what is waited for and for how long: ``starting Spark, 5 s``.
-
-        ``after_s``: nothing is shown of a wait that is shorter. Of several, one in the other, the
-        innermost is shown.
-        """
+        Nothing is shown of a wait shorter than ``after_s``; of nested ones the innermost is."""
         wait, first = object(), True
         self._waits.append(wait)
 
@@ -86,7 +77,7 @@ class StatusLine:
             return _TICK_S
 
         try:
-            with telling(tell, after_s, self._clock):
+            with telling(tell, after_s, self.clock):
                 yield
         finally:
             self._waits.remove(wait)
@@ -94,7 +85,7 @@ class StatusLine:
 
     def say(self, text: str) -> None:
         """Print lasting lines as they are (above the live one)."""
-        self._console.print(
+        self.console.print(
             printable(text.removesuffix("\n")),
             markup=False,
             emoji=False,
@@ -103,49 +94,40 @@ class StatusLine:
         )
 
     def line(self, text: str) -> None:
-        """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a `state`."""
-        if text.startswith(LAST_STATES):
-            with self._lock:  # nothing is drawn below the last state
+        """Take a line of an instance (`everflow.logs.lines_to`): an `event`, or a state."""
+        with self._lock:
+            if text.startswith(LAST_STATES):
                 self._ended = True
                 self.clear()
-                self.state(text)
-        elif text.startswith(STATE):
-            self.state(text)
-        else:
-            self.event(text)
+            if text.startswith(STATE):
+                self.say(self._stamped(text))
+            else:
+                self.event(text)
 
     def event(self, text: str) -> None:
         """`say` with the time before it."""
         self.last_event = text
-        self.state(text)
-
-    def state(self, text: str) -> None:
-        """The same of a state: nothing that somebody waits for."""
         self.say(self._stamped(text))
 
     def _stamped(self, text: str) -> str:
-        return text if self._stamp is None else f"{self._stamp()} {text}"
+        return text if self.stamp is None else f"{self.stamp()} {text}"
 
     def show(self, text: str, *, below: Sequence[str] = (), now: bool = False) -> None:
-        """Replace the progress line, which may have several lines itself.
-
-        Args:
-            below: more lines, on a terminal only: what is worth a glance, but not a log file.
-            now: worth printing without a terminal although the interval is not over.
-        """
+        """Replace the progress line, which may have several lines itself. ``below``: more lines, on
+        a terminal only. ``now``: print it elsewhere, too, before the interval is over."""
         with self._lock:
             if self._ended:
                 return
-            if self._console.is_terminal:
+            if self.console.is_terminal:
                 lines = printable("\n".join((text, *below)))
                 live = Text(lines, no_wrap=True, overflow="ellipsis")
                 if self._status is None:
-                    self._status = self._console.status(live)
+                    self._status = self.console.status(live)
                     self._status.start()
                 self._status.update(live)
                 return
-            at = self._clock()
-            due = now or self._printed_at is None or at - self._printed_at >= self._interval_s
+            at = self.clock()
+            due = now or self._printed_at is None or at - self._printed_at >= self.interval_s
             if due and text != self._printed:
                 self._printed_at, self._printed = at, text
                 self.say(self._stamped(text))

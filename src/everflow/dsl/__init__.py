@@ -1,11 +1,11 @@
 """What users write: streams, tables, groups, and the builder that they are made with.
 
 `streams_builder` begins a program; `streams` has the classes of streams, tables and groups. Their
-methods call `lowering`, whose functions check Columns and Python functions (`expressions`) and
-topics (`topics`), and append nodes to `graph_builder`, which freezes them into a
-`topology.program.Topology`. `stores` and `suppressed` are what operators are given.
+methods call `lowering`, whose functions check Columns and Python functions (`expressions`), and
+append nodes to `graph_builder`, which freezes them into a `topology.program.Topology`. What
+operators are given is in `stores`.
 A module imports those below it alone, in this order: `streams_builder`, `streams`, `lowering`,
-`topics` and `graph_builder`, `stores`, `expressions`, `suppressed`.
+`graph_builder`, `stores`, `expressions`.
 May import layers 0 and 1, travel, and spark's session and expressions (what does this Column
 mean?). It runs where the program is built.
 """

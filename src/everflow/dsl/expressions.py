@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +24,21 @@ from everflow.topology.graph import ColumnExpr, EdgeType, column_names, same_typ
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only
 
-
-import inspect
-from collections.abc import Sequence
-
 _PYTHON_TYPES: dict[object, str] = {
     str: "string",
     int: "bigint",
     float: "double",
     bool: "boolean",
     bytes: "binary",
+    dict: "name string, amount double",
+    list: "array<string>",
 }
-_PYTHON_TYPES |= {dict: "name string, amount double", list: "array<string>"}
 
 _PATTERN = re.compile(r"[*+?|()\[\]{}^$\\]")
 _A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
 
-Expression = Column | Callable[..., Any]
+Function = Callable[..., Any]
+Expression = Column | Function
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class Edge:
 
     @staticmethod
     def of(key_serde: Serde, value_serde: Serde) -> Edge:
-        """The edge of records read with these serdes."""
         return Edge(
             EdgeType(normal_type(key_serde.type), normal_type(value_serde.type)),
             key_serde,
@@ -76,8 +74,7 @@ class Edge:
         return Edge(EdgeType(key, value), None, None)
 
     def returning(self, operator: str, fn: Function, **returns: object) -> Edge:
-        """The edge behind a function; ``returns``: the types of ``key``, ``value`` or both, as
-        users name them."""
+        """The edge behind a function; ``returns``: types of ``key``, ``value``, as given."""
         types = {part: result_type(given, fn, operator) for part, given in returns.items()}
         serdes = {part: result_serde(given) for part, given in returns.items()}
         return self.with_types(**types).with_serdes(**serdes)
@@ -92,7 +89,6 @@ class Edge:
         return self.written_key(operator), value
 
     def written_key(self, operator: str) -> Serde:
-        """The key's serde, for a place that writes keys."""
         return _required(self.key_serde, "key", self.type.key, operator)
 
 
@@ -198,7 +194,6 @@ def checked_column(given: object, part: str, operator: str) -> None:
 
 
 def predicate(column: Column, edge: Edge) -> ColumnExpr:
-    """``column`` as a condition."""
     return analyse(column, edge.type, expected=pa.bool_())
 
 
@@ -277,13 +272,8 @@ def fields_from_options(
     return name, returns, fields
 
 
-# --- brings functions of the user to one shape, ``fn(key, value)``, in objects that workers
-# A function with one required positional parameter gets the value only, one with two gets key and
-# value. Parameters with defaults do not count, ``*args`` counts as two. Built-in functions whose
-# signature Python cannot tell (``int``, ``str``) get the value.
-
-
-Function = Callable[..., Any]
+# --- functions of the user in one shape, ``fn(key, value)``, in objects that workers get ----------
+# Built-in functions whose signature Python cannot tell (``int``, ``str``) get the value.
 
 
 def required_parameters(fn: Function) -> int | None:
@@ -312,7 +302,7 @@ def key_value_function(fn: Function, operator: str) -> Function:
 
 
 def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
-    """TopologyError unless ``fn`` can be called with as many arguments as there are ``names``."""
+    """TopologyError unless ``fn`` can be called with arguments of these ``names``."""
     refuse_pyspark(fn, operator)
     if not callable(fn):
         raise TopologyError(f"{operator} takes a function of ({', '.join(names)}), found {fn!r}")
@@ -329,8 +319,7 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str) -> None:
 
 
 def refuse_pyspark(given: object, operator: str) -> None:
-    """TopologyError for a function of PySpark (``F.upper``), or what ``F.udf`` or ``F.pandas_udf``
-    made of the user's: they take Columns, not values."""
+    """TopologyError for PySpark's own functions and UDFs: they take Columns, not values."""
     if isinstance(
         getattr(given, "evalType", None), int
     ):  # a Column has every attribute, as a Column
@@ -353,7 +342,6 @@ def refuse_pyspark(given: object, operator: str) -> None:
 
 
 def function_name(fn: Function) -> str:
-    """A readable name of ``fn``."""
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
@@ -370,8 +358,6 @@ class _Calling:
 
 @dataclass(frozen=True)
 class ValueOnly(_Calling):
-    """Calls a function of the value."""
-
     def __call__(self, key: Any, value: Any) -> Any:
         return self.fn(value)
 
@@ -433,8 +419,7 @@ class OfMappedSides(_Calling):
 
 @dataclass(frozen=True)
 class WithoutKey(_Calling):
-    """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the
-    key, too."""
+    """An aggregator, or a merger, that is called with the key, too."""
 
     def __call__(self, key: Any, one: Any, two: Any) -> Any:
         return self.fn(one, two)

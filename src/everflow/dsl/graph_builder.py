@@ -1,11 +1,8 @@
 """Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
-`builder_call` wraps each call of the DSL: errors get the user's line, a failure leaves nothing
-behind.
-
-Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share.
-The counter also advances where the original burns a number (three per repartition), so that unnamed
-nodes get the same names.
+`Stream` is a place in it, behind which operators are lowered. `builder_call` wraps each call of the
+DSL. Node names are Kafka Streams': a prefix and a counter that all nodes of one builder share. It
+also advances where the original burns a number, so that unnamed nodes get the same names.
 """
 
 from __future__ import annotations
@@ -16,24 +13,28 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import fields, replace
-from typing import Any, Protocol, TypeVar, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
-from everflow.dsl.expressions import check_name
-from everflow.dsl.stores import Materialized, kept_for, kept_globally, materialized
+from everflow.dsl.expressions import Edge, check_name, fitting_serde
+from everflow.dsl.stores import Materialized, kept_globally, materialized
 from everflow.errors import TopologyError, naming_the_line
 from everflow.foreign_names import entry_of
-from everflow.serdes import Serde
+from everflow.serdes import Serde, bytes_
 from everflow.state.store import StoreSpec
 from everflow.topology.arrival import hands_on_first, reaches_first, require_direct
 from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     EdgeType,
-    FunctionExpr,
+    FunctionNode,
     GlobalTableNode,
     LoadedTableNode,
     Node,
+    Operator,
+    Part,
+    Partitioner,
+    ProjectNode,
     RepartitionTopic,
     SinkNode,
     SourceNode,
@@ -45,23 +46,23 @@ from everflow.topology.partitioners import key_partitioners
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
 from everflow.user_program import place, user_line
-from everflow.windows import Duration
 
 _AnyNode = TypeVar("_AnyNode", bound=Node)
 
 
 class GraphBuilder:
-    """Mutable; owned by one StreamsBuilder. Threads that share it wait for one another: each call
-    of the DSL holds ``lock``, since all of them use one pickler, which is C, and ends the process
-    where two threads use it at once."""
+    """Owned by one StreamsBuilder. Each call of the DSL holds ``lock``, since all of them use one
+    pickler, which is C, and ends the process where two threads use it at once."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self._travel = TravelCheck()
         self._counter = 0
-        self._stores: dict[str, str | None] = {}
-        self._options: dict[str, Materialized] = {}
+        self.stores: dict[str, str | None] = {}
+        """With the lines that ask for them."""
+        self.options: dict[str, Materialized] = {}
+        """By the names of their stores."""
         self.declared: dict[str, StoreSpec] = {}
         """The stores of processors, by their names."""
         self._topics: dict[str, str | None] = {}
@@ -72,7 +73,7 @@ class GraphBuilder:
         """Groups, and the source node of the repartition topic that each one has."""
 
     def __str__(self) -> str:
-        topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self._stores)
+        topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self.stores)
         return f"reads {topics}" + (f"; keeps {stores}" if stores else "")
 
     def new_name(self, prefix: str) -> str:
@@ -92,38 +93,27 @@ class GraphBuilder:
         """Append ``node`` and return its name; TopologyError if the name is taken, or if its
         functions or serdes cannot be sent to the workers."""
         node = _with_line(node)
-        taken = self._nodes.get(node.name)
+        taken = self.nodes.get(node.name)
         if taken is not None:
             raise _twice("node name", node.name, taken.where)
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
         if isinstance(node, StatefulNode):
-            node = materialized(node, self._options)
+            node = materialized(node, self.options)
         elif isinstance(node, GlobalTableNode):
-            given = self._options.get(node.store.name)
+            given = self.options.get(node.store.name)
             node = replace(node, store=kept_globally(node.store, given))
-        self._nodes[node.name] = node
+        self.nodes[node.name] = node
         return node.name
 
-    def has(self, name: str) -> bool:
-        """True if there is a node called so."""
-        return name in self._nodes
-
-    def node(self, name: str) -> Node:
-        return self._nodes[name]
-
     def reaches_first(self, first: str, second: str) -> bool:
-        return reaches_first(self._nodes.values(), first, second)
+        return reaches_first(self.nodes.values(), first, second)
 
     def hands_on_first(self, first: str, second: str) -> bool:
-        return hands_on_first(self._nodes.values(), first, second)
-
-    def replace(self, node: Node) -> None:
-        """Put ``node`` in the place of the one that has its name."""
-        self._nodes[node.name] = node
+        return hands_on_first(self.nodes.values(), first, second)
 
     def keep_when_asked(self, keeper: StatefulNode) -> None:
-        """The table of the node called as ``keeper`` has a store as soon as somebody asks what it
-        holds: then ``keeper``, whose input is what gives its values, takes the node's place."""
+        """As soon as somebody asks what the table holds (`keep`), ``keeper``, whose input is what
+        gives its values, takes the place of the node of this name."""
         self._unkept[keeper.name] = _with_line(keeper)
 
     def keep(self, name: str) -> None:
@@ -133,15 +123,15 @@ class GraphBuilder:
             return
         for spec in keeper.stores:
             self.claim_store(spec.name, keeper.label, keeper.where)
-        given: Any = self._nodes[name]
+        given: Any = self.nodes[name]
         made: Node = replace(given, name=keeper.inputs[0], label=PREPARE)
-        nodes = list(self._nodes.values())
+        nodes = list(self.nodes.values())
         at = nodes.index(given)
         nodes[at : at + 1] = made, keeper
-        self._nodes = {node.name: node for node in nodes}
+        self.nodes = {node.name: node for node in nodes}
 
     def claim_topics(self, topics: Iterable[str]) -> None:
-        """Register source topics of one source. Those of streams: `subscribe`."""
+        """Those of streams: `subscribe`."""
         for topic in topics:
             check_name("topic", topic)
             if topic in self._topics:
@@ -154,13 +144,12 @@ class GraphBuilder:
 
     def subscribe(self, source: SourceNode) -> str:
         """Append the source of a stream; returns its name, or that of the one there is for the same
-        topics, or the same pattern: as in Kafka Streams, both streams are its children.
-        TopologyError for topics that another source reads, or reads in another way."""
+        topics or pattern. TopologyError for topics that another source reads, or so otherwise."""
         pattern = source.reading.pattern
         for topic in source.topics if pattern is None else ():
             check_name("topic", topic)
         subscribed = frozenset(source.topics) if pattern is None else pattern
-        first = self._nodes.get(self._subscriptions.get(subscribed, ""))
+        first = self.nodes.get(self._subscriptions.get(subscribed, ""))
         if first is None:
             if pattern is None:
                 self.claim_topics(source.topics)
@@ -190,17 +179,12 @@ class GraphBuilder:
             )
         check_name("store", name)
         assert isinstance(name, str)
-        if name in self._stores:
-            raise _twice("store name", name, self._stores[name])
-        self._stores[name] = where or user_line()
+        if name in self.stores:
+            raise _twice("store name", name, self.stores[name])
+        self.stores[name] = where or user_line()
         if given is not None:
-            self._options[name] = given
+            self.options[name] = given
         return name
-
-    @property
-    def stores(self) -> list[str]:
-        """The names of all stores so far."""
-        return list(self._stores)
 
     def declare_store(self, spec: StoreSpec, operator: str) -> StoreSpec:
         """Register a store that processors share. The same one may be declared again."""
@@ -211,44 +195,33 @@ class GraphBuilder:
 
     def keeper_of(self, store: str) -> StatefulNode | GlobalTableNode | None:
         """The node whose store it is; None: there is none."""
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             if isinstance(node, GlobalTableNode) and node.store.name == store:
                 return node
             if isinstance(node, StatefulNode) and store in {spec.name for spec in node.stores}:
                 return node
         return None
 
-    def history_of(self, store: str) -> Duration | None:
-        """How long the table in ``store`` keeps what its values were; None: it does not."""
-        given = self._options.get(store)
-        return None if given is None else given.history
-
     def claim_beside(self, name: str, store: str, operator: str) -> str:
         """Register a store that goes with ``store``: it lies and is logged as that one is."""
         self.claim_store(name, operator)
-        given = self._options.get(store)
+        given = self.options.get(store)
         if given is not None:
-            self._options[name] = Materialized(
+            self.options[name] = Materialized(
                 name, logging=given.logging, in_memory=given.in_memory
             )
         return name
 
     def claim_each(self, store: object, suffixes: Iterable[str], operator: str) -> tuple[str, ...]:
-        """Register the stores of an operator that has several, all with the options of ``store``,
-        after whose name and a suffix each is called."""
+        """Register several stores, each called after ``store`` and a suffix, with its options."""
         base = self.claim_store(store, operator)
-        given = self._options.pop(base, None)
+        given = self.options.pop(base, None)
         names = tuple(f"{base}{suffix}" for suffix in suffixes)
         for name in names:
             self.claim_store(name if given is None else replace(given, name=name), operator)
         return names
 
-    def retention_ms(self, store: str, least_ms: int) -> int:
-        """How long the store ``store`` keeps its windows, which need ``least_ms``."""
-        return kept_for(self._options.get(store), least_ms)
-
     def check_repartition_name(self, name: str | None, operator: str) -> str:
-        """A repartition topic needs a name from the user, for the same reason as a store."""
         if name is None:
             raise TopologyError(
                 f"{operator} needs a repartition topic (the key changes), and it has no name; "
@@ -267,14 +240,11 @@ class GraphBuilder:
         source: str,
         edge: EdgeType,
         serdes: tuple[Serde, Serde],
-        topic_of: tuple[int | None, ColumnExpr | FunctionExpr | str | None] = (None, None),
+        topic_of: tuple[int | None, Partitioner | None] = (None, None),
     ) -> str:
-        """Write ``source`` to a new repartition topic and read it back; returns the name of the new
-        source node. ``topic_of``: the number of its partitions, and what gives a record's, if not
-        its key.
-
-        The numbers of the original's sink, filter and source are burnt by the caller with ``burn``.
-        """
+        """Write ``source`` to a new repartition topic; returns the name of the source node that
+        reads it. ``topic_of``: the number of its partitions, and what gives a record's, if not its
+        key. The caller burns the original's numbers."""
         topic = f"{self.check_repartition_name(name, 'repartition')}-repartition"
         partitions, partitioner = topic_of
         self._repartitions[topic] = (RepartitionTopic(topic, partitions), user_line())
@@ -285,31 +255,30 @@ class GraphBuilder:
         )
 
     def burn(self, numbers: int) -> None:
-        """Advance the counter where the original does so for a node that has a name."""
         self._counter += numbers
 
     def _require_options_used(self) -> None:
-        nodes = [node for node in self._nodes.values() if isinstance(node, StatefulNode)]
+        nodes = [node for node in self.nodes.values() if isinstance(node, StatefulNode)]
         kept = {spec.name for node in nodes for spec in node.stores}
-        kept |= {n.store.name for n in self._nodes.values() if isinstance(n, GlobalTableNode)}
-        for name in self._options:
+        kept |= {n.store.name for n in self.nodes.values() if isinstance(n, GlobalTableNode)}
+        for name in self.options:
             if name not in kept:
                 raise TopologyError(
                     f"Materialized({name!r}) is for one store, and here are several, or the "
                     f"table's own topic; write store={name!r}",
-                    where=self._stores[name],
+                    where=self.stores[name],
                 )
 
     def build(self) -> Topology:
         """The frozen topology. The caller holds ``lock``."""
-        if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
+        if not any(isinstance(node, SourceNode) for node in self.nodes.values()):
             raise TopologyError(
                 "the topology reads no topic; begin with builder.stream('topic') or "
                 "builder.table('topic')"
             )
         self._require_options_used()
         built = Topology(
-            tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
+            tuple(self.nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
         )
         require_room(built)
         require_direct(built)
@@ -318,8 +287,7 @@ class GraphBuilder:
 
 
 def _read(source: SourceNode) -> dict[str, object]:
-    """How it is read, by the arguments that say it. Columns are compared by their texts: what they
-    answer to ``==`` is a Column."""
+    """By the arguments that say it; Columns as text: what they answer to ``==`` is a Column."""
     reading = source.reading
     time = reading.timestamp
     return {
@@ -358,8 +326,7 @@ def _twice(what: str, name: str, first: str | None) -> TopologyError:
 
 
 def _or_anew(where: str | None) -> str:
-    """For a cell, which is run again when it has failed: the calls of its chain before the one that
-    failed are still here."""
+    """For a cell, of whose failed chain the earlier calls are still here."""
     again = (
         "\n  Where that was a chain that failed further on, run the cell of the StreamsBuilder "
         "again, and then this one"
@@ -377,6 +344,122 @@ def _travelling(node: Node) -> dict[str, object]:
     return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
 
 
+# --- a place in the graph, and the stores of operators --------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The records of a stream, or the updates of a table, behind a node of the graph that is built.
+    ``key_changed``: as of `KStream`."""
+
+    graph: GraphBuilder
+    node: str
+    edge: Edge
+    key_changed: bool = False
+
+    def behind(self, node: str, edge: Edge, changes_key: bool = False) -> Stream:
+        """The stream behind ``node``, which reads this one."""
+        return Stream(self.graph, node, edge, self.key_changed or changes_key)
+
+    def projected(
+        self,
+        name: str,
+        label: str,
+        edge: Edge | None = None,
+        *,
+        predicate: ColumnExpr | None = None,
+        key: ColumnExpr | None = None,
+        value: ColumnExpr | None = None,
+        changes_key: bool = False,
+    ) -> Stream:
+        """The stream behind a new node that computes Columns; ``edge``: left out, this one's."""
+        edge = edge or self.edge
+        node = ProjectNode(
+            name=name,
+            inputs=(self.node,),
+            out=edge.type,
+            label=label,
+            predicate=predicate,
+            key=key,
+            value=value,
+            changes_key=changes_key,
+        )
+        return self.behind(self.graph.add(node), edge, changes_key)
+
+    def called(
+        self,
+        name: str,
+        label: str,
+        op: str,
+        fn: Callable[..., Any],
+        edge: Edge,
+        *,
+        changes_key: bool = False,
+    ) -> Stream:
+        """The stream behind a new node that calls a function of (key, value) for each record."""
+        node = FunctionNode(name, (self.node,), edge.type, label, op, fn, changes_key)
+        return self.behind(self.graph.add(node), edge, changes_key)
+
+    def kept(
+        self,
+        name: str,
+        label: str,
+        operator: Operator,
+        stores: tuple[StoreSpec, ...] = (),
+        edge: Edge | None = None,
+        *,
+        sides: tuple[str, ...] = (),
+        reads: tuple[StoreSpec, ...] = (),
+        parts: tuple[Part, ...] = (),
+    ) -> Stream:
+        """What is behind a new stateful node; ``sides``: all that it reads, left out this one."""
+        edge = edge or self.edge
+        sides = sides or (self.node,)
+        node = StatefulNode(name, sides, edge.type, label, operator, stores, reads, parts)
+        return self.behind(self.graph.add(node), edge)
+
+    def with_serdes(self, operator: str, key: object | None, value: object | None) -> Stream:
+        """The same, written with other serdes. TopologyError for those of other types."""
+        key_serde = fitting_serde(key, self.edge.type.key, "key", operator)
+        value_serde = fitting_serde(value, self.edge.type.value, "value", operator)
+        return self.behind(self.node, self.edge.with_serdes(key_serde, value_serde))
+
+    def repartitioned(
+        self,
+        name: str,
+        operator: str,
+        chosen: tuple[int | None, Partitioner | None] = (None, None),
+    ) -> Stream:
+        """This stream read back from the new repartition topic ``name`` (already checked)."""
+        serdes = self.edge.serdes(operator)
+        self.graph.burn(3)  # sink, null-key filter, source
+        node = self.graph.repartition(name, self.node, self.edge.type, serdes, chosen)
+        return Stream(self.graph, node, self.edge)
+
+
+def store_spec(
+    name: str, serdes: tuple[Serde, Serde], kind: str = "key_value", **how: Any
+) -> StoreSpec:
+    """The store of an operator on the user's line; ``how``: as of `StoreSpec`."""
+    key, value = serdes
+    where = user_line()
+    return StoreSpec(name=name, kind=kind, key_serde=key, value_serde=value, where=where, **how)
+
+
+def bytes_store(name: str, *, private: bool = False) -> StoreSpec:
+    """A store of an operator's own bytes."""
+    return store_spec(name, (bytes_(), bytes_()), private=private)
+
+
+def window_store(
+    name: str, serdes: tuple[Serde, Serde], retention_ms: int, size_ms: int | None = None
+) -> StoreSpec:
+    return store_spec(name, serdes, "window", retention_ms=retention_ms, window_size_ms=size_ms)
+
+
+# --- calls of the DSL -----------------------------------------------------------------------------
+
+
 OTHER_KEYWORDS = {
     "materialized": "store",
     "store_name": "store",
@@ -392,12 +475,6 @@ OTHER_KEYWORDS = {
     "num_partitions": "partitions",
     "numPartitions": "partitions",
 }
-"""What elsewhere is a keyword, or a class that carries one, and the nearest keyword here."""
-
-
-class _Builds(Protocol):
-    @property
-    def graph(self) -> GraphBuilder: ...
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -405,18 +482,17 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def builder_call(method: _Method) -> _Method:
     """A method of a class with ``graph``. It takes effect as a whole, or raises and the graph is as
-    before: names, stores, topics and numbers, so that the corrected call gives what it would have
-    given at first. TopologyError for arguments that do not fit."""
+    before. TopologyError, with the user's line, also for arguments that do not fit."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def call(self: _Builds, *args: Any, **keywords: Any) -> Any:
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
         try:
             signature.bind(self, *args, **keywords)
         except TypeError:
             said = _misfit(type(self).__name__, method.__name__, signature, args, keywords)
             raise TopologyError(said) from None
-        graph = self.graph
+        graph: GraphBuilder = self.graph
         with graph.lock:  # a call that raises leaves everything as it was before
             state = {name: value for name, value in vars(graph).items() if name != "lock"}
             before = {name: copy(value) for name, value in state.items()}

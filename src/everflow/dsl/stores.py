@@ -1,15 +1,20 @@
-"""Stores: `Materialized` wherever ``store=`` is taken, and `Stores` for processors."""
+"""What operators are given: `Materialized` wherever ``store=`` is taken, `Stores` for processors;
+when results come, for ``KTable.suppress`` and ``emit_strategy`` (KIP-328, KIP-825).
+
+TopologyError, with the user's line and the cure, for what cannot be.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from everflow.dsl.expressions import check_name, checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import FittingClass, Telling
+from everflow.operators.suppress import BufferBounds, EarlyResults
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import StatefulNode
@@ -80,6 +85,10 @@ class Materialized(Telling, metaclass=FittingClass):
         return hash(self.name)
 
 
+Store = str | Materialized
+"""What is asked for with ``store=``: its name, or that with options."""
+
+
 def kept_for(given: Materialized | None, least_ms: int) -> int:
     """The retention of windows or sessions that need ``least_ms``; TopologyError for less."""
     if given is None or given.retention is None:
@@ -94,7 +103,6 @@ def kept_for(given: Materialized | None, least_ms: int) -> int:
 
 
 def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> StatefulNode:
-    """The node with its stores as ``options``, by their names, have them."""
     found = [options.get(spec.name) for spec in node.stores]
     if not any(found):
         return node
@@ -102,19 +110,18 @@ def materialized(node: StatefulNode, options: Mapping[str, Materialized]) -> Sta
         spec if given is None else _stored(spec, given)
         for spec, given in zip(node.stores, found, strict=True)
     )
-    operator: Any = node.operator
     if not all(given is None or given.caching for given in found):
-        if "emit_every_update" not in {one.name for one in fields(operator)}:
+        if not hasattr(node.operator, "emit_every_update"):
             raise TopologyError(
                 f"caching=False is for operators that give results by key, and {node.label} gives "
                 f"every one; leave it out",
             )
-        operator = replace(operator, emit_every_update=True)
-    return replace(node, stores=stores, operator=operator)
+        node = node.giving_every_update()
+    return replace(node, stores=stores)
 
 
 def kept_globally(spec: StoreSpec, given: Materialized | None) -> StoreSpec:
-    """The store of a global table with its options. TopologyError for those it has not."""
+    """TopologyError for options that a global table has not."""
     if given is None:
         return spec
     if given != Materialized(given.name, in_memory=given.in_memory):
@@ -179,7 +186,7 @@ class Stores(Telling, metaclass=FittingClass):
         how long (stream time) an entry stays behind its time; then it is not there, and is
         deleted in the changelog, too. What is itself that old when it is put changes nothing."""
         ttl_ms = None if ttl is None else checked_ms(ttl, f"Stores.key_value({name!r}): ttl", 1)
-        return _made("key_value", name, key, value, (logging, in_memory), ttl_ms)
+        return _made("key_value", locals(), ttl_ms)
 
     @staticmethod
     def window(
@@ -197,7 +204,7 @@ class Stores(Telling, metaclass=FittingClass):
         size_ms = checked_ms(size, f"Stores.window({name!r}): size", 1)
         what = f"Stores.window({name!r}): retention"
         retention_ms = checked_ms(retention, what, size_ms, ", and the windows have that size")
-        return _made("window", name, key, value, (logging, in_memory), retention_ms, size_ms)
+        return _made("window", locals(), retention_ms, size_ms)
 
     @staticmethod
     def session(
@@ -211,7 +218,7 @@ class Stores(Telling, metaclass=FittingClass):
     ) -> StoreSpec:
         """A value of each key's session, kept until stream time is ``retention`` behind its end."""
         retention_ms = checked_ms(retention, f"Stores.session({name!r}): retention", 1)
-        return _made("session", name, key, value, (logging, in_memory), retention_ms)
+        return _made("session", locals(), retention_ms)
 
     @staticmethod
     def versioned(
@@ -227,28 +234,143 @@ class Stores(Telling, metaclass=FittingClass):
         until ``history`` behind the highest time of a version; the latest is kept for ever. A
         version that is older than that when it comes is ignored."""
         history_ms = checked_ms(history, f"Stores.versioned({name!r}): history")
-        return _made("versioned", name, key, value, (logging, in_memory), history_ms)
+        return _made("versioned", locals(), history_ms)
 
 
 def _made(
-    kind: str,
-    name: str,
-    key: Serde,
-    value: Serde,
-    options: tuple[bool, bool],
-    retention_ms: int | None = None,
-    size_ms: int | None = None,
+    kind: str, given: dict[str, Any], kept_ms: int | None, size_ms: int | None = None
 ) -> StoreSpec:
-    logging, in_memory = options
-    check_name("store", name)
+    check_name("store", given["name"])
     return StoreSpec(
-        name=name,
+        name=given["name"],
         kind=kind,
-        key_serde=checked_serde(key, "key", f"Stores.{kind}"),
-        value_serde=checked_serde(value, "value", f"Stores.{kind}"),
-        retention_ms=retention_ms,
+        key_serde=checked_serde(given["key"], "key", f"Stores.{kind}"),
+        value_serde=checked_serde(given["value"], "value", f"Stores.{kind}"),
+        retention_ms=kept_ms,
         window_size_ms=size_ms,
-        logging=bool(logging),
-        in_memory=bool(in_memory),
+        logging=bool(given["logging"]),
+        in_memory=bool(given["in_memory"]),
         where=user_line(),
     )
+
+
+# --- when results come ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BufferConfig(Telling, metaclass=FittingClass):
+    """How much a task may hold back, and what happens when that is too little. Kafka Streams'
+    ``Suppressed.BufferConfig``."""
+
+    bounds: BufferBounds = field(default_factory=BufferBounds)
+
+    _WRITTEN: ClassVar[str] = "BufferConfig.max_records(100_000).shut_down_when_full()"
+
+    @staticmethod
+    def unbounded() -> BufferConfig:
+        """As much as there is: the buffer is a store on disk."""
+        return BufferConfig()
+
+    @staticmethod
+    def max_records(count: int) -> BufferConfig:
+        """At most ``count`` keys in a task; the oldest is given early."""
+        return BufferConfig().with_max_records(count)
+
+    @staticmethod
+    def max_bytes(count: int) -> BufferConfig:
+        """At most ``count`` bytes of keys and values in a task, and 8 a key; the oldest is given
+        early."""
+        return BufferConfig().with_max_bytes(count)
+
+    def with_max_records(self, count: int) -> BufferConfig:
+        """The same, and at most ``count`` keys."""
+        return BufferConfig(replace(self.bounds, records=_positive(count, "max_records")))
+
+    def with_max_bytes(self, count: int) -> BufferConfig:
+        """The same, and at most ``count`` bytes."""
+        return BufferConfig(replace(self.bounds, bytes=_positive(count, "max_bytes")))
+
+    def emit_early_when_full(self) -> BufferConfig:
+        """The oldest entry is given before its time; not for windows, whose result would not be the
+        final one."""
+        return BufferConfig(replace(self.bounds, stops=False))
+
+    def shut_down_when_full(self) -> BufferConfig:
+        """The instance ends with `BufferFullError`."""
+        return BufferConfig(replace(self.bounds, stops=True))
+
+    def with_no_bound(self) -> BufferConfig:
+        """The same, with room for as much as there is."""
+        return BufferConfig()
+
+
+@dataclass(frozen=True)
+class Suppressed(Telling, metaclass=FittingClass):
+    """When ``KTable.suppress`` lets an entry out. ``wait_ms`` None: when its window closes."""
+
+    wait_ms: int | None
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+
+    _WRITTEN: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "Suppressed": "Suppressed.until_window_closes()",
+            "until_window_closes": "Suppressed.until_window_closes()",
+            "until_time_limit": "Suppressed.until_time_limit('1 minute')",
+        }
+    )
+
+    @staticmethod
+    def until_window_closes(buffer: BufferConfig | None = None) -> Suppressed:
+        """The final result of each window, once stream time has reached its end and grace; nothing
+        before."""
+        return Suppressed(None, BufferConfig() if buffer is None else buffer)
+
+    @staticmethod
+    def until_time_limit(limit: Duration, buffer: BufferConfig | None = None) -> Suppressed:
+        """The last update of each key, ``limit`` (stream time) after the first that was held
+        back."""
+        wait_ms = checked_ms(limit, "a time limit")
+        return Suppressed(wait_ms, BufferConfig() if buffer is None else buffer)
+
+
+@dataclass(frozen=True)
+class EmitStrategy(Telling, metaclass=FittingClass):
+    """When windows give results (KIP-825): ``windowed.emit_strategy(...)``.
+
+    ``final``: not each update; then ``early`` says what else is given than the final result.
+    """
+
+    final: bool = False
+    early: EarlyResults | None = None
+
+    _WRITTEN: ClassVar[str] = (
+        "EmitStrategy.on_window_close(), or EmitStrategy.every('10 seconds') for early results, too"
+    )
+
+    @staticmethod
+    def on_window_update() -> EmitStrategy:
+        """With every batch that changes a window: the default."""
+        return EmitStrategy()
+
+    @staticmethod
+    def on_window_close() -> EmitStrategy:
+        """Once, when stream time has reached the window's end and grace."""
+        return EmitStrategy(final=True)
+
+    @staticmethod
+    def every(amount: int | Duration) -> EmitStrategy:
+        """Early results and the final one: with every ``amount``-th record that a window takes
+        (``every(100)``), or when stream time is ``amount`` behind the first record that was not
+        shown (``every("10 seconds")``); and what was not shown when the window closes. No result is
+        given twice, and none depends on where a micro-batch was cut."""
+        if isinstance(amount, int) and not isinstance(amount, bool):
+            return EmitStrategy(True, EarlyResults(records=_positive(amount, "every")))
+        cure = "; write EmitStrategy.every('10 seconds'), or every(100) for a number of records"
+        wait_ms = checked_ms(amount, "the time of every", 1, cure)
+        return EmitStrategy(True, EarlyResults(wait_ms=wait_ms))
+
+
+def _positive(count: object, what: str) -> int:
+    if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+        return count
+    raise TopologyError(f"{what} takes a number above zero, found {count!r}")

@@ -1,7 +1,6 @@
 """`KStream`, `KTable`, their groups and branches: the classes that users write programs with.
 
-Each method checks what is a matter of its own arguments, has `everflow.dsl.lowering` append the
-nodes, and wraps the result. They are one file, since each of these classes gives another one.
+Each method checks its own arguments and wraps what `everflow.dsl.lowering` appends.
 
 Every operator that takes an expression takes a pyspark Column over ``key, value, timestamp (ms),
 topic, partition, offset, headers`` (compiled by Spark) or a Python function (called record by
@@ -30,8 +29,8 @@ from everflow.dsl.expressions import (
     fields_from_options,
     in_expressions,
 )
-from everflow.dsl.graph_builder import builder_call
-from everflow.dsl.lowering import stateless
+from everflow.dsl.graph_builder import Stream, builder_call
+from everflow.dsl.lowering import joins, stateless
 from everflow.dsl.lowering.aggregation import (
     Aggregation,
     CogroupedStreams,
@@ -43,30 +42,11 @@ from everflow.dsl.lowering.aggregation import (
     given_fields,
     grouped_table,
 )
-from everflow.dsl.lowering.global_tables import joined_with_global, whole_table
-from everflow.dsl.lowering.join_call import JoinCall
 from everflow.dsl.lowering.processors import ProcessorCall, Supplier, Transformer, deduplicated
-from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.stream_joins import (
-    joined_as_of,
-    joined_in_interval,
-    joined_with_stream,
-    joined_with_table,
-    looked_up,
-)
-from everflow.dsl.lowering.table_joins import joined_by_foreign_key, joined_by_key
-from everflow.dsl.lowering.table_reads import checked_ttl, store_of
-from everflow.dsl.lowering.tables import TableCall, table_of
+from everflow.dsl.lowering.tables import TableCall, checked_ttl, store_of, table_of, whole_table
 from everflow.dsl.lowering.tables import suppressed as suppressed_stream
-from everflow.dsl.stores import Materialized
-from everflow.dsl.suppressed import EmitStrategy, Suppressed
-from everflow.dsl.topics import partitioner_of
-from everflow.errors import (
-    TopologyError,
-    UnknownBranchError,
-    UnknownNameError,
-    naming_the_line,
-)
+from everflow.dsl.stores import EmitStrategy, Store, Suppressed
+from everflow.errors import TopologyError, UnknownBranchError, UnknownNameError, naming_the_line
 from everflow.foreign_names import Telling, entry_of
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
@@ -86,8 +66,7 @@ from everflow.windows import (
 
 
 class _StreamOrTable(Telling):
-    """Its columns are named in expressions; an error says so to whoever takes them from it, as from
-    a DataFrame."""
+    """An error tells whoever takes columns from it, as from a DataFrame, how they are named."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -275,7 +254,7 @@ class KStream(_StreamOrTable):
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -283,7 +262,7 @@ class KStream(_StreamOrTable):
         under the key ``on`` (a Column, or a function of value or of key and value), or each record
         of another stream with its key in ``windows`` (which needs ``store=``, the name of the two
         window stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
-        `everflow.dsl.lowering.join_call` tells what a joiner may be.
+        `everflow.dsl.lowering.joins` tells what a joiner may be.
 
         A versioned table is looked up as of the record's time. ``grace`` (KIP-923)
         lets a record wait, in ``store=``, until this stream's time has passed it by so much, so
@@ -294,9 +273,7 @@ class KStream(_StreamOrTable):
         ``name``. Records without a match, a value or a key are left out.
         A result has the headers of the record that made it.
         """
-        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
-        options |= {"store": store, "name": name}
-        return self._joined(other, JoinKind.INNER, joiner, options, fields, on)
+        return self._joined(JoinKind.INNER, locals())
 
     @builder_call
     def left_join(
@@ -308,16 +285,14 @@ class KStream(_StreamOrTable):
         windows: JoinWindows | Column | None = None,
         grace: Duration | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
         """As `join`; a record without a match, or without a key, comes with a null ``right``: at
         once beside a table, beside a stream when its window and the grace are over.
         A result has the headers of the record that made it."""
-        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
-        options |= {"store": store, "name": name}
-        return self._joined(other, JoinKind.LEFT, joiner, options, fields, on)
+        return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
     def outer_join(
@@ -327,15 +302,13 @@ class KStream(_StreamOrTable):
         *,
         windows: JoinWindows | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
         """As `left_join` of two streams, for both sides.
         A result has the headers of the record that made it."""
-        options: dict[str, Any] = {"windows": windows, "grace": None, "returns": returns}
-        options |= {"store": store, "name": name}
-        return self._joined(other, JoinKind.OUTER, joiner, options, fields)
+        return self._joined(JoinKind.OUTER, locals())
 
     @builder_call
     def join_asof(
@@ -347,7 +320,7 @@ class KStream(_StreamOrTable):
         grace: Duration | Column = 0,
         how: str | Column = "inner",
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -365,12 +338,8 @@ class KStream(_StreamOrTable):
         changes the key a side goes through a repartition topic called after ``name``. A result has
         the left record's headers.
         """
-        options: dict[str, Any] = {"how": how, "grace": grace, "tolerance": tolerance}
-        options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(
-            self._stream, JoinKind.INNER, joiner, options, fields, "join_asof"
-        )
-        return KStream(joined_as_of(call, _stream_of(other, call), **options))
+        call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_asof")
+        return KStream(joins.joined_as_of(call, _stream_of(other, call), **options))
 
     @builder_call
     def join_interval(
@@ -383,7 +352,7 @@ class KStream(_StreamOrTable):
         grace: Duration | Column = 0,
         how: str | Column = "inner",
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -394,12 +363,8 @@ class KStream(_StreamOrTable):
         ``join(other, windows=JoinWindows(before, after).grace(grace), store=...)``.
         A result has the headers of the record that made it.
         """
-        options: dict[str, Any] = {"how": how, "grace": grace, "before": before, "after": after}
-        options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(
-            self._stream, JoinKind.INNER, joiner, options, fields, "join_interval"
-        )
-        return KStream(joined_in_interval(call, _stream_of(other, call), **options))
+        call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
+        return KStream(joins.joined_in_interval(call, _stream_of(other, call), **options))
 
     @builder_call
     def lookup_join(
@@ -413,7 +378,7 @@ class KStream(_StreamOrTable):
         on_timeout: str | Column = "emit",
         most_per_key: int | Column | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
@@ -428,38 +393,26 @@ class KStream(_StreamOrTable):
         Results have their records' times; those of one key that have waited come in their order.
         A result has its record's headers.
         """
-        options: dict[str, Any] = {"grace": grace, "timeout": timeout, "on_timeout": on_timeout}
-        options |= {"most_per_key": most_per_key}
-        options |= {"returns": returns, "store": store, "name": name}
-        call, options = JoinCall.of(
-            self._stream, JoinKind.LEFT, joiner, options, fields, "lookup_join"
-        )
+        call, options = joins.JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
         if not isinstance(table, KTable | GlobalKTable):
             raise TopologyError(f"lookup_join takes a table or a global table, found {table!r}")
         is_global = isinstance(table, GlobalKTable)
-        return KStream(looked_up(call, table._stream, is_global, on, **options))
+        return KStream(joins.looked_up(call, table._stream, is_global, on, **options))
 
-    def _joined(
-        self,
-        other: object,
-        kind: JoinKind,
-        joiner: Expression | None,
-        options: dict[str, Any],
-        fields: dict[str, Column],
-        on: Expression | None = None,
-    ) -> KStream:
-        call, options = JoinCall.of(self._stream, kind, joiner, options, fields)
+    def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KStream:
+        call, options = joins.JoinCall.of(self._stream, kind, given)
+        other, on = given["other"], given.get("on")
         if isinstance(other, GlobalKTable):
-            return KStream(joined_with_global(call, other._stream, on, **options))
+            return KStream(joins.joined_with_global(call, other._stream, on, **options))
         if on is not None:
             raise TopologyError(
                 f"{call.operator} matches by the records' keys, and on= is for global tables; "
                 f"choose the key first: select_key(...).{call.operator}(..., name='a-name')"
             )
         if isinstance(other, KTable):
-            return KStream(joined_with_table(call, other._stream, **options))
+            return KStream(joins.joined_with_table(call, other._stream, **options))
         if isinstance(other, KStream):
-            return KStream(joined_with_stream(call, other._stream, **options))
+            return KStream(joins.joined_with_stream(call, other._stream, **options))
         cure = (
             "; make a table of it: builder.global_table_from(dataframe, key=..., store=...)"
             if isinstance(other, DataFrame)
@@ -533,7 +486,7 @@ class KStream(_StreamOrTable):
         by: Expression | None = None,
         returns: object = None,
         grace: Duration | None = None,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         name: str | None = None,
     ) -> KStream:
         """Drop records that repeat another one: of those with one key the first in processing
@@ -573,7 +526,7 @@ class KStream(_StreamOrTable):
                 f"repartition: partitions is a number above 0, found {partitions!r}"
             )
         stream = self._stream.with_serdes("repartition", key, value)
-        chosen = partitions, partitioner_of(partitioner, self.edge, "repartition")
+        chosen = partitions, stateless.partitioner_of(partitioner, self.edge, "repartition")
         return KStream(stream.repartitioned(checked, "repartition", chosen))
 
     @builder_call
@@ -605,7 +558,7 @@ class KStream(_StreamOrTable):
     def to_table(
         self,
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         ttl: Duration | None = None,
@@ -654,8 +607,7 @@ class KStream(_StreamOrTable):
         stateless.printed(self._stream, title, rows, name)
 
 
-def _stream_of(other: object, call: JoinCall) -> Stream:
-    """The other side of a join by time. TopologyError for what is no stream."""
+def _stream_of(other: object, call: joins.JoinCall) -> Stream:
     if isinstance(other, KStream):
         return other._stream
     cure = (
@@ -749,11 +701,7 @@ class KTable(_StreamOrTable):
 
     @builder_call
     def filter(
-        self,
-        predicate: Expression,
-        *,
-        store: str | Materialized | None = None,
-        name: str | None = None,
+        self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
         deletion, if it did not fail before. ``store``: keeps them, for queries and joins. Headers
@@ -762,11 +710,7 @@ class KTable(_StreamOrTable):
 
     @builder_call
     def filter_not(
-        self,
-        predicate: Expression,
-        *,
-        store: str | Materialized | None = None,
-        name: str | None = None,
+        self, predicate: Expression, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
         """The entries that ``filter`` would leave out. Headers stay."""
         return KTable(TableCall(self._stream, "filter_not", store, name).filtered(predicate))
@@ -777,7 +721,7 @@ class KTable(_StreamOrTable):
         mapper: Expression | None = None,
         *,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
@@ -797,7 +741,7 @@ class KTable(_StreamOrTable):
         *,
         returns: object = None,
         stores: Iterable[StoreSpec | str] = (),
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         name: str | None = None,
     ) -> KTable:
         """A new value for every update by the user's code: a `ValueTransformer` class, a function
@@ -817,22 +761,21 @@ class KTable(_StreamOrTable):
         *,
         on: Expression | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
         """The entries of keys that both tables have, as both change; or, with ``on``, a Column or a
         function of (value) or (key, value), those whose foreign key the other table has, under
         their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
-        `everflow.dsl.lowering.join_call` tells what a joiner may be.
+        `everflow.dsl.lowering.joins` tells what a joiner may be.
 
         ``store``: keeps the result in a store of its own. ``name``: with
         ``on`` it is needed, for the topics ``<name>-asks-repartition`` and
         ``<name>-answers-repartition`` and the store ``<name>-asks``.
         A result has the headers of the change that made it.
         """
-        options = {"returns": returns, "store": store, "name": name}
-        return self._joined(other, JoinKind.INNER, joiner, options, fields, on)
+        return self._joined(JoinKind.INNER, locals())
 
     @builder_call
     def left_join(
@@ -842,14 +785,13 @@ class KTable(_StreamOrTable):
         *,
         on: Expression | None = None,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
         """As `join`, for all keys of this table; ``right`` is null where the other has none.
         A result has the headers of the change that made it."""
-        options = {"returns": returns, "store": store, "name": name}
-        return self._joined(other, JoinKind.LEFT, joiner, options, fields, on)
+        return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
     def outer_join(
@@ -858,41 +800,29 @@ class KTable(_StreamOrTable):
         joiner: Expression | None = None,
         *,
         returns: object = None,
-        store: str | Materialized | Column | None = None,
+        store: Store | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
         """As `join`, for the keys of either table; the side that has none is null.
         A result has the headers of the change that made it."""
-        options = {"returns": returns, "store": store, "name": name}
-        return self._joined(other, JoinKind.OUTER, joiner, options, fields)
+        return self._joined(JoinKind.OUTER, locals())
 
-    def _joined(
-        self,
-        other: object,
-        kind: JoinKind,
-        joiner: Expression | None,
-        options: dict[str, Any],
-        fields: dict[str, Column],
-        on: Expression | None = None,
-    ) -> KTable:
-        call, _ = JoinCall.of(self._stream, kind, joiner, options, fields)
+    def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KTable:
+        call, _ = joins.JoinCall.of(self._stream, kind, given)
+        other, on = given["other"], given.get("on")
         if not isinstance(other, KTable):
             raise TopologyError(
                 f"{call.operator} of a table takes a table, found {other!r}; a stream is enriched "
                 f"by stream.{call.operator}(table), by a global table with on=..."
             )
         if on is None:
-            return KTable(joined_by_key(call, other._stream))
-        return KTable(joined_by_foreign_key(call, other._stream, on))
+            return KTable(joins.joined_by_key(call, other._stream))
+        return KTable(joins.joined_by_foreign_key(call, other._stream, on))
 
     @builder_call
     def suppress(
-        self,
-        suppressed: Suppressed,
-        *,
-        store: str | Materialized | None = None,
-        name: str | None = None,
+        self, suppressed: Suppressed, *, store: Store | None = None, name: str | None = None
     ) -> KTable:
         """Holds updates back: until windows close, ``suppress(Suppressed.until_window_closes(),
         store="final")``, or for some time, ``Suppressed.until_time_limit("1 minute")``.
@@ -961,11 +891,7 @@ class _Groups(Telling):
 
     @builder_call
     def count(
-        self,
-        *,
-        store: str | Materialized | None = None,
-        ttl: Duration | None = None,
-        name: str | None = None,
+        self, *, store: Store | None = None, ttl: Duration | None = None, name: str | None = None
     ) -> KTable:
         """Number of records per key (and window or session), ``bigint``. Records with a null key
         are skipped; those with a null value where there are no windows, or sliding ones. ``ttl``:
@@ -978,7 +904,7 @@ class _Groups(Telling):
         self,
         reducer: Callable[[Any, Any], Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         ttl: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
@@ -993,7 +919,7 @@ class _Groups(Telling):
     def aggregate(
         self,
         *,
-        store: str | Materialized | Aggregator | None = None,
+        store: Store | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         aggregator: Callable[..., Any] | Aggregator | None = None,
         returns: object = None,
@@ -1013,16 +939,10 @@ class _Groups(Telling):
         table gets a tombstone, and the key's next record begins anew.
         A result has the headers of the record that made it.
         """
-        options: dict[str, Any] = {
-            "store": store,
-            "initializer": initializer,
-            "aggregator": aggregator,
-        }
-        options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
-        return self._aggregate(options, aggregators)
+        return self._aggregate(locals())
 
     def _aggregation(
-        self, operator: str, store: str | Materialized | None, name: str | None, ttl: object = None
+        self, operator: str, store: Store | None, name: str | None, ttl: object = None
     ) -> Aggregation:
         ttl_ms = None if ttl is None else checked_ttl(ttl, operator)
         if ttl_ms is not None and self._windows is not None:
@@ -1034,8 +954,11 @@ class _Groups(Telling):
             self._group, self._windows, operator, store, name, emit=self._emit, ttl_ms=ttl_ms
         )
 
-    def _aggregate(self, options: dict[str, Any], aggregators: dict[str, Aggregator]) -> KTable:
-        fields, options = given_fields(options, aggregators)
+    def _aggregate(self, given: dict[str, Any]) -> KTable:
+        functions = ("initializer", "aggregator", "merger")
+        fields, options = given_fields(
+            given, ("store", *functions, "returns", "value", "name", "ttl")
+        )
         check_aggregates(fields, options)
         store, name, ttl = (options[key] for key in ("store", "name", "ttl"))
         return KTable(self._aggregation("aggregate", store, name, ttl).aggregate(fields, options))
@@ -1071,7 +994,6 @@ class KGroupedStream(_Groups):
 
 
 def _check_windows(windows: object) -> None:
-    """TopologyError for what are no windows, and for those that would hold one record each."""
     if isinstance(windows, SlidingWindows) and windows.retention_ms == 0:
         raise TopologyError(  # as with sessions below
             "sliding windows of a difference of zero need a grace above zero"
@@ -1151,7 +1073,7 @@ class SessionWindowedKStream(_WindowedKStream):
     def aggregate(
         self,
         *,
-        store: str | Materialized | Aggregator | None = None,
+        store: Store | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         aggregator: Callable[..., Any] | Aggregator | None = None,
         merger: Callable[..., Any] | Aggregator | None = None,
@@ -1164,14 +1086,7 @@ class SessionWindowedKStream(_WindowedKStream):
         """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with
         (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first, where
         two become one. A result has the headers of the record that made it."""
-        options: dict[str, Any] = {
-            "store": store,
-            "initializer": initializer,
-            "aggregator": aggregator,
-            "merger": merger,
-        }
-        options |= {"returns": returns, "value": value, "name": name, "ttl": ttl}
-        return self._aggregate(options, aggregators)
+        return self._aggregate(locals())
 
 
 class _Cogroups(Telling):
@@ -1181,12 +1096,9 @@ class _Cogroups(Telling):
         self._members, self._windows = members, windows
         self.graph = members[0][0].graph
 
-    def _aggregated(self, options: dict[str, Any]) -> KTable:
-        store, name = options.pop("store"), options.pop("name")
-        union = CogroupedStreams(self._members)
-        return KTable(
-            Aggregation(union, self._windows, "aggregate", store, name).functions(options)
-        )
+    def _aggregated(self, given: dict[str, Any]) -> KTable:
+        union, store, name = CogroupedStreams(self._members), given["store"], given["name"]
+        return KTable(Aggregation(union, self._windows, "aggregate", store, name).functions(given))
 
 
 class _OneAggregator(_Cogroups):
@@ -1195,7 +1107,7 @@ class _OneAggregator(_Cogroups):
         self,
         initializer: Callable[[], Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         returns: object = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -1204,8 +1116,7 @@ class _OneAggregator(_Cogroups):
         `KGroupedStream.aggregate`. ``returns``: the aggregate's type, or ``value``: its serde. In
         windows the table's keys are `Windowed`, and null values reach the aggregators (not those of
         sliding windows). A result has the headers of the record that made it."""
-        options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
-        return self._aggregated({**options, "name": name})
+        return self._aggregated(locals())
 
 
 class CogroupedKStream(_OneAggregator):
@@ -1267,7 +1178,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         initializer: Callable[[], Any],
         merger: Callable[..., Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         returns: object = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -1275,8 +1186,7 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         """As `CogroupedKStream.aggregate`, per session; ``merger`` gets (key, aggregate, aggregate)
         or (aggregate, aggregate), the earlier session's first, where two become one.
         A result has the headers of the record that made it."""
-        options = {"initializer": initializer, "store": store, "returns": returns, "value": value}
-        return self._aggregated({**options, "merger": merger, "name": name})
+        return self._aggregated(locals())
 
 
 class KGroupedTable(Telling):
@@ -1287,7 +1197,7 @@ class KGroupedTable(Telling):
         self._group, self.graph = group, group.graph
 
     @builder_call
-    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable:
+    def count(self, *, store: Store | None = None, name: str | None = None) -> KTable:
         """Number of entries per group, ``bigint``; 0 for one that has lost all of them.
         A result has the headers of the change that made it."""
         aggregation = Aggregation(self._group, None, "count", store, name)
@@ -1299,7 +1209,7 @@ class KGroupedTable(Telling):
         adder: Callable[[Any, Any], Any],
         subtractor: Callable[[Any, Any], Any],
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         name: str | None = None,
     ) -> KTable:
         """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
@@ -1312,7 +1222,7 @@ class KGroupedTable(Telling):
     def aggregate(
         self,
         *,
-        store: str | Materialized | Aggregator | None = None,
+        store: Store | Aggregator | None = None,
         initializer: Callable[[], Any] | Aggregator | None = None,
         adder: Callable[..., Any] | Aggregator | None = None,
         subtractor: Callable[..., Any] | Aggregator | None = None,
@@ -1330,11 +1240,9 @@ class KGroupedTable(Telling):
         function deletes. A field may be called like an option: it is told by being an aggregate.
         A result has the headers of the change that made it.
         """
-        options: dict[str, Any] = {"store": store, "name": name, "initializer": initializer}
-        options |= {"adder": adder, "subtractor": subtractor, "returns": returns, "value": value}
-        fields, options = given_fields(options, aggregators)
-        functions = [options[key] for key in ("initializer", "adder", "subtractor")]
-        if any(one is not None for one in functions) == bool(fields):
+        functions = ("initializer", "adder", "subtractor")
+        fields, options = given_fields(locals(), ("store", "name", *functions, "returns", "value"))
+        if any(options[one] is not None for one in functions) == bool(fields):
             raise TopologyError(
                 "aggregate of a grouped table takes either built-ins, e.g. n=agg.count(), or "
                 "initializer=, adder= and subtractor= functions"

@@ -9,30 +9,46 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from everflow import serdes
-from everflow.dsl.expressions import Edge, Expression, checked_serde
-from everflow.dsl.graph_builder import GraphBuilder, builder_call
-from everflow.dsl.lowering.global_tables import Frame, Key, loaded_table
-from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.table_reads import table_stores
-from everflow.dsl.stores import Materialized
+from everflow.dsl.expressions import (
+    Edge,
+    Expression,
+    checked_serde,
+    function_name,
+    is_column,
+    required_parameters,
+)
+from everflow.dsl.graph_builder import GraphBuilder, Stream, builder_call, store_spec
+from everflow.dsl.lowering.stateless import key_partitioner_of
+from everflow.dsl.lowering.tables import Frame, Key, loaded_table, table_stores
+from everflow.dsl.stores import Store
 from everflow.dsl.streams import GlobalKTable, KStream, KTable
-from everflow.dsl.topics import idle_ms_of, key_partitioner_of, reset_of, time_of
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import type_text
+from everflow.setting_checks import BY_DURATION, offset_reset
+from everflow.spark.expressions import analyse
 from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
+    EXTRACTORS,
+    ColumnExpr,
     GlobalTableNode,
     Reading,
     SourceNode,
+    TimeFunction,
     TimestampExtractor,
 )
 from everflow.topology.program import Topology
 from everflow.travel.parcel import Inert, in_worker
-from everflow.windows import Duration
+from everflow.windows import Duration, checked_ms
 
 Timestamp = TimestampExtractor | type[TimestampExtractor] | Expression
 
@@ -93,19 +109,7 @@ class StreamsBuilder(Telling):
         function of (topic, key, value, number of partitions) as in `KStream.to`, called with None
         as the value. What is repartitioned to meet these records is spread by the same one.
         """
-        pattern = topics if isinstance(topics, re.Pattern) else None
-        node, edge = self._source(
-            "stream",
-            _topics(topics),
-            name,
-            key=key,
-            value=value,
-            offset_reset=offset_reset,
-            timestamp=timestamp,
-            idle_advance=idle_advance,
-            partitioner=partitioner,
-            pattern=pattern,
-        )
+        node, edge = self._source("stream", _topics(topics), name, locals())
         return KStream(Stream(self.graph, node, edge))
 
     @builder_call
@@ -113,7 +117,7 @@ class StreamsBuilder(Telling):
         self,
         topic: str,
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         ttl: Duration | None = None,
@@ -142,17 +146,7 @@ class StreamsBuilder(Telling):
         source_name = None if name is None else f"{name}-source"
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
-        source, edge = self._source(
-            "table",
-            (topic,),
-            source_name,
-            key=key,
-            value=value,
-            offset_reset=offset_reset,
-            timestamp=timestamp,
-            idle_advance=idle_advance,
-            partitioner=partitioner,
-        )
+        source, edge = self._source("table", (topic,), source_name, locals())
         stores, operator = table_stores(self.graph, store, edge, "table", ttl)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-")
         stream = Stream(self.graph, source, edge)
@@ -163,7 +157,7 @@ class StreamsBuilder(Telling):
         self,
         topic: str,
         *,
-        store: str | Materialized | None = None,
+        store: Store | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,
@@ -183,20 +177,14 @@ class StreamsBuilder(Telling):
         if name is not None:
             self.graph.burn(1)
         source = self.graph.node_name(None if name is None else f"{name}-source", "KSTREAM-SOURCE-")
-        key_serde, value_serde = edge.serdes("global_table")
+        written = edge.serdes("global_table")
         node = GlobalTableNode(
             name=self.graph.node_name(name, "KTABLE-SOURCE-"),
             inputs=(),
             out=edge.type,
             source=source,
             topic=topic,
-            store=StoreSpec(
-                name=kept,
-                kind="key_value",
-                key_serde=key_serde,
-                value_serde=value_serde,
-                logging=False,
-            ),
+            store=store_spec(kept, written, logging=False),
         )
         return GlobalKTable(Stream(self.graph, self.graph.add(node), edge))
 
@@ -243,30 +231,20 @@ class StreamsBuilder(Telling):
             return self.graph.build()
 
     def _source(
-        self,
-        operator: str,
-        topics: tuple[str, ...],
-        name: str | None,
-        *,
-        key: object | None,
-        value: object | None,
-        offset_reset: object | None,
-        timestamp: object | None,
-        idle_advance: Duration | None,
-        partitioner: object | None,
-        pattern: re.Pattern[str] | None = None,
+        self, operator: str, topics: tuple[str, ...], name: str | None, given: dict[str, Any]
     ) -> tuple[str, Edge]:
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic")
-        reset = reset_of(offset_reset)
-        key_serde, value_serde = _serdes(operator, key, value)
+        reset = reset_of(given["offset_reset"])
+        key_serde, value_serde = _serdes(operator, given["key"], given["value"])
         edge = Edge.of(key_serde, value_serde)
+        pattern = given.get("topics")
         reading = Reading(
             offset_reset=reset,
-            timestamp=time_of(timestamp, edge, operator),
-            pattern=pattern,
-            idle_ms=idle_ms_of(idle_advance, operator),
-            partitioner=key_partitioner_of(partitioner, operator),
+            timestamp=time_of(given["timestamp"], edge, operator),
+            pattern=pattern if isinstance(pattern, re.Pattern) else None,
+            idle_ms=idle_ms_of(given["idle_advance"], operator),
+            partitioner=key_partitioner_of(given["partitioner"], operator),
         )
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-")
         node = SourceNode(node_name, (), edge.type, topics, key_serde, value_serde, reading=reading)
@@ -295,3 +273,70 @@ def _topics(given: object) -> tuple[str, ...]:
     if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
         return tuple(given)
     raise TopologyError(f"stream takes the name of a topic or a list of names, found {given!r}")
+
+
+# --- how topics are read: the keywords of sources -------------------------------------------------
+
+
+def time_of(given: object, edge: Edge, operator: str) -> TimestampExtractor | ColumnExpr | None:
+    """``given`` checked; None stays None. TopologyError with the cure for anything else."""
+    if given is None:
+        return None
+    if isinstance(given, str) and given in EXTRACTORS:
+        given = EXTRACTORS[given]
+    if isinstance(given, type) and issubclass(given, TimestampExtractor):
+        given = given()
+    if isinstance(given, TimestampExtractor):
+        return given
+    part = f"{operator}: timestamp"
+    if is_column(given, part):
+        return _column_time(given, edge, part)
+    assert callable(given)
+    count = required_parameters(given)
+    if count is None or 1 <= count <= 4:
+        return TimeFunction(given, 1 if count is None else count)
+    raise TopologyError(
+        f"{part} calls its function with (value), (key, value), (key, value, record) or (key, "
+        f"value, record, partition_time); {function_name(given)} takes {count} arguments"
+    )
+
+
+def idle_ms_of(given: Duration | None, operator: str) -> int | None:
+    """``idle_advance`` in ms; None stays None. TopologyError for less than a second."""
+    if given is None:
+        return None
+    cure = "; records are that long on their way: write for example idle_advance='30 seconds'"
+    return checked_ms(given, f"{operator}: idle_advance", 1_000, cure)
+
+
+def _column_time(column: Column, edge: Edge, part: str) -> ColumnExpr:
+    """In ms: a whole number is taken as that, a timestamp becomes it."""
+    found = analyse(column, edge.type)
+    if found.calls:
+        raise TopologyError(
+            f"{part} cannot be a Column that calls Python functions; pass a function of (key, "
+            f"value, record, partition_time) that gives the time in ms"
+        )
+    if pa.types.is_int64(found.type):
+        return found
+    if pa.types.is_integer(found.type):
+        return analyse(column.cast("bigint"), edge.type)
+    if pa.types.is_timestamp(found.type) and found.type.tz is not None:
+        return analyse(F.unix_millis(column), edge.type)
+    raise TopologyError(
+        f"{part}: {found.column} is {type_text(found.type)}; a time is a number of ms since 1970 "
+        f"(bigint) or a timestamp, e.g. F.to_timestamp(...), or (F.col('value.seconds') * "
+        f"1000).cast('bigint')"
+    )
+
+
+def reset_of(given: object) -> str | None:
+    """``given`` as ``auto.offset.reset`` has it; None stays None."""
+    if given is None:
+        return None
+    if isinstance(given, timedelta):
+        given = f"{BY_DURATION}PT{given.total_seconds():f}S"
+    problem = offset_reset(given)
+    if problem is not None:
+        raise TopologyError(f"offset_reset = {given!r} {problem}")
+    return str(given)

@@ -1,8 +1,7 @@
 """Instances in the places of a Spark cluster (note 053): what `everflow fleet` does.
 
-Read `decision` first (pure: the messages, Spark's settings, what a keeper does next), then what
-runs where: on the driver `command`, `slot_job` for each slot, and `control`, its HTTP endpoint; on
-the hosts `slot_job.host_instance` in a Spark task, and `keeper` beside it.
+Read `decision` first (pure), then what runs where: on the driver `command`, and `control`, its HTTP
+endpoint; on the hosts `command.host_instance` in a Spark task, and `keeper` beside it.
 
 The loop is `everflow.autoscale`. May import layer 0, the loop, the start of Spark's JVM, and
 the HTTP server.

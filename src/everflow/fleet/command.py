@@ -1,41 +1,49 @@
-"""The driver of a fleet: Spark's application, its slots, its door."""
+"""The driver of a fleet: Spark's application, its slots, its door; what Spark runs for a slot."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark import SparkConf, SparkContext
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext, SparkFiles, TaskContext
 
 from everflow import logs
-from everflow.autoscale import Autoscaler
-from everflow.errors import ConfigError, SetupError
+from everflow.autoscale import Autoscaler, InstanceSeen
+from everflow.errors import ConfigError, FatalError, SetupError
 from everflow.fleet.control import Door, Places, application
 from everflow.fleet.decision import (
     PROGRAM_FILE,
     PlacesTold,
+    Report,
     SlotOrder,
+    SlotOutcome,
+    Wanted,
     instance_settings,
     require_cluster,
     spark_settings,
 )
-from everflow.fleet.slot_job import SlotJob, SparkJobs, require_running
-from everflow.observe.host_names import OwnNames
 from everflow.observe.http_server import LOOPBACK, HttpServer
+from everflow.observe.requests import OwnNames
 from everflow.retry import waiting
 from everflow.spark.launch.jvm_launch import jvm_ends_with_failure
 from everflow.spark.session import hush_accumulators, hush_py4j, interrupt_kept, prepare_environment
 from everflow.stop_signals import StopSignals
+
+log = logging.getLogger("everflow.fleet")
 
 EVERY_S = 1.0
 REACH_S = 5.0
@@ -47,8 +55,7 @@ ANYWHERE = ("0.0.0.0", "::", "")
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
     """A fleet as it was asked for. ``settings``: of each instance; ``conf``: of Spark; ``files``:
-    beside the program; ``listen``: host:port of the driver's HTTP endpoint, "": Spark's driver
-    host, a free port."""
+    beside the program; ``listen``: host:port of the driver, "": Spark's driver host, any port."""
 
     target: str
     application_id: str
@@ -80,13 +87,10 @@ class Fleet:
 
 def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) -> None:
     """Run until a signal arrives; then all instances stop and stay members of the group. ``say``
-    gets a line for each event, on any thread.
+    gets a line for each event, on any thread. Must be called from the main thread.
 
-    Must be called from the main thread.
-
-    Raises:
-        ConfigError, SetupError: before anything runs.
-        FatalError: Spark ended the application, or instances end by themselves again and again.
+    Raises ConfigError or SetupError before anything runs; FatalError: Spark ended the application,
+    or instances end by themselves again and again.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-fleet-")))
@@ -202,8 +206,7 @@ LEFT_OUT = "__pycache__"
 
 
 def source_of(module: str) -> Path | None:
-    """The file of ``module``, or the folder of its package; None where it is installed, as it then
-    is on the hosts, too."""
+    """The file of ``module``, or its package's folder; None: it is installed, on the hosts too."""
     spec = importlib.util.find_spec(module.partition(".")[0])
     if spec is None:
         return None
@@ -229,3 +232,153 @@ def pack(module: str, more: Sequence[Path], to: Path) -> list[str]:
                 if file.is_file() and LEFT_OUT not in file.parts:
                     packed.write(file, file.relative_to(part.parent))
     return [part.name for part in parts]
+
+
+# --- a slot: a Spark job of one task, whose keeper runs one instance ------------------------------
+
+FAILED = 70
+"""The exit code of a slot whose job failed."""
+
+
+class SparkJobs:
+    """Slots as jobs of a cluster; each has a group of its own. Any thread."""
+
+    def __init__(self, context: SparkContext, application_id: str) -> None:
+        self._context, self._application_id = context, application_id
+
+    def run(self, order: SlotOrder) -> SlotOutcome:
+        """Have the order carried out on some host, and wait for its end. Any error of Spark's."""
+        context = self._context
+        context.setJobGroup(_group(order.slot), f"instance {order.slot} of {self._application_id}")
+        orders = context.parallelize([order.to_json()], 1)
+        (outcome,) = orders.mapPartitions(host_instance).collect()
+        return SlotOutcome.from_json(outcome)
+
+    def cancel(self, slot: int) -> None:
+        """Let the job of a slot fail."""
+        with suppress(Py4JError, OSError):  # a Spark that is gone has no jobs
+            self._context.cancelJobGroup(_group(slot))
+
+
+class SlotJob:
+    """An `everflow.autoscale.Instance`, of the loop's thread; another one waits for the job."""
+
+    def __init__(self, order: SlotOrder, places: Places, jobs: SparkJobs) -> None:
+        self.number = order.slot
+        self.ending = False
+        self._order, self._places, self._jobs = order, places, jobs
+        self._outcome: SlotOutcome | None = None
+        self._last: Report | None = None
+        places.open(order.slot)
+        self._thread = threading.Thread(
+            target=self._wait_for_the_job, name=f"everflow-slot-{order.slot}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def where(self) -> str:
+        last = self._places.last(self.number) or self._last
+        return "Spark chooses the host" if last is None else f"{last.host}: {last.log}"
+
+    @property
+    def code(self) -> int | None:
+        return None if self._outcome is None else self._outcome.code
+
+    def seen(self) -> InstanceSeen:
+        self._cancel_if_deaf()
+        return self._places.seen(self.number, self.ending)
+
+    def end(self, for_good: bool) -> None:
+        self.ending = True
+        self._places.want(self.number, Wanted.drain if for_good else Wanted.stop)
+        self._cancel_if_deaf()
+
+    def _cancel_if_deaf(self) -> None:
+        """Cancel the job of a slot that is to end and has no host: nobody there hears the order,
+        and the loop would wait for as long as Spark has no host."""
+        if self.ending and self.code is None and self._places.without_s().get(self.number):
+            self.kill()
+
+    def wait(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def kill(self) -> None:
+        """Spark ends the task; its keeper ends the instance in order, if it can."""
+        self._jobs.cancel(self.number)
+
+    def tail(self) -> str:
+        return "" if self._outcome is None else self._outcome.tail
+
+    def _wait_for_the_job(self) -> None:
+        try:
+            outcome = self._jobs.run(self._order)
+        except Exception as error:
+            log.debug("the job of slot %d failed", self.number, exc_info=True)
+            outcome = SlotOutcome(FAILED, last_words(error))
+        self._last = self._places.close(self.number)
+        self._outcome = outcome  # last: from here on the number may be used again
+
+
+def _group(slot: int) -> str:
+    return f"everflow-slot-{slot}"
+
+
+def require_running(context: SparkContext) -> None:
+    """FatalError where the cluster has ended the application."""
+    try:
+        runs = context._jsc is not None and not context._jsc.sc().isStopped()
+    except (Py4JError, OSError):  # its JVM has ended
+        runs = False
+    if not runs:
+        raise FatalError(
+            "Spark has ended the application of the fleet: its master removed it, or somebody "
+            "killed it there. The instances end in order; start the fleet again, and they go on "
+            "where they were"
+        )
+
+
+def last_words(error: BaseException) -> str:
+    """The text of a failed job without Java's stack."""
+    text = str(error)
+    if "No module named 'everflow'" in text:
+        return (
+            "The Python of the executors has no everflow: install it there, or name one that has "
+            "it (PYSPARK_PYTHON, or --conf spark.pyspark.python=PATH)"
+        )
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
+    return "\n".join(lines[:20])
+
+
+def host_instance(orders: Iterable[str]) -> Iterator[str]:
+    """The outcome of each order. RuntimeError: its keeper was killed; Spark runs the task again."""
+    for text in orders:
+        context = TaskContext.get()
+        attempt = context.taskAttemptId() if context is not None else 0
+        order = SlotOrder.from_json(text).placed(SparkFiles.get(PROGRAM_FILE), attempt)
+        yield kept(order).to_json()
+
+
+def kept(order: SlotOrder) -> SlotOutcome:
+    """Run an order with a keeper, and wait; the outcome of its instance."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "everflow.fleet.keeper"],
+        stdin=subprocess.PIPE,  # stays open for as long as this process lives
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # what ends a Python worker of Spark ends its process group
+        env=dict(os.environ),
+        text=True,
+    )
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    with keeper.stdin, keeper.stdout:
+        keeper.stdin.write(order.to_json() + "\n")
+        keeper.stdin.flush()
+        said = keeper.stdout.readline()
+    code = keeper.wait()
+    try:
+        return SlotOutcome.from_json(said)
+    except ValueError:
+        raise RuntimeError(
+            f"the keeper of instance {order.slot} ended without a word (exit code {code})"
+        ) from None

@@ -1,7 +1,4 @@
-"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize.
-
-`Places` is what the driver knows of the slots: what it wants of each, and what its keeper reported.
-"""
+"""The HTTP endpoint of a fleet's driver: keepers report, operators look and resize."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,14 +17,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from everflow.autoscale import Autoscaler, InstanceSeen
-from everflow.fleet.decision import (
-    TOKEN_HEADER,
-    Report,
-    Wanted,
-    answer,
-    moved,
-    shown_lines,
-)
+from everflow.fleet.decision import TOKEN_HEADER, Report, Wanted, answer, moved, shown_lines
+from everflow.observe.requests import RefusedRequest, body_of
 
 HEARD_S = 10.0
 """A slot that has not been heard of for so long has no place."""
@@ -41,21 +32,19 @@ class _Place:
     last: Report | None = None
 
 
+@dataclass(eq=False)
 class Places:
-    """Used by the loop's thread and those of the HTTP server. ``say`` gets lines, on
-    either."""
+    """Used by the loop's thread and those of the HTTP server. ``say`` gets lines, on either."""
 
-    def __init__(
-        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._say, self._clock = say, clock
-        self._lock = threading.Lock()
-        self._places: dict[int, _Place] = {}
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _places: dict[int, _Place] = field(default_factory=dict)
 
     def open(self, slot: int) -> None:
         """Open a slot, which needs a host from now on."""
         with self._lock:
-            self._places[slot] = _Place(self._clock())
+            self._places[slot] = _Place(self.clock())
 
     def close(self, slot: int) -> Report | None:
         """Close a slot whose instance has ended; its last report."""
@@ -80,12 +69,12 @@ class Places:
             )
             if place is None or report.attempt < place.newest:
                 return wanted
-            place.newest, place.since_s = report.attempt, self._clock()
+            place.newest, place.since_s = report.attempt, self.clock()
             line = moved(place.last, report)
             # its lines are shown and not kept
             place.last = replace(report, lines=[], left_out=0)
         for text in ([line] if line else []) + shown_lines(report):
-            self._say(text)
+            self.say(text)
         return wanted
 
     def seen(self, slot: int, ending: bool) -> InstanceSeen:
@@ -112,18 +101,18 @@ class Places:
             }
 
     def _silent_s(self, place: _Place) -> float:
-        return self._clock() - place.since_s
+        return self.clock() - place.since_s
 
 
 MOST_INSTANCES = 1_000
 MOST_BODY_BYTES = 8 << 20
 """Above the lines of a report, of which each character may take 6 bytes."""
+TOO_LARGE = f"it is larger than {MOST_BODY_BYTES:,} bytes"
 
 
 @dataclass(frozen=True)
 class Door:
-    """What the routes serve: keepers that show the ``token``, and operators on ``own_hosts``, the
-    addresses of the driver's host."""
+    """What keepers get that show the ``token``, and operators on the driver's ``own_hosts``."""
 
     token: str
     own_hosts: frozenset[str]
@@ -135,9 +124,8 @@ class Door:
         slots = []
         for slot, without_s in sorted(self.places.without_s().items()):
             last = self.places.last(slot)
-            known = {} if last is None else asdict(last)
-            known.pop("lines", None)
-            known.pop("left_out", None)
+            told = {} if last is None else asdict(last)
+            known = {key: one for key, one in told.items() if key not in ("lines", "left_out")}
             slots.append({**known, "slot": slot, "without_place_s": round(without_s, 1)})
         return {
             "application_id": self.application_id,
@@ -153,8 +141,8 @@ def application(door: Door) -> Starlette:
         if not secrets.compare_digest(shown, door.token.encode()):
             return PlainTextResponse("this is no keeper of this fleet\n", status_code=403)
         try:
-            received = Report.from_json(await _body(request))
-        except ValueError as error:
+            received = Report.from_json(await body_of(request, MOST_BODY_BYTES, TOO_LARGE))
+        except (ValueError, RefusedRequest) as error:
             return PlainTextResponse(f"no report: {error}\n", status_code=400)
         wanted = await run_in_threadpool(lambda: door.places.reported(received))
         return JSONResponse({"wanted": wanted.value})
@@ -167,8 +155,8 @@ def application(door: Door) -> Starlette:
         if refused is not None:
             return refused
         try:
-            door.loop.resize(*sizes(json.loads(await _body(request))))
-        except ValueError as error:
+            door.loop.resize(*sizes(json.loads(await body_of(request, MOST_BODY_BYTES, TOO_LARGE))))
+        except (ValueError, RefusedRequest) as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
         return JSONResponse(door.shown())
 
@@ -179,16 +167,6 @@ def application(door: Door) -> Starlette:
             Route("/scale", scale, methods=["POST"]),
         ]
     )
-
-
-async def _body(request: Request) -> bytes:
-    """The body of a request. ValueError if it is larger than any valid one."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BODY_BYTES:
-            raise ValueError(f"it is larger than {MOST_BODY_BYTES:,} bytes")
-    return body
 
 
 def sizes(asked: Any) -> tuple[int, int]:

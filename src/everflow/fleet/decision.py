@@ -94,8 +94,7 @@ class SlotOutcome(Message):
 
 
 STOP_S = 60.0
-"""So long an instance may take to end silently: a batch in flight has 30 s, then stores are
-written."""
+"""So long an instance may take to end: a batch in flight has 30 s, then stores are written."""
 DRIVER_SILENT_S = 60.0
 """A driver that has not answered for so long is gone."""
 PLACE_S = 20.0
@@ -140,13 +139,8 @@ def require_cluster(master: str | None) -> str:
 def spark_settings(
     application_id: str, instances: int, cores: int, memory: str, chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """Settings of the fleet's own Spark; those that are ``chosen`` win.
-
-    One executor is one place for one instance, so that it is the cluster's manager who spreads them
-    over the hosts: tasks of one core each would be put together on the first executor that has
-    several. Dynamic allocation then asks for as many executors as there are slots, finds another
-    one where one is lost, and gives back what nobody uses.
-    """
+    """Settings of the fleet's own Spark; those that are ``chosen`` win. One executor is one place
+    for one instance, so that the cluster's manager spreads them over the hosts (note 053)."""
     own = {
         "spark.app.name": f"everflow fleet {application_id}",
         "spark.executor.cores": str(cores),

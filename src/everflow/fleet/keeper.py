@@ -22,6 +22,7 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from everflow.autoscale import LOOK_S, TAIL_LINES, AutoscaledInstance, start_instance
@@ -76,35 +77,31 @@ class LogTail:
         return []
 
 
+@dataclass(eq=False)
 class Keeper:
     """Used by one thread. ``task_gone`` is set when Spark's task is gone."""
 
-    def __init__(
-        self,
-        order: SlotOrder,
-        task_gone: threading.Event,
-        post: Post,
-        *,
-        start: Callable[..., AutoscaledInstance] = start_instance,
-        clock: Callable[[], float] = time.monotonic,
-        host: str = "",
-        pause_s: float = REPORT_S,
-    ) -> None:
-        self._order, self._task_gone, self._post = order, task_gone, post
-        self._start, self._clock, self._pause_s = start, clock, pause_s
-        self._host = host or socket.gethostname()
-        self._folder = Path(os.path.expandvars(order.folder)).expanduser() / f"slot-{order.slot}"
-        self._answered_s = clock()
-        self._heard = False
-        self._wanted = Wanted.run
-        self._ending: Wanted | None = None
-        self._ending_s = 0.0
-        self._untold: list[str] = []
+    order: SlotOrder
+    task_gone: threading.Event
+    post: Post
+    start: Callable[..., AutoscaledInstance] = start_instance
+    clock: Callable[[], float] = time.monotonic
+    host: str = field(default_factory=socket.gethostname)
+    pause_s: float = REPORT_S
+    _heard: bool = False
+    _wanted: Wanted = Wanted.run
+    _ending: Wanted | None = None
+    _ending_s: float = 0.0
+    _untold: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        folder = Path(os.path.expandvars(self.order.folder)).expanduser()
+        self._folder = folder / f"slot-{self.order.slot}"
+        self._answered_s = self.clock()
 
     def run(self) -> SlotOutcome:
-        """Run until the instance has ended, or none is wanted. OSError if the folder cannot be
-        used."""
-        program = Path(self._order.program).read_bytes()  # it goes with the executor
+        """Run until the instance has ended, or none is wanted. OSError: the folder is unusable."""
+        program = Path(self.order.program).read_bytes()  # it goes with the executor
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._folder / "lock").open("a+") as lock:
             if not self._owned(lock):
@@ -128,19 +125,19 @@ class Keeper:
                 with suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return True
-                phase, blocked_s = "waits", min(blocked_s, self._clock())
-            if self._clock() - blocked_s > EARLIER_S:
+                phase, blocked_s = "waits", min(blocked_s, self.clock())
+            if self.clock() - blocked_s > EARLIER_S:
                 lock.seek(0)
                 with suppress(ProcessLookupError, ValueError):
                     os.killpg(int(lock.read()), signal.SIGKILL)
             self._pause()
 
     def _not_started(self) -> SlotOutcome:
-        if self._heard or self._task_gone.is_set():
+        if self._heard or self.task_gone.is_set():
             return SlotOutcome(0)
         return SlotOutcome(
             NOBODY,
-            f"The driver of the fleet did not answer {self._host} at {self._order.url}: open that "
+            f"The driver of the fleet did not answer {self.host} at {self.order.url}: open that "
             f"port to the hosts of the cluster (everflow fleet --listen HOST:PORT says which)",
         )
 
@@ -151,12 +148,12 @@ class Keeper:
             folder.mkdir(mode=0o700)
         with zipfile.ZipFile(io.BytesIO(program)) as packed:
             packed.extractall(code)
-        for key, value in self._order.settings.items():
+        for key, value in self.order.settings.items():
             (settings / key).write_text(value)
-        return self._start(
-            self._order.slot,
-            self._order.target,
-            ["--threads", str(self._order.threads), "--settings-folder", str(settings)],
+        return self.start(
+            self.order.slot,
+            self.order.target,
+            ["--threads", str(self.order.threads), "--settings-folder", str(settings)],
             self._folder,
             cwd=code,
             env=instance_environment(os.environ, sys.executable),
@@ -165,7 +162,7 @@ class Keeper:
 
     def _kept(self, instance: AutoscaledInstance, tail: LogTail) -> SlotOutcome:
         while True:
-            act = keeper_act(self._sees(instance.code), self._order.drain_s)
+            act = keeper_act(self._sees(instance.code), self.order.drain_s)
             if act is Act.done:
                 shutil.rmtree(self._folder / "settings", ignore_errors=True)
                 self._report("ended", instance, tail)
@@ -179,14 +176,14 @@ class Keeper:
             instance.kill()
         elif act in (Act.drain, Act.stop):
             self._ending = Wanted.drain if act is Act.drain else Wanted.stop
-            self._ending_s = self._clock()
+            self._ending_s = self.clock()
             if act is Act.stop or not _told_to_drain(instance.address):
                 instance.end()
 
     def _sees(self, code: int | None) -> KeeperSees:
-        now_s = self._clock()
+        now_s = self.clock()
         return KeeperSees(
-            executor_there=not self._task_gone.is_set(),
+            executor_there=not self.task_gone.is_set(),
             silent_s=now_s - self._answered_s,
             wanted=self._wanted,
             ending=self._ending,
@@ -196,10 +193,10 @@ class Keeper:
 
     def _pause(self) -> None:
         """A task that goes ends it, once."""
-        if self._task_gone.is_set():
-            time.sleep(self._pause_s)
+        if self.task_gone.is_set():
+            time.sleep(self.pause_s)
         else:
-            self._task_gone.wait(self._pause_s)
+            self.task_gone.wait(self.pause_s)
 
     def _report(
         self,
@@ -210,9 +207,9 @@ class Keeper:
         status = (instance.status() if instance is not None else None) or {}
         lines = self._untold + (tail.new_lines() if tail is not None else [])
         report = Report(
-            slot=self._order.slot,
-            attempt=self._order.attempt,
-            host=self._host,
+            slot=self.order.slot,
+            attempt=self.order.attempt,
+            host=self.host,
             phase=phase,
             log=str(self._folder / "instance.log"),
             state=str(status.get("state", "")),
@@ -223,13 +220,13 @@ class Keeper:
             left_out=max(0, len(lines) - MOST_LINES),
         )
         try:
-            self._wanted = self._post(report)
+            self._wanted = self.post(report)
         except (OSError, ValueError) as error:
-            log.info("the driver at %s does not answer: %s", self._order.url, error)
+            log.info("the driver at %s does not answer: %s", self.order.url, error)
             self._untold = lines[-MOST_LINES:]
             return
         self._untold = []
-        self._answered_s, self._heard = self._clock(), True
+        self._answered_s, self._heard = self.clock(), True
 
 
 def _told_to_drain(address: str) -> bool:
@@ -253,8 +250,7 @@ def posted_to(order: SlotOrder) -> Post:
 def main(arguments: Sequence[str] = ()) -> None:
     """Keep one instance; see the module."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    # What ends the task ends the keeper in its own time. Handlers are not inherited by what it
-    # starts, as ignoring would be.
+    # What ends the task ends the keeper in its own time. Ignoring would be inherited by children.
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     order = SlotOrder.from_json(sys.stdin.readline())

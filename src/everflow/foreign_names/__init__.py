@@ -1,11 +1,9 @@
 """Names of Kafka Streams' Java API and of PySpark, and what each is called here.
 
-`Telling` makes a class answer an unknown name with it, `telling` a module. A name that is not in
-the data gets the nearest name there is. The data is ``names.tsv``, one line a name; it is read when
-a name was wrong. The guide's pages for newcomers are made of it, too. `FittingClass` (for a class)
-and `fitting` (for a function) refuse calls whose arguments do not fit, with the user's line and
-what to write: Python's TypeError has neither. `java_security` reads Java's names of security
-settings. May import layer 0. It runs where somebody wrote the name.
+`Telling` makes a class answer an unknown name with it, `telling` a module; the data, ``names.tsv``,
+is read when a name was wrong. The guide's pages for newcomers are made of it, too. `FittingClass`
+and `fitting` refuse calls whose arguments do not fit, with the user's line and what to write. May
+import layer 0. It runs where somebody wrote the name.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ _OWN: Mapping[str, tuple[str, ...]] = {
     "Topology": ("before", "node", "repartition_topics"),
     "StreamsConfig": (
         *("admin", "assignment", "batches", "consumer", "given", "main_consumer"),
-        *("producer", "shared_client", "topic"),
+        *("producer", "topic"),
     ),
     "InputTopic": ("rewind", "written"),
     "agg": ("result_type",),
@@ -94,7 +92,6 @@ them."""
 
 
 def explain(owner: str, name: str, known: Iterable[str]) -> str:
-    """The text for a user who looks for ``name`` on ``owner``, which has the names ``known``."""
     entry = entry_of(owner, name)
     if entry is not None:
         return f"{owner} has no {name}: {entry}"

@@ -1,8 +1,7 @@
 """One security configuration, in Java's names or librdkafka's: what Java's say, in librdkafka's.
 
-Kafka's documentation, its brokers and their hosts' web pages give `client.properties` in Java's
-names; librdkafka's differ where Java has a class, a key store or a login module. Everything behind
-`StreamsConfig` knows librdkafka's names only. Pure: no file is opened here.
+They differ where Java has a class, a key store or a login module. Everything behind `StreamsConfig`
+knows librdkafka's names only. Pure: no file is opened here.
 """
 
 from __future__ import annotations

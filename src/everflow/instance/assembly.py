@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import sys
 import threading
 import uuid
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from everflow.clock import Clock, Running, on_thread
+from everflow.clock import Clock, on_thread
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, FatalError, RetriableError, SetupError
 from everflow.instance.client_state import ClientState
@@ -22,7 +21,7 @@ from everflow.instance.commit_gate import CommitGate, GateBackend
 from everflow.instance.copies.global_tables import GlobalTables, LoadedTables, count_left_out
 from everflow.instance.copies.known_copies import Copies, Freshness, StateCleaner, StateKeeper
 from everflow.instance.copies.state_updater import StateUpdater, UpdaterServices
-from everflow.instance.instance import Extension, Instance, InstanceSettings
+from everflow.instance.instance import EventLoop, Extension, Instance, InstanceSettings
 from everflow.instance.restore.changelogs import Changelogs
 from everflow.instance.restore.listeners import RestoreListener, StandbyUpdateListener
 from everflow.instance.restore.restoration import (
@@ -40,7 +39,7 @@ from everflow.instance.thread.failure_text import ending
 from everflow.instance.thread.stream_thread import OpenJob, ThreadSettings
 from everflow.instance.thread.worker_processes import is_worker, kill_and_wait
 from everflow.instance.topics.end_offsets import EndOffsets, EndSums, PartitionRacks, ShrunkLogs
-from everflow.instance.topics.topic_watch import TopicChanges, TopicWatch
+from everflow.instance.topics.internal_topics import TopicChanges, TopicWatch
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.connection_settings import security_keywords
 from everflow.kafka.group_channel import GroupSettings
@@ -57,7 +56,7 @@ from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision, patience_s
 from everflow.memory import SpareMemory, trim_of_libc
 from everflow.protocol.messages import WorkerClients
-from everflow.records import CommittedOffset, TaskId, TopicPartition
+from everflow.records import CommittedOffset, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.state.left_out import Chunk, PlacedChunk, as_processed
 from everflow.state.lmdb_store import LmdbStore
@@ -66,11 +65,10 @@ from everflow.state.task_directory import StateDirectory
 from everflow.topology.patterns import TopicGrowth, growth, may_grow, pattern_sources, resizable
 from everflow.topology.store_layouts import serde_words
 from everflow.worker.failures import UndecodableRecord
-from everflow.worker.global_records import GlobalRecords
+from everflow.worker.letters import GlobalRecords
 
 log = logging.getLogger("everflow")
 
-TICK_S = 0.1
 FENCE_S = 5.0
 CONSUMED_S = 1.0
 """Time-out of a stream thread's question for committed offsets."""
@@ -103,12 +101,6 @@ class Dependencies:
     def isolation(self) -> Isolation:
         return "read_committed" if self.config.exactly_once else "read_uncommitted"
 
-    def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
-        return TopicPartition(spec.changelog_topic(self.config.application_id), task.partition)
-
-    def logged(self, subtopology: int) -> list[StoreSpec]:
-        return [spec for spec in self.blueprint.stores.get(subtopology, ()) if spec.logging]
-
     @property
     def versioned(self) -> frozenset[str]:
         """The changelogs of versioned stores, of which no record may be left out."""
@@ -118,26 +110,20 @@ class Dependencies:
 
     def changelogs_of_tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
         found = {}
-        for subtopology, topics in self.blueprint.inputs.items():
-            logged = self.logged(subtopology)
-            for partition in range(
-                max(self.blueprint.partitions[topic] for topic in topics) if logged else 0
-            ):
-                task = TaskId(subtopology, partition)
-                found[task] = tuple(self.changelog(task, spec) for spec in logged)
+        blueprint = self.blueprint
+        for subtopology, topics in blueprint.inputs.items():
+            logged = blueprint.logged(subtopology)
+            count = max(blueprint.partitions[topic] for topic in topics) if logged else 0
+            for task in (TaskId(subtopology, partition) for partition in range(count)):
+                found[task] = tuple(blueprint.changelog(task, spec) for spec in logged)
         return found
 
     def prepare(
         self, task: TaskId, spec: StoreSpec, state: ChangelogState | None, incarnation: str
     ) -> PreparedStore:
+        now_ms, sync = self.clock.now_ms(), self.config.state_sync
         return prepare_store(
-            self.directory,
-            task,
-            spec,
-            state,
-            incarnation=incarnation,
-            now_ms=self.clock.now_ms(),
-            sync=self.config.state_sync,
+            self.directory, task, spec, state, incarnation=incarnation, now_ms=now_ms, sync=sync
         )
 
     @property
@@ -191,7 +177,8 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
     """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
     they cannot compute, or a function that cannot be serialised."""
     from everflow.instance.thread.columns import prepared_columns
-    from everflow.instance.thread.thread_job import ThreadJob, pack, serving_job
+    from everflow.instance.thread.thread_job import PackedResident, ThreadJob, pack
+    from everflow.spark.job import ServingJob
 
     config, blueprint = dependencies.config, dependencies.blueprint
     memory = config.memory.worker(config.num_stream_threads)
@@ -211,7 +198,7 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
 
     def opened(number: int) -> ThreadJob:
         name = f"everflow {client}, stream thread {number}: sub-topologies {within}"
-        return ThreadJob(partial(serving_job, context, work, number, name))
+        return ThreadJob(lambda at: ServingJob(context, number, name, PackedResident(work, at)))
 
     return opened
 
@@ -229,36 +216,6 @@ def require_slots(context: Any, threads: int) -> None:
             f"with .master('local[{threads + 1}]') or more, leave it to everflow to start Spark, "
             f"or set fewer num.stream.threads."
         )
-
-
-class QueueLoop:
-    """An `EventLoop` on its own thread. It also takes a turn without an event every `TICK_S`."""
-
-    def __init__(self, turn: Callable[[Callable[[], None]], None]) -> None:
-        self._turn = turn
-        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._running: Running | None = None
-
-    def post(self, event: Callable[[], None]) -> None:
-        self._events.put(event)
-
-    def start(self) -> None:
-        self._running = on_thread("everflow-instance", self._run)
-
-    def end(self) -> None:
-        if self._running is not None:
-            self._events.put(None)
-            self._running.join()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                event = self._events.get(timeout=TICK_S)
-            except queue.Empty:
-                event = lambda: None  # noqa: E731
-            if event is None:
-                return
-            self._turn(event)
 
 
 # --- recoveries ----------------------------------------------------------------------------------
@@ -290,26 +247,24 @@ class ClusterRecoveryPorts:
             self.given.config.application_id, partitions, COMMITTED_TIMEOUT_S, stable=stable
         )
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Offsets:
         return self.given.changelogs.log_ends(partitions)
 
-    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Offsets:
         return self.given.changelogs.stable_ends(partitions)
 
-    def log_starts(
-        self, partitions: Sequence[TopicPartition], *, known: bool = False
-    ) -> Mapping[TopicPartition, int]:
+    def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
         if known:
-            return self.given.admin.known_starts(partitions, KNOWN_STARTS_S)
+            return self.given.admin.list_offsets(
+                partitions, "earliest", "read_uncommitted", KNOWN_STARTS_S, whole=False
+            )
         return self.given.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
-    def offsets_since(
-        self, partitions: Sequence[TopicPartition], time_ms: int
-    ) -> Mapping[TopicPartition, int]:
-        return self.given.admin.offsets_for_time(partitions, time_ms, "read_uncommitted")
+    def offsets_since(self, partitions: Sequence[TopicPartition], time_ms: int) -> Offsets:
+        return self.given.admin.list_offsets(partitions, time_ms, "read_uncommitted")
 
     def restore(
-        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+        self, task: ActiveTask, incarnation: str, targets: Offsets
     ) -> tuple[TaskStore, ...]:
         given = self.given
         specs = {spec.name: spec for spec in given.blueprint.stores.get(task.id.subtopology, ())}
@@ -332,7 +287,9 @@ class ClusterRecoveryPorts:
                         plan=prepared.plan,
                         incarnation=incarnation,
                         reused=None if spec.source_topic is None else spec,
-                        left_out=given.changelogs.left_out(store.changelog, prepared.plan.end),
+                        left_out=given.changelogs.left_out.before(
+                            store.changelog, prepared.plan.end
+                        ),
                     )
                 )
         self._replay(jobs)
@@ -357,7 +314,7 @@ class ClusterPorts:
         context: Any,
         standbys: Callable[[], StandbyUpdateListener | None],
         opened: ExitStack,
-        on_growth: Callable[[Blueprint], None] = lambda blueprint: None,
+        on_growth: Callable[[Blueprint], None],
     ) -> None:
         self._dependencies, self._context = dependencies, context
         self._standbys, self._opened = standbys, opened
@@ -366,13 +323,10 @@ class ClusterPorts:
         self._admin, self._changelogs = dependencies.admin, dependencies.changelogs
         self._directory = dependencies.directory
         self._blueprint = dependencies.blueprint
-        """Of tasks that are created; older than `_dependencies`' while threads for new topics
-        start."""
+        """Of created tasks; older than `_dependencies`' while threads for new topics start."""
+        changelogs = dependencies.changelogs_of_tasks()
         self._end_sums = EndSums(
-            self._changelogs.followed_ends,
-            dependencies.changelogs_of_tasks(),
-            self._clock,
-            self._admin.stop,
+            self._changelogs.followed_ends, changelogs, self._clock, self._admin.stop
         )
         topics = dependencies.changelog_topics | set(dependencies.blueprint.partitions)
         uses_racks = self._config.rack_aware_assignment_strategy != "none"
@@ -393,33 +347,30 @@ class ClusterPorts:
         self.open_job: OpenJob = job_opener(context, dependencies)
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
-        self.loop = QueueLoop
+        self.loop = EventLoop
         self.is_worker = is_worker
 
     # --- parts -----------------------------------------------------------------------------------
 
     def updater(self, instance: Instance) -> StateUpdater:
-        specs = self._dependencies.blueprint.store_specs()
+        given = self._dependencies
+        specs = given.blueprint.store_specs()
         reused = {spec.source_topic: spec for spec in specs.values()}
 
         def taken(_: TaskId, tp: TopicPartition, position: int, chunk: Chunk) -> Chunk:
             spec = reused.get(tp.topic)
             if spec is None:
                 return chunk
-            left_out = self._changelogs.left_out(tp)
+            left_out = self._changelogs.left_out.before(tp, None)
             return as_processed(cast("PlacedChunk", chunk), position, left_out, spec)
 
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(
-                self._dependencies.reader,
-                every=self._dependencies.versioned,
-                to_ends=self._changelogs.reused,
+                given.reader, every=given.versioned, to_ends=frozenset(given.blueprint.left_out)
             ),
             states=self._changelogs.states,
             stable_ends=self._changelogs.answered_ends,
-            prepare=lambda task, store, *judged: self._dependencies.prepare(
-                task, specs[store], *judged
-            ),
+            prepare=lambda task, store, *judged: given.prepare(task, specs[store], *judged),
             distrust=self._distrust,
             became_hot=lambda task: instance.member.became_hot(task),
             restores=instance.tracker,
@@ -436,8 +387,7 @@ class ClusterPorts:
         self._directory.distrust(self._directory.store_path(task, store), reason)
 
     def global_tables(self, instance: Instance) -> GlobalTables:
-        """They have an updater of their own, so that they and the replicas do not delay each
-        other."""
+        """They have an updater of their own, so that neither they nor the replicas wait."""
         plan, clock = self._dependencies.blueprint.plan, self._clock
         tasks = self._dependencies.blueprint.global_tasks(self._directory)
         loaded = LoadedTables(
@@ -448,12 +398,9 @@ class ClusterPorts:
         )
         if not tasks:
             return GlobalTables((), None, instance.failed, clock, loaded)
-        intake = GlobalRecords(
-            {table.source.topic: table.source for table in plan.global_tables},
-            self._config.handlers(),
-            self._letter_writer,
-            partial(count_left_out, instance.metrics),
-        )
+        sources = {table.source.topic: table.source for table in plan.global_tables}
+        count, handlers = partial(count_left_out, instance.metrics), self._config.handlers()
+        intake = GlobalRecords(sources, handlers, self._letter_writer, count)
         specs = {table.store.name: table.store for table in plan.global_tables}
 
         def prepare(
@@ -496,19 +443,15 @@ class ClusterPorts:
             self._changelogs.known_delete_retention_ms,
             self._clock,
         )
-        copies.scan(
-            self._directory,
-            self._dependencies.logged,
-            self._dependencies.changelog,
-            self._changelogs.states,
-        )
-        applied = copies.applied(self._dependencies.blueprint.partitions)
+        blueprint = self._dependencies.blueprint
+        copies.scan(self._directory, blueprint.logged, blueprint.changelog, self._changelogs.states)
+        applied = copies.applied(blueprint.partitions)
         instance.lower_bounds.raised(self._still_there(applied), ON_DISK)
         return copies
 
-    def _still_there(self, applied: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _still_there(self, applied: Offsets) -> dict[TopicPartition, int]:
         try:
-            ends = self._admin.known_ends(applied, "read_uncommitted")
+            ends = self._admin.list_offsets(applied, "latest", "read_uncommitted", whole=False)
         except EverflowError as error:
             log.info("The committed offsets noted in the stores are not used: %s", error)
             return {}
@@ -526,23 +469,18 @@ class ClusterPorts:
             topology=blueprint.fingerprint,
         )
         changelogs = {
-            index: [
-                spec.changelog_topic(config.application_id)
-                for spec in self._dependencies.logged(index)
-            ]
+            index: [spec.changelog_topic(config.application_id) for spec in blueprint.logged(index)]
             for index in blueprint.inputs
         }
-        decide = decision(
-            config.task_assignor_class,
-            patience_s(config.session_timeout_ms, config.rebalance_timeout_ms),
-        )
+        patience = patience_s(config.session_timeout_ms, config.rebalance_timeout_ms)
+        decide = decision(config.task_assignor_class, patience)
         assignor = MemberAssignor(
             identity,
             blueprint.inputs,
             changelogs,
-            instance.copies,
+            instance.copies.offset_sums,
             self._end_sums,
-            self._racks,
+            self._racks.racks,
             config.assignment(),
             decide,
             max_delay_ms=config.scheduled_rebalance_max_delay_ms,
@@ -586,7 +524,9 @@ class ClusterPorts:
             self._ids_of,
         )
         return EndOffsets(
-            lambda asked: admin.known_ends(asked, self._dependencies.isolation),
+            lambda asked: admin.list_offsets(
+                asked, "latest", self._dependencies.isolation, whole=False
+            ),
             self._clock,
             config.poll_interval_ms,
             shrunk,
@@ -668,15 +608,16 @@ class ClusterPorts:
         blueprint = self._dependencies.blueprint
         tables = blueprint.global_partitions
         names = self._dependencies.changelog_topics.union(blueprint.partitions, tables)
-        external = set(blueprint.partitions) - blueprint.repartition
         partitions = {**blueprint.partitions, **tables}
+        external = partitions.keys() - blueprint.repartition
         self._topics = TopicChanges(
-            blueprint.application_id, partitions, external, names, frozenset(tables), self._may_grow
+            blueprint.application_id, partitions, external, names, tables, self._may_grow
         )
         self._member = instance.member
+        admin, topics = self._admin, self._topics
         self._watch = TopicWatch(
-            lambda: self._admin.describe_topics(self._topics.topics, WATCH_REQUEST_S),
-            self._topics,
+            lambda: admin.describe_topics(topics.topics, WATCH_REQUEST_S),
+            topics,
             instance.failed,
             self._clock,
             Extension(instance=instance, ports=self).check,
@@ -768,7 +709,7 @@ class ClusterPorts:
         self._keeper.turn()
         self._spare.trim_if_due()
 
-    def purge(self, positions: Mapping[TopicPartition, int]) -> None:
+    def purge(self, positions: Offsets) -> None:
         self._racks.refresh()
         repartition = self._dependencies.blueprint.repartition
         ours = {tp: offset for tp, offset in positions.items() if tp.topic in repartition}

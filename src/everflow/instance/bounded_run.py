@@ -60,12 +60,9 @@ class BoundedRun:
                     f"counted or collected; create it before, everflow topic create {missing[0]}",
                     where=self.sinks[missing[0]].where,
                 )
-            parts = [
-                TopicPartition(topic, number)
-                for topic, description in found.items()
-                for number in range(description.partitions)
-            ]
-            starts = admin.end_offsets(parts, "read_uncommitted")
+            counts = [(topic, described.partitions) for topic, described in found.items()]
+            logs = [TopicPartition(topic, n) for topic, count in counts for n in range(count)]
+            starts = admin.end_offsets(logs, "read_uncommitted")
         self._reader = WrittenRecords(self.config.consumer(), starts)
 
     def started(self) -> None:
@@ -100,11 +97,7 @@ class BoundedRun:
 
 
 def bounded_run(
-    topology: Topology,
-    config: StreamsConfig,
-    count: object,
-    timeout: object,
-    collect: object,
+    topology: Topology, config: StreamsConfig, count: object, timeout: object, collect: object
 ) -> BoundedRun | None:
     """The bounds of a `KafkaStreams.run`; None without any. TopologyError for wrong ones."""
     if count is None and timeout is None and collect is None:
@@ -116,11 +109,8 @@ def bounded_run(
 
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise wrong(f"count is a number of records, 1 at least, found {count!r}")
-    sinks = {
-        node.topic: node
-        for node in topology.nodes
-        if isinstance(node, SinkNode) and node.kind == "sink" and isinstance(node.topic, str)
-    }
+    nodes = [node for node in topology.nodes if isinstance(node, SinkNode) and node.kind == "sink"]
+    sinks = {node.topic: node for node in nodes if isinstance(node.topic, str)}
     known = ", ".join(sinks) or "none by name"
     asked = _topics(collect, wrong)
     for topic in asked or ():

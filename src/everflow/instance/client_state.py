@@ -11,7 +11,6 @@ from everflow.logs import moves
 from everflow.user_program import ListenerGuard
 
 STATE = "state "
-"""Prefix of the log line of a change."""
 
 
 #  CREATED ──start──► REBALANCING ◄──tasks──► RUNNING

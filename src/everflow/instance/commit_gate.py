@@ -1,6 +1,5 @@
-"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment. Metadata
-taken at a job's start dies with every rebalance, metadata taken blindly is ``(-1, "")`` after an
-eviction, and the broker accepts such an offset commit unfenced (scenarios 6-8)."""
+"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment. Metadata of
+a job's start dies with every rebalance, and after an eviction goes unfenced (scenarios 6-8)."""
 
 from __future__ import annotations
 
@@ -11,13 +10,14 @@ import os
 import socketserver
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from everflow.clock import on_thread
 from everflow.errors import FatalError, SetupError
 from everflow.protocol.messages import EXACTLY_ONCE_V2, BatchId, WorkerClients
-from everflow.records import MemberMetadata, TaskId, TopicPartition
+from everflow.records import MemberMetadata, Offsets, TaskId, TopicPartition
 from everflow.sockets import (
     TooLargeError,
     read_line,
@@ -90,8 +90,7 @@ def decide(
 
 
 _served_last: dict[int, object] = {}
-"""Worker process -> the book it reported to last. Instances in one process share Spark's workers:
-one that serves another instance is no longer ours to kill."""
+"""Worker process -> the book it reported to last: one that serves another is not ours to kill."""
 
 
 class GateBook:
@@ -120,9 +119,8 @@ class GateBook:
                 self._epochs.setdefault(task, self._epoch)
 
     def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
-        """These tasks have to be given up. Batches that hold them may still commit, but only while
-        ``member`` stays in its present generation: a member that holds nothing else and is evicted
-        before `release` gets no notice of that."""
+        """These tasks have to be given up. Their batches may still commit, but only while
+        ``member`` stays in its generation: it may get no notice of an eviction before `release`."""
         with self._lock:
             for task in tasks:
                 self._owned_again.discard(task)
@@ -161,8 +159,7 @@ class GateBook:
         self, batch_id: str, thread: int, guarantee: str, epochs: Mapping[TaskId, int]
     ) -> bool:
         """Open a batch over tasks that were recovered in these ownerships. False (and nothing
-        opened) if one of them is over: a task that was lost and came back has to be recovered
-        first. Nor for a thread that was left behind (`abandon`)."""
+        opened) if one is over, or for a thread that was left behind (`abandon`)."""
         with self._lock:
             if thread in self._abandoned or not epochs.items() <= self._epochs.items():
                 return False
@@ -209,8 +206,7 @@ class GateBook:
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
         """`decide` on the present facts, and note that the batch was answered. ``member`` must have
-        been read *before* this call: an eviction between the two shows as a change of ownership,
-        one after it as an illegal generation."""
+        been read *before* this call: an eviction between the two shows as a change of ownership."""
         with self._lock:
             batch = self._open.get(batch_id)
             decision = decide(
@@ -223,9 +219,8 @@ class GateBook:
 
 @dataclass(frozen=True)
 class GateBackend:
-    """The group member as the gate sees it, and the ``clients`` settings of workers. ``commit``: at
-    least once, through the member; False: the group is rebalancing, the offsets are held back and
-    go with the next batch. An error is a no."""
+    """The group member, and the ``clients`` settings of workers. ``commit``: at least once, through
+    the member; False: the offsets are held back and go with the next batch. An error is a no."""
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]
@@ -293,22 +288,22 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @dataclass(kw_only=True)
 class CommitGate:
-    """The server: one per instance, on a Unix socket in a folder that only this user may enter. Not
-    in the state folder: whoever deletes that would cut off the workers, too."""
+    """The server: one per instance, on a Unix socket in a folder that only this user may enter."""
 
     book: GateBook
     backend: GateBackend
     _server: _Server | None = field(default=None, init=False)
-    _folder: Path | None = field(default=None, init=False)
-    _serving: bool = field(default=False, init=False)
+    _opened: ExitStack = field(default_factory=ExitStack, init=False)
 
     def start(self) -> str:
         """Listen; returns the socket's path. SetupError if no folder for it can be made."""
         remove_abandoned()
         try:
-            self._folder = socket_folder()
-            path = self._folder / _SOCKET
-            self._server = _Server(str(path), self.book, self.backend)
+            folder = socket_folder()
+            self._opened.callback(remove_socket_folder, folder)
+            path = folder / _SOCKET
+            server = self._server = _Server(str(path), self.book, self.backend)
+            self._opened.callback(server.server_close)
             os.chmod(path, 0o600)
         except OSError as error:
             self.close()
@@ -316,13 +311,8 @@ class CommitGate:
                 f"No place for the commit gate's socket: {error}. Set TMPDIR to a folder with a "
                 f"short path that this user may write to."
             ) from error
-        threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.5},
-            name="everflow-gate",
-            daemon=True,
-        ).start()
-        self._serving = True
+        on_thread("everflow-gate", server.serve_forever)
+        self._opened.callback(server.shutdown)
         return str(path)
 
     def require_reachable(self) -> None:
@@ -337,14 +327,8 @@ class CommitGate:
             )
 
     def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            if self._serving:
-                server.shutdown()
-            server.server_close()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            remove_socket_folder(folder)
+        self._server = None
+        self._opened.close()
 
 
 # --- deferred offsets (scenario 26) ---------------------------------------------------------------
@@ -354,12 +338,9 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 
 class DeferredOffsets:
-    """Commits offsets through the member and holds those that it would not take; ``committed`` gets
-    the others. Any thread may call."""
+    """Commits offsets through the member and holds those that it would not take. Any thread."""
 
-    def __init__(
-        self, commit: CommitOffsets, committed: Callable[[Mapping[TopicPartition, int]], None]
-    ) -> None:
+    def __init__(self, commit: CommitOffsets, committed: Callable[[Offsets], None]) -> None:
         self._commit, self._committed = commit, committed
         self._committing = threading.Lock()
         # Never held over a commit: `forget` is called on the group client's thread, which the
@@ -383,16 +364,11 @@ class DeferredOffsets:
             if taken:
                 self._committed({tp: offset for tp, (offset, _) in merged.items()})
             else:
-                log.info(
-                    "The group rebalances: the offsets of %d partitions go with the next commit",
-                    len(merged),
-                )
+                text = "The group rebalances: the offsets of %d partitions go with the next commit"
+                log.info(text, len(merged))
             with self._lock:
-                self._held = (
-                    {}
-                    if taken
-                    else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
-                )
+                refused = () if taken else merged.items()
+                self._held = {tp: at for tp, at in refused if tp not in self._forgotten}
             return taken
 
     def held(self) -> frozenset[TopicPartition]:

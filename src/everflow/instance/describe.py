@@ -17,8 +17,8 @@ from everflow.instance.copies.state_updater import FollowedTask
 from everflow.instance.restore.listeners import RestoreProgress
 from everflow.instance.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.instance.thread.retry_policy import Trouble
-from everflow.logs import log_path
-from everflow.records import TaskId, TopicPartition
+from everflow.logs import counted, log_path
+from everflow.records import Offsets, TaskId
 from everflow.topology.describe import roads
 from everflow.topology.describe import summary as computed
 from everflow.topology.graph import SourceNode
@@ -31,17 +31,12 @@ from everflow.topology.subtopologies import cut
 class TaskStatus:
     """One task on this instance.
 
-    Attributes:
-        state: CREATED while an assigned task waits for its stream thread or for the state updater.
-        SUSPENDED while a revoked task is handed over.
-        lag: input records that wait, of a running active task; else the offsets of its changelogs
-        that its replica lacks. None: not known yet.
-        rate: records/s that the replica restores or follows.
-        remaining_s: time until the replica is complete at that rate; None: not known, 0: complete.
-        copied: offsets of its changelogs that the replica has, of ``copied + lag``; None for a
-        running active task.
-        trouble: why it makes no progress, since when and how often; None if it does.
-    """
+    ``state`` is CREATED while an assigned task waits for its stream thread or the state updater,
+    SUSPENDED while a revoked one is handed over. ``lag``: input records that wait, of a running
+    active task; else offsets of its changelogs that its replica lacks; None: not known yet.
+    ``rate``: records/s that the replica gets. ``remaining_s``: until it is complete at that rate;
+    None: not known, 0: complete. ``copied``: offsets that it has; None for a running active task.
+    ``trouble``: why it makes no progress; None if it does."""
 
     role: TaskRole
     state: TaskState
@@ -55,7 +50,7 @@ class TaskStatus:
 def statuses(
     owned: Iterable[TaskId],
     running: Iterable[ActiveTask],
-    ends: Mapping[TopicPartition, int],
+    ends: Offsets,
     followed: Mapping[TaskId, FollowedTask],
     recovering: Collection[TaskId],
     restores: Mapping[TaskId, Sequence[RestoreProgress]],
@@ -64,8 +59,7 @@ def statuses(
     stalled_copies: Mapping[TaskId, TaskRole] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
-    ``handing_over``: revoked, not given up yet; ``stalled_copies`` make no progress and may not be
-    open yet."""
+    ``handing_over``: revoked, not given up yet; ``stalled_copies`` may not be open yet."""
     troubled = troubles or {}
     active = partial(TaskStatus, role=TaskRole.ACTIVE)
     found = {task: active(state=TaskState.CREATED, lag=None) for task in owned}
@@ -113,24 +107,19 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
 
 
 def input_lag(tasks: Iterable[TaskStatus]) -> float:
-    """Input records that wait for active tasks; NaN while one does not run or its ends are
-    unknown."""
-    ours = [
-        task
-        for task in tasks
-        if task.role is TaskRole.ACTIVE and task.state is not TaskState.SUSPENDED
-    ]
+    """Input records that wait for active tasks; NaN if one does not run or has no known ends."""
+    active = [task for task in tasks if task.role is TaskRole.ACTIVE]
+    ours = [task for task in active if task.state is not TaskState.SUSPENDED]
     if any(task.state is not TaskState.RUNNING or task.lag is None for task in ours):
         return math.nan
     return sum(task.lag or 0 for task in ours)
 
 
 def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
-    standbys = [f for f in followed.values() if f.role is TaskRole.STANDBY]
-    warmups = [f for f in followed.values() if f.role is TaskRole.WARMUP]
+    roles = Counter(f.role for f in followed.values())
     return {
-        names.STANDBY_TASKS: len(standbys),
-        names.WARMUP_TASKS: len(warmups),
+        names.STANDBY_TASKS: roles[TaskRole.STANDBY],
+        names.WARMUP_TASKS: roles[TaskRole.WARMUP],
         names.COPIES_LAG: sum(f.lag or 0 for f in followed.values()),
         names.COPIES_RATE: sum(f.rate for f in followed.values()),
     }
@@ -138,23 +127,11 @@ def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
 
 # --- tasks in words -------------------------------------------------------------------------------
 
-ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
-    "active",
-    "starting",
-    "restoring",
-    "leaving",
-    "standby",
-    "warm-up",
-)
-FAILING = "failing"
-ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
+ROLES = ("active", "failing", "starting", "restoring", "leaving", "standby", "warm-up")
+ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = ROLES
 """The roles that operators see: an active task that cannot process yet is restoring, or starting
 while it waits for its stream thread; leaving while it is handed over."""
-_OF_STATE = {
-    TaskState.RUNNING: ACTIVE,
-    TaskState.RESTORING: RESTORING,
-    TaskState.SUSPENDED: LEAVING,
-}
+_SHOWN = {TaskState.RUNNING: ACTIVE, TaskState.RESTORING: RESTORING, TaskState.SUSPENDED: LEAVING}
 _ROWS_SHOWN = 12
 _TROUBLE_WIDTH = 120
 
@@ -164,7 +141,7 @@ def role_of(status: TaskStatus) -> str:
         return FAILING
     if status.role is not TaskRole.ACTIVE:
         return str(status.role.value)
-    return _OF_STATE.get(status.state, STARTING)
+    return _SHOWN.get(status.state, STARTING)
 
 
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
@@ -191,8 +168,7 @@ def trouble(found: Trouble, now_ms: float | None = None) -> str:
 
 
 def progress(copies: Collection[TaskStatus]) -> str:
-    """``43 %, 12,000 records/s, 3 s left`` of copies, added up; ``begins`` while nothing is
-    known."""
+    """``43 %, 12,000 records/s, 3 s left`` of copies together; ``begins`` if nothing is known."""
     known = [
         (status.copied, status.lag)
         for status in copies
@@ -201,7 +177,8 @@ def progress(copies: Collection[TaskStatus]) -> str:
     if not known:
         return "begins"
     copied, lag = (sum(column) for column in zip(*known, strict=True))
-    parts = [_percent(copied, lag)]
+    # Rounded down: 100 % is said of what is complete, and of nothing else.
+    parts = [f"{100 * copied // (copied + lag)} %" if lag else "100 %"]
     rate = sum(status.rate for status in copies)
     if rate > 0:
         parts.append(f"{rate:,.0f} records/s")
@@ -225,10 +202,8 @@ def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
     """A line for each task, restoring and failing ones first; at most a dozen."""
     order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
-    lines = [
-        f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}"
-        for task, status in ranked[:_ROWS_SHOWN]
-    ]
+    shown = ranked[:_ROWS_SHOWN]
+    lines = [f"{task!s:>6}  {role_of(one):<9}  {_figures(one)}" for task, one in shown]
     hidden = len(ranked) - len(lines)
     return [*lines, f"and {hidden:,} more tasks"] if hidden > 0 else lines
 
@@ -237,11 +212,6 @@ def _figures(status: TaskStatus) -> str:
     if role_of(status) in (ACTIVE, STARTING, LEAVING):
         return "" if status.lag is None else f"lag {status.lag:,}"
     return trouble(status.trouble) if status.trouble is not None else progress([status])
-
-
-def _percent(copied: int, lag: int) -> str:
-    # Rounded down: 100 % is said of what is complete, and of nothing else.
-    return f"{100 * copied // (copied + lag)} %" if lag else "100 %"
 
 
 # --- the banner of a start ------------------------------------------------------------------------
@@ -275,15 +245,12 @@ def _listed(names: Sequence[str]) -> str:
 def banner(config: StreamsConfig, topology: Topology, program: str = "") -> str:
     """Several lines, without a final newline. ``program``: where the topology was loaded from."""
     planned = plan(topology, cut(topology).index_of, config.application_id)
-    threads = config.num_stream_threads
+    threads = counted(config.num_stream_threads, "stream thread")
     rows = [
         ("application", f"{config.application_id}   (everflow {version('everflow')})"),
         *([("program", program)] if program else []),
         ("brokers", config.bootstrap_servers),
-        (
-            "guarantee",
-            f"{config.processing_guarantee}, {threads} stream thread{'s' * (threads != 1)}",
-        ),
+        ("guarantee", f"{config.processing_guarantee}, {threads}"),
         *zip(("topology", "", ""), topology_lines(topology), strict=True),
         ("computed", computed(roads(planned))),
         ("state", str(Path(config.state_dir) / config.application_id)),

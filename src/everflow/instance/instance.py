@@ -1,18 +1,17 @@
-"""Joins an instance's parts: the order in which they start, and their reactions to events.
-`KafkaStreams` runs it on a cluster (`ClusterPorts`), the simulation on a simulated one (note
-011)."""
+"""Joins an instance's parts: how they start and react; on a cluster or simulated (note 011)."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from everflow import metrics as names
-from everflow.clock import Clock, Deadline, Running, Spawn
+from everflow.clock import Clock, Deadline, Running, Spawn, on_thread
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.client_state import (
     STOPPING,
@@ -52,12 +51,13 @@ from everflow.membership.member import (
 from everflow.memory import MemoryBudget
 from everflow.metrics import Metrics
 from everflow.protocol.messages import format_metadata
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.retry import attempting, quietly, retrying
 from everflow.topology.patterns import TopicGrowth
 
 log = logging.getLogger("everflow")
 
+TICK_S = 0.1
 JOIN_ATTEMPT_S = 5.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
@@ -78,26 +78,50 @@ class InstanceSettings:
 
 
 class Pool(Protocol):
-    """The part of a `ThreadPoolExecutor` that an instance needs."""
-
     def submit(self, work: Callable[[], None], /) -> object: ...
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 
-class EventLoop(Protocol):
-    """Runs events one after the other, and `Instance.turn` with each."""
+@dataclass
+class EventLoop:
+    """Takes a ``turn`` with each event, on a thread of its own, and without one every `TICK_S`."""
 
-    def post(self, event: Callable[[], None], /) -> None: ...
+    turn: Callable[[Callable[[], None]], None]
 
-    def start(self) -> None: ...
+    def __post_init__(self) -> None:
+        self._running: Running | None = None
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def post(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+
+    def start(self) -> None:
+        self._running = on_thread("everflow-instance", self._run)
+
     def end(self) -> None:
         """Run no later event; returns when earlier ones have run. Also if it was never started."""
+        if self._running is not None:
+            self._events.put(None)
+            self._running.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=TICK_S)
+            except queue.Empty:
+                event = _nothing
+            if event is None:
+                return
+            self.turn(event)
+
+
+def _nothing() -> None:
+    pass
 
 
 class InstancePorts(Protocol):
     """Makes the parts of an instance that know its cluster, each once and in this order, and has
-    the effects outside these parts. A part may use earlier parts, and call the instance once it was
-    started."""
+    the effects outside them. A part may use earlier parts, and a started instance."""
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> EventLoop: ...
     def updater(self, instance: Instance) -> StateUpdater: ...
@@ -136,7 +160,7 @@ class InstancePorts(Protocol):
     def check(self) -> None:
         """With every turn of the loop; quick. EverflowError if the instance cannot go on."""
 
-    def purge(self, positions: Mapping[TopicPartition, int]) -> None: ...
+    def purge(self, positions: Offsets) -> None: ...
 
     def begin(self) -> None: ...
 
@@ -147,34 +171,32 @@ class InstancePorts(Protocol):
         """No batch runs any more: note in the stores how fresh they are, and close them."""
 
 
+@dataclass(eq=False)
 class Instance:
     """``stop``: set to end all waits. ``failed``: called when the instance cannot go on."""
 
-    def __init__(
-        self,
-        ports: InstancePorts,
-        settings: InstanceSettings,
-        clock: Clock,
-        states: StateMachine,
-        failed: Callable[[EverflowError], None],
-        stop: threading.Event,
-        pause: Pause,
-        metrics: Metrics,
-        tracker: RestoreTracker,
-    ) -> None:
-        self.ports, self.settings, self.clock = ports, settings, clock
-        self.states, self.failed, self.stop = states, failed, stop
-        self.pause, self.metrics, self.tracker = pause, metrics, tracker
+    ports: InstancePorts
+    settings: InstanceSettings
+    clock: Clock
+    states: StateMachine
+    failed: Callable[[EverflowError], None]
+    stop: threading.Event
+    pause: Pause
+    metrics: Metrics
+    tracker: RestoreTracker
+
+    def __post_init__(self) -> None:
+        ports = self.ports
         self.uncaught = Uncaught(lambda _: self.member.shut_down_application())
         self.book = GateBook()
-        self.lower_bounds = CommittedLowerBounds(clock)
-        self.hosts = HostMap(clock)
+        self.lower_bounds = CommittedLowerBounds(self.clock)
+        self.hosts = HostMap(self.clock)
         self.threads: list[StreamThread] = []
         self.begun: dict[TaskId, ActiveTask] = {}
         """New partitions of running tasks, and where they begin (`Extension`)."""
         self.loop = ports.loop(self.turn)
         self.updater = ports.updater(self)
-        pause.wakes.append(self.updater.wake)
+        self.pause.wakes.append(self.updater.wake)
         self.global_tables = ports.global_tables(self)
         self.copies = ports.copies(self)
         self.member = ports.member(self)
@@ -184,13 +206,13 @@ class Instance:
         self.restores = ports.pool("restore", RESTORE_THREADS)
         self.tails = ports.pool("tail", TAIL_THREADS)
         self.fencing = ports.pool("fence", 1)
-        self.threads += [self.open_thread(number) for number in range(settings.threads)]
+        self.threads += [self.open_thread(number) for number in range(self.settings.threads)]
         self.manager = TaskManager(
             gate=self.book,
             threads=self.threads,
             updater=self.updater,
             services=self._task_services(),
-            timeouts=TaskTimeouts(settings.task_timeout_ms),
+            timeouts=TaskTimeouts(self.settings.task_timeout_ms),
         )
         self.thread_count = ThreadCount(self)
         self._next_purge_ms = 0.0
@@ -211,8 +233,13 @@ class Instance:
         # And once global tables are filled, for lookups must not miss rows.
         self.global_tables.await_filled(self.stop, self.settings.task_timeout_ms)
         deadline = Deadline(self.clock, self.settings.task_timeout_ms)
-        joining = lambda: self.member.start(JOIN_ATTEMPT_S)  # noqa: E731
-        retrying(joining, "joining the group", clock=self.clock, deadline=deadline, stop=self.stop)
+        retrying(
+            lambda: self.member.start(JOIN_ATTEMPT_S),
+            "joining the group",
+            clock=self.clock,
+            deadline=deadline,
+            stop=self.stop,
+        )
 
     # --- what others see of it -------------------------------------------------------------------
 
@@ -224,14 +251,10 @@ class Instance:
         return [task for task in self.all_tasks() if task.state is TaskState.RUNNING]
 
     def running_positions(self) -> dict[TopicPartition, int]:
-        return {
-            tp: offset
-            for task in self.running_tasks()
-            for tp, offset in dict(task.positions).items()
-        }
+        found = [dict(task.positions) for task in self.running_tasks()]
+        return {tp: offset for positions in found for tp, offset in positions.items()}
 
     def settled_tasks(self) -> list[Settled]:
-        """The running tasks, each as of its thread's last moment between batches."""
         found = []
         for thread in self.threads:
             # before the tasks: a task that arrives now was recovered later, as its stores have it
@@ -292,7 +315,7 @@ class Instance:
             clock=self.clock,
         )
 
-    def _committed(self, positions: Mapping[TopicPartition, int]) -> None:
+    def _committed(self, positions: Offsets) -> None:
         if self.settings.exactly_once:  # else they may be among those that are deferred
             self.lower_bounds.raised(positions)
 
@@ -374,8 +397,7 @@ class Instance:
             post(lambda: self.failed(event.error))  # it calls the user's state listener
 
     def _fence_lost(self) -> None:
-        """The tasks' last owner may have vanished in a transaction, for whose end recovery
-        waits."""
+        """Recovery waits for a transaction of the tasks' last owner, which may have vanished."""
         self.fencing.submit(
             lambda: self.metrics.add(names.WRITERS_FENCED, self.ports.fence(own=False))
         )
@@ -390,11 +412,8 @@ class Instance:
         if self.states.state in STOPPING:
             return
         all_running = all_running and not self._any_stalled()
-        if (
-            all_running
-            and self.member.stable
-            and all(thread.warm.is_set() for thread in self.threads)
-        ):
+        settled = all_running and self.member.stable
+        if settled and all(thread.warm.is_set() for thread in self.threads):
             self.states.to(ClientState.RUNNING)
         elif not all_running:
             self.states.to(ClientState.REBALANCING)
@@ -408,10 +427,8 @@ SPARE_SLOTS = 1
 
 
 class ThreadCount:
-    """Starts and ends stream threads (KIP-663), safe from any thread; one change at a time. It
-    changes ``threads``, the instance's own list, on its loop only. A new thread gets tasks once its
-    workers run. Threads hand tasks over between two batches, with open stores; other tasks do not
-    pause (I4)."""
+    """Starts and ends stream threads (KIP-663), safe from any thread; one change at a time. Changes
+    ``threads``, the instance's own list, on its loop only. Other tasks do not pause (I4)."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -576,8 +593,7 @@ class ExtensionPorts(Protocol):
     def growth(self) -> TopicGrowth: ...
 
     def prepare(self, growth: TopicGrowth) -> Callable[[], None]:
-        """Threads opened from now on run the program with these topics. Returns what undoes
-        that."""
+        """Threads opened from now on run the program with these topics; returns what undoes it."""
 
     def inputs(self, task: TaskId) -> tuple[TopicPartition, ...]: ...
 
@@ -590,9 +606,8 @@ class ExtensionPorts(Protocol):
 
 @dataclass(kw_only=True)
 class Extension:
-    """Takes up new topics while the instance runs (note 037): threads that run the new plan are
-    started beside the present ones, and tasks go over between two of their batches. `check` belongs
-    to the thread that watches topics; one growth at a time, on a thread of its own."""
+    """Takes up new topics while the instance runs (note 037). `check` belongs to the thread that
+    watches topics; one growth at a time, on a thread of its own."""
 
     instance: Instance
     ports: ExtensionPorts
@@ -600,7 +615,7 @@ class Extension:
     _hopeless: set[str] = field(default_factory=set)
     _running: Running | None = None
     _begun: list[ActiveTask] = field(default_factory=list)
-    _started: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _started: Offsets = field(default_factory=dict)
 
     def check(self) -> None:
         """Ask for new topics and take them up. EverflowError if the brokers do not answer."""
@@ -624,13 +639,9 @@ class Extension:
             done = False
         for topic in found.taken:
             if done:
-                moves.info(
-                    "Topic %s of the source at %s is read with %d partitions from now on",
-                    topic,
-                    found.where[topic],
-                    found.taken[topic],
-                )
-            elif self.instance.thread_count.may_change:
+                text = "Topic %s of the source at %s is read with %d partitions from now on"
+                moves.info(text, topic, found.where[topic], found.taken[topic])
+            elif self.instance.thread_count.may_change:  # else the instance ends
                 self._hopeless.add(topic)
                 self._log_once(
                     topic,
@@ -662,25 +673,18 @@ class Extension:
         self._started, _ = recovery.recover(self._begun, ())
 
     def _exchange(self) -> None:
-        """On the instance's loop. A task whose new partitions have no committed start is
-        recovered."""
+        """On the instance's loop. A task is recovered if new partitions have no committed start."""
         self.ports.exchange()
         book, begun = self.instance.book, self.instance.begun
         begun.clear()
         known = [task for task in self._begun if not book.broken(task.id, task.epoch)]
-        offsets = {
-            tp: (self._started[tp], format_metadata(START_METADATA, {}))
-            for task in known
-            for tp in task.inputs
-            if tp in self._started
-        }
+        text = format_metadata(START_METADATA, {})
+        inputs = [tp for task in known for tp in task.inputs if tp in self._started]
+        offsets = {tp: (self._started[tp], text) for tp in inputs}
         try:
             committed = not offsets or self.instance.member.commit(offsets)
         except EverflowError as error:
-            log.info(
-                "The starting offsets of new topics are left to recoveries: %s",
-                error,
-            )
+            log.info("The starting offsets of new topics are left to recoveries: %s", error)
             committed = False
         if committed:
             begun.update({task.id: task for task in known})
@@ -688,9 +692,5 @@ class Extension:
     def _log_once(self, topic: str, found: TopicGrowth, why: str) -> None:
         if topic not in self._logged:
             self._logged.add(topic)
-            log.warning(
-                "Topic %s of the source at %s is not read: %s",
-                topic,
-                found.where[topic],
-                why,
-            )
+            where = found.where[topic]
+            log.warning("Topic %s of the source at %s is not read: %s", topic, where, why)

@@ -54,7 +54,8 @@ from everflow.instance.restore.listeners import (
     StandbyUpdateListener,
 )
 from everflow.instance.start_up import prepare_cluster
-from everflow.instance.tasks.task import TaskState
+from everflow.instance.tasks.blueprint import Blueprint
+from everflow.instance.tasks.task import TaskState, TaskStore
 from everflow.instance.thread.retry_policy import (
     MOST_REPLACEMENTS,
     REPLACED_WITHIN_MS,
@@ -147,10 +148,9 @@ class KafkaStreams(InteractiveQueries, Telling):
 
         Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
         broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
-        OffsetsExpiredError, StoreLayoutError, SetupError. Then the state is ERROR. Closed meanwhile
-        it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state is
-        NOT_RUNNING.
-        """
+        OffsetsExpiredError, StoreLayoutError, SetupError: then the state is ERROR. Closed meanwhile
+        it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt: then it is
+        NOT_RUNNING."""
         self._require_created("the instance is started")
         install()
         share_one_area()
@@ -160,9 +160,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         failure = self._life.start(self._start)
         if isinstance(failure, EverflowError):
             log.debug("The start failed", exc_info=failure)
-            raise failure.with_traceback(
-                None
-            ) from None  # for people: the frames of everflow are in the log
+            # For people: the frames of everflow are in the log.
+            raise failure.with_traceback(None) from None
         if failure is not None:
             raise failure
 
@@ -174,19 +173,17 @@ class KafkaStreams(InteractiveQueries, Telling):
         timeout: float | str | timedelta | None = None,
         collect: str | Sequence[str] | None = None,
     ) -> Any:
-        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, at any
-        moment, the start included, as `close` does with ``leave_group``. A second signal ends the
-        draining and the batches in flight. Each signal is logged, and the call returns
-        (docs/STOPPING.md). Otherwise raises the error that stopped the instance. Signals reach it
-        only on the main thread; a SIGHUP that is ignored (``nohup``) or has a handler of the
-        program's own does not.
+        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as
+        `close` does with ``leave_group``, and return; a second signal ends the draining and the
+        batches in flight (docs/STOPPING.md). Raises the error that stopped the instance otherwise.
+        Signals reach it only on the main thread; a SIGHUP that is ignored (``nohup``) or has a
+        handler of the program's own does not.
 
-        It also ends, in the same order, once at least ``count`` records were written to the output
-        topics and committed (those of ``collect``, or all that have a name), and ``timeout`` after
-        the start (seconds, ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call
-        returns the records that it got meanwhile, from others too, as a list of tuples ``key,
-        value, timestamp``, one partition after the other; a list of topics gives a dict of
-        lists."""
+        It also ends once at least ``count`` records were written to the output topics and committed
+        (those of ``collect``, or all that have a name), and ``timeout`` after the start (seconds,
+        ``"30 seconds"`` or a timedelta). ``collect``: an output topic; the call returns the records
+        that it got meanwhile, from others too, as a list of tuples ``key, value, timestamp``, by
+        partition; a list of topics gives a dict of lists."""
         try:
             bound = bounded_run(self._topology, self.config, count, timeout, collect)
             if bound is None:
@@ -201,14 +198,12 @@ class KafkaStreams(InteractiveQueries, Telling):
     @staticmethod
     def running(application_id: str | None = None) -> list[KafkaStreams]:
         """The instances, of one application or of all, that were started in this process and have
-        not begun to end: where a notebook's cell that was run again has taken the variable of one,
-        ``KafkaStreams.running()[0].close()`` ends it."""
+        not begun to end. ``KafkaStreams.running()[0].close()`` ends one without a variable."""
         found = _unclosed.running()
         return [one for one in found if application_id in (None, one.config.application_id)]
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
-        """Every task on this instance: its role, state, how far behind it is. For operators and
-        views."""
+        """Every task on this instance, for operators: its role, state, how far behind it is."""
         instance = self._life.instance
         if instance is None:
             return {}
@@ -219,24 +214,17 @@ class KafkaStreams(InteractiveQueries, Telling):
             {**instance.updater.followed(), **instance.global_tables.followed()},
         )
         restores = (list(instance.manager.recovering), self._tracker.progress())
-        stalled = {**instance.updater.stalled(), **instance.global_tables.stalled()}
+        copies = {**instance.updater.stalled(), **instance.global_tables.stalled()}
+        stalled = {task: copy.stalled for task, copy in copies.items()}
+        troubles = troubles_of(stalled, instance.clock.monotonic_ms(), instance.clock.now_ms())
+        for thread in list(instance.threads):
+            troubles |= thread.troubles()
         return statuses(
             *known,
             *restores,
             handing_over=instance.manager.handing_over(),
-            troubles={
-                **troubles_of(
-                    {task: copy.stalled for task, copy in stalled.items()},
-                    instance.clock.monotonic_ms(),
-                    instance.clock.now_ms(),
-                ),
-                **{
-                    task: trouble
-                    for thread in list(instance.threads)
-                    for task, trouble in thread.troubles().items()
-                },
-            },
-            stalled_copies={task: copy.role for task, copy in stalled.items()},
+            troubles=troubles,
+            stalled_copies={task: copy.role for task, copy in copies.items()},
         )
 
     def metrics(self) -> dict[str, float | str]:
@@ -246,14 +234,12 @@ class KafkaStreams(InteractiveQueries, Telling):
         values[names.CLIENT_STATE] = self.state.name
         instance = self._life.instance
         threads = [] if instance is None else instance.threads
-        values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in threads if not thread.join(0))
-        values[names.FAILING_STREAM_THREADS] = sum(
-            1 for thread in threads if thread.trouble is not None
-        )
+        values[names.ALIVE_STREAM_THREADS] = sum(not thread.join(0) for thread in threads)
+        failing = sum(thread.trouble is not None for thread in threads)
+        values[names.FAILING_STREAM_THREADS] = failing
         tasks = self.all_tasks()
-        values[names.LAG] = (
-            input_lag(tasks.values()) if tasks or self.state is ClientState.RUNNING else math.nan
-        )
+        known = tasks or self.state is ClientState.RUNNING
+        values[names.LAG] = input_lag(tasks.values()) if known else math.nan
         values.update(copies_metrics({} if instance is None else instance.updater.followed()))
         return values
 
@@ -263,13 +249,11 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def http_address(self) -> str | None:
-        """host:port where `/metrics` and the like are served; None: nowhere, or not yet
-        (``http.listen``)."""
+        """host:port of `/metrics` and the like (``http.listen``); None: nowhere, or not yet."""
         return None if self._observer is None else self._observer.address
 
     def _introduction(self, program: str = "") -> str:
-        """The banner, which `start` then does not log; ``program``: where the topology comes
-        from."""
+        """The banner, which `start` then does not log; ``program``: the topology's origin."""
         self._introduced = True
         return banner(self.config, self._topology, program)
 
@@ -280,8 +264,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def error(self) -> EverflowError | None:
-        """The error behind state ERROR; in state NOT_RUNNING the failure of the shutdown, for
-        example a batch that hung."""
+        """The error behind state ERROR; in state NOT_RUNNING that of the shutdown, if it failed."""
         return self._life.error
 
     # --- operations -------------------------------------------------------------------------------
@@ -298,8 +281,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._tracker.listener = listener
 
     def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
-        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start`
-        only."""
+        """Told of standby tasks (KIP-988), on the state updater's thread. Before `start` only."""
         self._require_created("a standby update listener is set")
         self._standby_listener = listener
 
@@ -310,22 +292,16 @@ class KafkaStreams(InteractiveQueries, Telling):
         most: int = MOST_REPLACEMENTS,
         within: Duration = REPLACED_WITHIN_MS,
     ) -> None:
-        """``handler(error)`` decides what happens to a stream thread that cannot go on (KIP-671).
-        Before `start` only.
+        """``handler(error)`` decides, on the failing thread, what happens to a stream thread that
+        cannot go on (KIP-671; design note 047). Before `start` only.
 
-        REPLACE_THREAD: the thread begins anew: its workers are ended and fenced, its tasks
-        recovered. The task whose record or batch failed rests meanwhile (1 s, twice as long each
-        time, a minute at most), and its `TaskStatus.trouble` has the reason; the other tasks go on.
-        If any of the thread's tasks may be the cause, all of them rest. A thread is replaced
-        ``most`` times ``within`` a time (text such as ``"10 minutes"``, ms or a timedelta), and
-        only for causes that may pass; then the instance ends. SHUTDOWN_CLIENT: this instance ends
-        in state ERROR, as without a handler. SHUTDOWN_APPLICATION: all instances end, as after
-        `shut_down_application`.
-
-        The handler is called on the failing thread. If it raises, the error is logged and the
-        instance ends. Only failures of stream threads reach it, not those of the group's membership
-        or of a missing topic. Raises IllegalStateError after the start, ConfigError if ``most`` is
-        below 1, TopologyError for a wrong duration."""
+        REPLACE_THREAD: the thread begins anew. The task at fault rests meanwhile (1 s, twice as
+        long each time, a minute at most; all of the thread's tasks where that is not known), the
+        others go on. So at most ``most`` times ``within`` a time (text such as ``"10 minutes"``, ms
+        or a timedelta), and only for causes that may pass; then the instance ends. SHUTDOWN_CLIENT:
+        it ends in state ERROR, as without a handler or if that raises. SHUTDOWN_APPLICATION: all
+        instances end, as after `shut_down_application`. Raises IllegalStateError after the start,
+        ConfigError if ``most`` is below 1, TopologyError for a wrong duration."""
         self._require_created("an uncaught exception handler is set")
         if most < 1:
             raise ConfigError(
@@ -339,11 +315,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
         `resume` (KIP-834).
 
-        Batches in flight end and commit. The instance stays a member of the group and keeps its
-        tasks: heartbeats go on, rebalances are answered, and tasks that come meanwhile are paused
-        too; its state stays what it is. A draining `close` does not wait for a resume. May be
-        called before `start`. Not remembered by the next process, and the other instances go on.
-        """
+        Batches in flight end and commit. It stays a member of the group and keeps its tasks and its
+        state; tasks that come meanwhile are paused, too. May be called before `start`; the next
+        process does not remember it."""
         self._pause.pause()
 
     def resume(self) -> None:
@@ -358,36 +332,29 @@ class KafkaStreams(InteractiveQueries, Telling):
         """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
         tasks, or is about to get it.
 
-        Returns when its workers run, some seconds later; until then it has no task. Tasks that go
-        to it are handed over between two batches, without a restore; other tasks do not pause. The
-        group counts the thread from the next rebalance on, which is requested at once. The next
-        process starts with ``num.stream.threads`` again. None if the instance ends meanwhile, or
-        the workers did not start within a minute.
-
-        Raises IllegalStateError if the instance does not run, or Spark has no task slot left."""
+        Its workers start first, for some seconds. Tasks go to it between two batches, without a
+        restore. The next process starts with ``num.stream.threads`` again. None if the instance
+        ends meanwhile, or the workers did not start within a minute. Raises IllegalStateError if
+        the instance does not run, or Spark has no task slot left."""
         return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
         """Remove the stream thread that was added last (KIP-663). Returns its name when it has
         ended; None if the instance ends meanwhile.
 
-        Its tasks go to the other threads after the batch in flight, without a restore; the group no
-        longer counts it from the next rebalance on. The last thread cannot be removed.
-
-        Raises IllegalStateError if the instance does not run or has one thread only;
-        TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: no
-        limit): the thread then stays."""
+        Its tasks go to the others after the batch in flight, without a restore. Raises
+        IllegalStateError if the instance does not run or has one thread only; TaskTimeoutError if
+        that batch takes longer than ``timeout`` seconds (None: no limit): the thread then stays."""
         return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
         """End every instance of the application, this one too, for a fault that no restart mends
         (KIP-671).
 
-        The request goes to the others with the next rebalance, which this instance asks for at
-        once. Each ends as after a failure: in state ERROR, its ``error`` a ShutdownRequestedError
-        that names this instance; none drains, all leave the group. Does not wait for them.
-        Instances that are started later run. Raises IllegalStateError if the instance is not a
-        member of the group."""
+        The request goes out with the next rebalance, which is asked for at once. Each ends in state
+        ERROR, with a ShutdownRequestedError that names this instance; none drains, all leave the
+        group. Does not wait for them. Later instances run. Raises IllegalStateError if this one is
+        not a member of the group."""
         instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
@@ -396,14 +363,10 @@ class KafkaStreams(InteractiveQueries, Telling):
         """Delete this instance's stores; the next start restores them from their changelogs. Before
         `start` or after the end only.
 
-        All tasks' stores below ``<state.dir>/<application.id>`` go, under the folder's lock. What
-        is left names the instance and the transactions it may have left open, so that the next
-        start ends them. Without a folder there is nothing to clean.
-
+        The folder keeps what names the instance and its transactions, which the next start ends.
         Raises IllegalStateError while the instance runs; StateLockedError if another process works
         on the folder; StateFormatError if it belongs to another application or a later release;
-        StateDiskError.
-        """
+        StateDiskError."""
         if self.state is not ClientState.CREATED and self.state not in ENDED:
             raise IllegalStateError(
                 f"In state {self.state.name} the stores are in use: clean up before the start, or "
@@ -439,13 +402,11 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- the end ----------------------------------------------------------------------------------
 
     def __enter__(self) -> KafkaStreams:
-        """``with KafkaStreams(...) as streams:`` closes at the end of the block; `start` is still
-        called inside."""
+        """``with KafkaStreams(...) as streams:`` closes at its end; `start` is called inside."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """`close`. If the block itself ended well and the instance did not, raises what stopped
-        it."""
+        """`close`. If the block ended well and the instance did not, raises what stopped it."""
         self.close()
         if kind is None and self.error is not None:
             raise self.error
@@ -456,22 +417,16 @@ class KafkaStreams(InteractiveQueries, Telling):
 
         ``leave_group`` None: a dynamic member drains (every task is processed here until another
         instance has a hot copy of it, at most ``drain.timeout.ms`` and most of ``timeout``) and
-        leaves; a static one (``group.instance.id``) stays in the group, silently: its tasks wait
-        for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic
-        one (KIP-812).
-
-        During `start`, from another thread: the start gives up what it waits for and returns, the
-        state is NOT_RUNNING.
-        """
+        leaves; a static one (``group.instance.id``) stays in the group, silently. True: drain and
+        leave, also a static one. False: stay silent, also a dynamic one (KIP-812). A `start` in
+        another thread gives up and returns; the state is NOT_RUNNING."""
         self._begin_close(timeout, leave_group)
         return self._life.states.wait_ended(timeout)
 
     def _begin_close(self, timeout: float, leave_group: bool | None) -> None:
         drains = leaves(leave_group, static=self.config.group_instance_id is not None)
-        self._life.close(
-            leave_group,
-            min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout) if drains else 0.0,
-        )
+        drain_s = min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout)
+        self._life.close(leave_group, drain_s if drains else 0.0)
 
     def _hurry_up(self, timeout_s: float) -> bool:
         """Wait for an end that has begun, which hands nothing over and cuts batches off."""
@@ -481,10 +436,9 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- in a notebook and at a prompt ------------------------------------------------------------
 
     def __repr__(self) -> str:
-        parts = [
-            f"state {self.state.name}",
-            *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()]),
-        ]
+        parts = [f"state {self.state.name}"]
+        if self.state not in ENDED:
+            parts += [summary(self.all_tasks()), self._lag()]
         if self.error is not None:
             text = str(self.error).partition("\n")[0]
             parts.append(f"error [{self.error.code}] {text}")
@@ -534,13 +488,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._launch_spark_ahead()
         # 1. Lock the state folder.
         path = Path(config.state_dir).expanduser()
+        memory = MemoryFolder(Path(config.state_memory_dir).expanduser(), self._topology.in_memory)
         directory = StateDirectory.open(
-            path,
-            config.application_id,
-            sync=config.state_sync,
-            memory=MemoryFolder(
-                Path(config.state_memory_dir).expanduser(), self._topology.in_memory
-            ),
+            path, config.application_id, sync=config.state_sync, memory=memory
         )
         opened.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
@@ -549,15 +499,12 @@ class KafkaStreams(InteractiveQueries, Telling):
             limit_s = config.drain_timeout_ms / 1000 + END_S
             self._observer = observed(
                 self,
-                config,
+                self._life,
                 self._topology,
                 directory.process_id,
                 self._metrics,
                 self._clock,
-                lambda: self._life.instance,
-                opened,
-                lambda: self._begin_close(limit_s, leave_group=True),
-                lambda: self.config.application_server,
+                drain=lambda: self._begin_close(limit_s, leave_group=True),
             )
         if config.query_listen:
             config = self.config = asked_at(config, self._served())
@@ -567,36 +514,26 @@ class KafkaStreams(InteractiveQueries, Telling):
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         if self._observer is not None:
             self._observer.know(blueprint, admin, config.exactly_once)
+        left_out = LeftOutLogs(
+            admin, blueprint.left_out, lambda: LogReader(config.consumer(), latest=True)
+        )
         dependencies = Dependencies(
             config=config,
             clock=self._clock,
             admin=admin,
             blueprint=blueprint,
             directory=directory,
-            changelogs=Changelogs(
-                admin,
-                blueprint.cluster_id,
-                config.application_id,
-                blueprint.reused,
-                LeftOutLogs(
-                    admin, blueprint.left_out, lambda: LogReader(config.consumer(), latest=True)
-                ),
-            ),
+            changelogs=Changelogs(admin, blueprint.cluster_id, config.application_id, left_out),
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins the group last.
-        instance = self._life.instance = self._wired(
-            ClusterPorts(
-                dependencies,
-                context,
-                lambda: self._standby_listener,
-                opened,
-                (lambda _: None) if self._observer is None else self._observer.know,
-            )
+        ports = ClusterPorts(
+            dependencies, context, lambda: self._standby_listener, opened, self._on_growth
         )
+        instance = self._life.instance = self._wired(ports)
         instance.uncaught = self._uncaught
-        ports = self._query_ports(dependencies, instance)
-        self._queries = store_queries(blueprint, config.application_server, ports, self._clock)
+        asked = self._query_ports(dependencies, instance)
+        self._queries = store_queries(blueprint, config.application_server, asked, self._clock)
         instance.start()
         self._joined = True
 
@@ -613,18 +550,17 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:
-        self._life.note_end("writing the stores to disk")
+        self._life.ending = "writing the stores to disk"
         directory.close(clean=clean)
 
     def _launch_spark_ahead(self) -> None:
-        """Spark's JVM, and its workers' daemon, start beside what else a start does."""
-        from everflow.spark.job import launch_daemon_ahead
-        from everflow.spark.launch import daemon_ahead, jvm_launch
+        from everflow.spark.job import discard_daemon, launch_daemon_ahead
+        from everflow.spark.launch import jvm_launch
         from everflow.spark.session import launch_ahead
 
         # For a start that fails before Spark's.
         self._life.opened.callback(jvm_launch.discard)
-        self._life.opened.callback(daemon_ahead.discard)
+        self._life.opened.callback(discard_daemon)
         launch_ahead()
         launch_daemon_ahead()
 
@@ -636,37 +572,26 @@ class KafkaStreams(InteractiveQueries, Telling):
         return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
     def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
-        return kind(
-            ports,
-            instance_settings(self.config),
-            self._clock,
-            self._life.states,
-            self._on_failed,
-            self._life.stop,
-            self._pause,
-            self._metrics,
-            self._tracker,
-        )
+        settings, of_life = instance_settings(self.config), self._life
+        life = (of_life.states, self._on_failed, of_life.stop, self._pause)
+        return kind(ports, settings, self._clock, *life, self._metrics, self._tracker)
 
     def _query_ports(self, dependencies: Dependencies, instance: Instance) -> QueryPorts:
+        def stores_in(state: TaskState) -> dict[TaskId, tuple[TaskStore, ...]]:
+            return {task.id: task.stores for task in instance.all_tasks() if task.state is state}
+
         return QueryPorts(
             state=lambda: self.state,
-            running=lambda: {task.id: task.stores for task in instance.running_tasks()},
+            running=lambda: stores_in(TaskState.RUNNING),
             copies=lambda: {
                 **instance.updater.stores(),
                 **instance.manager.idle_stores(),
                 # A thread restores its tasks after a batch that failed.
-                **{
-                    task.id: task.stores
-                    for task in instance.all_tasks()
-                    if task.state is TaskState.RESTORING
-                },
+                **stores_in(TaskState.RESTORING),
             },
             global_stores=instance.global_tables.stores,
             hosts=instance.hosts.hosts,
-            ends=lambda partitions: dependencies.admin.end_offsets(
-                partitions, dependencies.isolation
-            ),
+            ends=lambda asked: dependencies.admin.end_offsets(asked, dependencies.isolation),
             draining=lambda: not self._life.stop.is_set(),
         )
 
@@ -686,13 +611,13 @@ class KafkaStreams(InteractiveQueries, Telling):
             return  # all are asked to end, and this one with them
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
         log.debug("How the error that stops the instance came about", exc_info=error)
-        log.log(
-            logging.INFO if self._caller_raises else logging.ERROR,
-            "The instance stops: [%s] %s",
-            error.code,
-            error,
-        )
+        level = logging.INFO if self._caller_raises else logging.ERROR
+        log.log(level, "The instance stops: [%s] %s", error.code, error)
         self._life.fail(error)
+
+    def _on_growth(self, blueprint: Blueprint) -> None:
+        if self._observer is not None:
+            self._observer.know(blueprint)
 
     def _on_ended(self) -> None:
         if self._log_file is not None:
@@ -708,8 +633,7 @@ RUN_END_S = 30.0
 
 @dataclass(kw_only=True)
 class Foreground:
-    """``signal``: the first one's number; ``joined``: whether the start had gone through by
-    then."""
+    """``signal``: the number of the first; ``joined``: whether the start had gone through then."""
 
     streams: KafkaStreams
     leave_group: bool | None
@@ -731,8 +655,7 @@ class Foreground:
         return None if self.streams._log_file is None else self.streams._log_file.path
 
     def run(self) -> None:
-        """Start, and return when it has ended. Raises the error that stopped it; the caller reports
-        it."""
+        """Start, and return when it has ended. Raises what stopped it, for the caller to report."""
         streams = self.streams
         streams._caller_raises = True
         with owned() as signals, signals.told_to(self._on_signal):
@@ -764,15 +687,12 @@ class Foreground:
             self.streams._begin_close(self.timeout_s, self.leave_group)
 
     def _overdue(self) -> bool:
-        """True if the shutdown takes too long. It then goes on in the background."""
         if self._ending_since_s == math.inf:
             return False
         over = time.monotonic() - self._ending_since_s > self.timeout_s
         if over:
-            log.warning(
-                "The shutdown takes longer than %.0f s and goes on in the background",
-                self.timeout_s,
-            )
+            text = "The shutdown takes longer than %.0f s and goes on in the background"
+            log.warning(text, self.timeout_s)
         return over
 
     def _on_signal(self, count: int, number: int) -> None:
@@ -781,12 +701,8 @@ class Foreground:
             self.signal, self.joined = number, streams._joined
             self._ending_since_s = time.monotonic()
             hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
-            moves.info(
-                "stopping: %s (%s; %s does not wait)",
-                self._what(),
-                signal.Signals(number).name,
-                hurry,
-            )
+            name = signal.Signals(number).name
+            moves.info("stopping: %s (%s; %s does not wait)", self._what(), name, hurry)
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
             moves.info(
@@ -810,13 +726,9 @@ class Foreground:
 
 
 # --- instances that a program does not close ------------------------------------------------------
-# `atexit` comes too late: all executors have ended by then, and their submits fail in the middle
-# of a batch. So would a thread that waits for the main one. `threading._register_atexit`, by
-# which `concurrent.futures` ends, calls in reverse order of registration: before that. It is not
-# public; without it nothing is closed.
-#
-# A notebook's kernel ends its child processes first when it is shut down, also the JVM of the
-# user's Spark session. So ``do_shutdown``, which shuts it down, closes before that.
+# `atexit` comes too late: executors have ended by then, and batches fail in the middle. The private
+# `threading._register_atexit` calls before they end; without it nothing is closed. A notebook's
+# kernel ends the JVM of the user's Spark session first: its ``do_shutdown`` closes before that.
 
 HURRIED_S = 10.0
 
@@ -828,7 +740,6 @@ class _Unclosed:
         self._process = 0
 
     def watch(self, instance: KafkaStreams) -> None:
-        """It is closed when the program ends, unless its end has begun by then."""
         with self._lock:
             self._started.add(instance)
             first, self._process = self._process != os.getpid(), os.getpid()
@@ -841,7 +752,6 @@ class _Unclosed:
             _before_kernel_ends(self._close)
 
     def running(self) -> list[KafkaStreams]:
-        """Those that were started in this process and have not begun to end."""
         with self._lock:
             # Otherwise a fork's copy: the instance is its parent's.
             mine = self._process == os.getpid()

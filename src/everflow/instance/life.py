@@ -1,6 +1,5 @@
-"""Starts an instance once and ends it once; any thread may ask for either, at any moment. If the
-start is still under way, the thread that ends the instance sets the flag that every wait of the
-start checks, and begins once the start has given up."""
+"""Starts an instance once and ends it once; any thread may ask for either, at any moment. An end
+during the start sets the flag that every wait of the start checks, and waits for it."""
 
 from __future__ import annotations
 
@@ -40,15 +39,13 @@ class InstanceLife:
         self.hurry = threading.Event()
         """Set to end the draining and cut off batches in flight."""
         self.ending = ""
-        """The step of the shutdown, in words; empty before it."""
         self._lock = threading.Lock()
         self._start_over = threading.Event()
         self._start_over.set()
         self._end_over = threading.Event()
 
     def start(self, begin: Callable[[], None]) -> BaseException | None:
-        """Run ``begin`` in state REBALANCING. Returns the error for its caller; None if there is
-        none, or the instance was closed meanwhile."""
+        """Run ``begin`` in state REBALANCING. Returns its error, unless it was closed meanwhile."""
         with self._lock:
             if not self.states.to(ClientState.REBALANCING):
                 return None  # closed this moment
@@ -79,9 +76,6 @@ class InstanceLife:
             self.error = self.error or without_history(error)
             self._begin_end(ClientState.PENDING_ERROR)
 
-    def note_end(self, at: str) -> None:
-        self.ending = at
-
     def _given_up(self, error: BaseException) -> BaseException | None:
         shown: BaseException | None = _interrupt(error) or error
         if not isinstance(shown, Exception):  # Ctrl-C
@@ -108,18 +102,15 @@ class InstanceLife:
     def _end(self, leave_group: bool | None, drain_s: float) -> None:
         failed = self.states.state is ClientState.PENDING_ERROR
         if not self._start_over.is_set():
-            self.note_end("waiting for its start to give up")
+            self.ending = "waiting for its start to give up"
             self.stop.set()
             while not self._clock.wait(self._start_over, LOOK_MS):
                 pass
         try:
             self._end_all(leave_group, drain_s)
         except Exception as error:  # the state must still say that it is over
-            log.error(
-                "The shutdown failed: %s",
-                error,
-                exc_info=not isinstance(error, EverflowError),
-            )
+            defect = not isinstance(error, EverflowError)
+            log.error("The shutdown failed: %s", error, exc_info=defect)
             if not isinstance(error, EverflowError):
                 error = EverflowError(f"The shutdown did not go through: {error!r}")
             self.error = self.error or without_history(error)
@@ -133,7 +124,7 @@ class InstanceLife:
                 if self.instance is not None:
                     InstanceEnd(self, self.instance, leave_group, drain_s).run()
             finally:
-                self.note_end("closing its connections")
+                self.ending = "closing its connections"
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
@@ -159,8 +150,8 @@ LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 @dataclass
 class InstanceEnd:
-    """Ends an instance, started or not. ``leave_group`` as for `GroupMember.leave`; ``drain_s`` 0:
-    no task is handed over."""
+    """Ends an instance, started or not. ``leave_group``: see `GroupMember.leave`; ``drain_s`` 0: no
+    task is handed over."""
 
     life: InstanceLife
     instance: Instance
@@ -170,9 +161,7 @@ class InstanceEnd:
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
     def run(self) -> None:
-        """Each step is tried whatever happened in the others, and waits only for a limited time: a
-        member that did not leave would keep its tasks for as long as this process lives. Raises the
-        first failure, after the last step."""
+        """Try each step whatever the others did, for a limited time. Raises the first failure."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
@@ -186,7 +175,7 @@ class InstanceEnd:
         }
         bounded = (self._end_loop, self._end_recoveries, self._checkpoint)
         for name, step in steps.items():
-            self.life.note_end(name)
+            self.life.ending = name
             try:
                 with waiting(name):
                     if step in bounded:
@@ -194,11 +183,8 @@ class InstanceEnd:
                     else:
                         step()
             except Exception as error:
-                log.error(
-                    "A step of the shutdown failed: %s",
-                    error,
-                    exc_info=not isinstance(error, EverflowError),
-                )
+                defect = not isinstance(error, EverflowError)
+                log.error("A step of the shutdown failed: %s", error, exc_info=defect)
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -231,12 +217,8 @@ class InstanceEnd:
         if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
             return
         limit = drain_limit(self.drain_s, instance.settings.drain_timeout_ms / 1000)
-        moves.info(
-            "Handing over the tasks, for %.0f s at most (%s)",
-            self.drain_s,
-            limit,
-            extra=ABOUT_ASSIGNMENT,
-        )
+        text = "Handing over the tasks, for %.0f s at most (%s)"
+        moves.info(text, self.drain_s, limit, extra=ABOUT_ASSIGNMENT)
         deadline = Deadline(instance.clock, self.drain_s * 1000)
         member.drain(self.leave_group)
         ended: dict[str, Callable[[], bool]] = {
@@ -278,9 +260,8 @@ class InstanceEnd:
             )
 
     def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
-        """Wait until the batches in flight have ended; returns the threads whose batch has not. A
-        batch is cut off after `hurry`, if no broker could take its commit, or if it hangs: the next
-        recovery of its tasks makes up for it (D6)."""
+        """Wait for the batches in flight; returns the threads whose batch has not ended. It is cut
+        off as `_why_cut_off` says: the next recovery of its tasks makes up for it (D6)."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
         given_up: Deadline | None = None
@@ -314,11 +295,8 @@ class InstanceEnd:
         thread.cut_off = True
         if self._kill_workers(thread):
             self.cut_off = True
-            moves.info(
-                "Stream thread %d: its batch is cut off (%s); its records are processed again",
-                thread.number,
-                why,
-            )
+            text = "Stream thread %d: its batch is cut off (%s); its records are processed again"
+            moves.info(text, thread.number, why)
 
     def _kill_workers(self, thread: StreamThread) -> bool:
         ports = self.instance.ports
@@ -374,18 +352,15 @@ def leaves(leave_group: bool | None, *, static: bool) -> bool:
 def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
     """The limit that ends a drain after ``drain_s`` seconds: ``drain.timeout.ms``, or its part of
     the time-out of `close` if that is less."""
-    return (
-        "drain.timeout.ms"
-        if drain_s >= drain_timeout_s
-        else f"{DRAIN_SHARE:.0%} of close(timeout={drain_s / DRAIN_SHARE:g})"
-    )
+    if drain_s >= drain_timeout_s:
+        return "drain.timeout.ms"
+    return f"{DRAIN_SHARE:.0%} of close(timeout={drain_s / DRAIN_SHARE:g})"
 
 
 def drained_or_ended(
     await_drained: Callable[[float], bool], ended: Mapping[str, Callable[[], bool]]
 ) -> str | None:
-    """Wait until ``await_drained`` (seconds) returns True; the reason that applies before, or
-    None."""
+    """Wait until ``await_drained`` (seconds) returns True; returns a reason that applies before."""
     while not await_drained(LOOK_S):
         for reason, applies in ended.items():
             if applies():

@@ -1,6 +1,4 @@
-"""Observes an instance for dashboards and metrics, and computes the desired number of instances.
-What only the brokers know is read on other threads: the number of members, and, while somebody
-watches, `BrokerFacts`."""
+"""Observes an instance for dashboards and metrics, and computes the desired number of instances."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ import ssl
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -29,6 +27,7 @@ from everflow.instance.assembly import client_id
 from everflow.instance.client_state import ClientState
 from everflow.instance.describe import TaskStatus, trouble
 from everflow.instance.instance import Instance
+from everflow.instance.life import InstanceLife
 from everflow.instance.tasks.blueprint import Blueprint
 from everflow.instance.tasks.task import TaskStore
 from everflow.kafka.admin import ClusterAdmin, Isolation, TransactionState
@@ -55,12 +54,18 @@ from everflow.observe.observation import (
     ObservedThread,
     ObservedWriter,
     StableLag,
+    status_of,
 )
 from everflow.observe.page.history import EventBook, Facts, LookHistory
-from everflow.observe.page.letters import CauseLetters, LetterCause, LettersFound, LettersReplayed
-from everflow.observe.page.verdict import with_rates
-from everflow.observe.status import status_of
-from everflow.records import TaskId, TopicPartition
+from everflow.observe.page.routes import (
+    CauseLetters,
+    LetterCause,
+    LettersFound,
+    LettersReplayed,
+    Page,
+)
+from everflow.observe.page.view import with_rates
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.topology.describe import as_svg, roads
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
@@ -83,8 +88,7 @@ WATCHED_MS = 70_000.0
 
 
 class Standing(NamedTuple):
-    """A partition's last stable offset, the records behind it, and since when it stands
-    (monotonic)."""
+    """A partition's last stable offset, the records behind it, and since when it stands; ms."""
 
     stable: int
     records: int
@@ -92,13 +96,9 @@ class Standing(NamedTuple):
 
 
 def standing(
-    before: Mapping[TopicPartition, Standing],
-    written: Mapping[TopicPartition, int],
-    stable: Mapping[TopicPartition, int],
-    now_ms: float,
+    before: Mapping[TopicPartition, Standing], written: Offsets, stable: Offsets, now_ms: float
 ) -> dict[TopicPartition, Standing]:
-    """Of partitions with both ends. ``written`` was read first: later records count as stable.
-    Pure."""
+    """Of partitions with both ends. ``written`` was read first: later records count as stable."""
     found = {}
     for tp in written.keys() & stable.keys():
         records = max(0, written[tp] - stable[tp])
@@ -111,10 +111,9 @@ def standing(
 
 @dataclass(kw_only=True)
 class BrokerFacts:
-    """``ids``: transactional id -> stream thread. `run` is a thread of its own; the others may be
-    called from any."""
+    """``ids``: transactional id -> stream thread. `run` is a thread of its own; else any thread."""
 
-    known_ends: Callable[[Collection[TopicPartition], Isolation], Mapping[TopicPartition, int]]
+    known_ends: Callable[[Collection[TopicPartition], Isolation], Offsets]
     transactions: Callable[[Collection[str]], Mapping[str, TransactionState]]
     inputs: Callable[[], Collection[TopicPartition]]
     ids: Callable[[], Mapping[str, int]]
@@ -145,19 +144,11 @@ class BrokerFacts:
         """In the order of the threads. A transaction's age is as of the brokers' answer."""
         found = []
         for name, thread in sorted(self.ids().items(), key=lambda item: item[1]):
-            known = self._states.get(name)
-            if known is None:
-                found.append(ObservedWriter(thread=thread, transactional_id=name))
-                continue
-            open_ms = 0 if known.since_ms is None else self._asked_ms - known.since_ms
-            found.append(
-                ObservedWriter(
-                    thread=thread,
-                    transactional_id=name,
-                    state=known.state,
-                    open_s=max(0, open_ms) / 1000,
-                )
-            )
+            writer = ObservedWriter(thread=thread, transactional_id=name)
+            if (known := self._states.get(name)) is not None:
+                open_ms = 0 if known.since_ms is None else self._asked_ms - known.since_ms
+                writer = replace(writer, state=known.state, open_s=max(0, open_ms) / 1000)
+            found.append(writer)
         return found
 
     def run(self, stop: threading.Event) -> None:
@@ -188,8 +179,7 @@ BUSY_MS = 30_000
 
 @dataclass
 class BusyShares:
-    """How busy stream threads were in the last half minute. Owned by one thread; others may
-    read."""
+    """How busy stream threads were in the last half minute. One thread writes, others may read."""
 
     _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
@@ -197,8 +187,7 @@ class BusyShares:
         self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
     ) -> None:
         """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
-        ``since_ms``: the begin of the running batch (monotonic), or the thread of a long batch
-        would seem idle."""
+        ``since_ms``: the begin of the running batch (monotonic), which may be a long one."""
         for thread in done_s.keys() | since_ms.keys():
             since = since_ms.get(thread)
             running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
@@ -211,11 +200,15 @@ class BusyShares:
             keep(samples, now_ms, seconds)
 
     def of(self, thread: int) -> float:
-        samples = self._samples.get(thread, [])
-        if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
-            return 0.0
-        (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
-        return min(1.0, (after - before) * 1000 / (ended_ms - began_ms))
+        return min(1.0, per_second(self._samples.get(thread, [])))
+
+
+def per_second(samples: Sequence[tuple[float, float]]) -> float:
+    """How fast a value grows; 0 before the second sample."""
+    if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
+        return 0.0
+    (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
+    return (after - before) * 1000 / (ended_ms - began_ms)
 
 
 def keep(samples: list[tuple[float, float]], now_ms: float, value: float) -> None:
@@ -231,16 +224,11 @@ FRESH_MS = 250.0
 
 STATES = [state.name for state in ClientState]
 """Their numbers are Kafka Streams' (KIP-1091)."""
-RECENT = (
-    names.RECORD_LATENCY,
-    names.RECORD_LATENESS,
-    names.BATCH_LATENCY,
-    names.COMMIT_LATENCY,
-)
+RECENT = (names.RECORD_LATENCY, names.RECORD_LATENESS, names.BATCH_LATENCY, names.COMMIT_LATENCY)
 
 
 class Observed(Protocol):
-    """The part of `KafkaStreams` that is looked at."""
+    config: StreamsConfig
 
     @property
     def state(self) -> object: ...
@@ -259,7 +247,6 @@ class Observer:
     raw: Metrics
     clock: Clock
     subject: Observation
-    """The constants of an instance."""
     folder: Path | None = None
     count_members: Callable[[], int] = lambda: 0
     members: int | None = None
@@ -279,24 +266,20 @@ class Observer:
         self._brokers: BrokerFacts | None = None
 
     def know(
-        self,
-        blueprint: Blueprint,
-        admin: ClusterAdmin | None = None,
-        exactly_once: bool = False,
+        self, blueprint: Blueprint, admin: ClusterAdmin | None = None, exactly_once: bool = False
     ) -> None:
         """The cluster has been checked; called without ``admin`` when the plan has grown.
         ``exactly_once``: records are written in transactions."""
-        self.subject = replace(
-            self.subject,
-            application_tasks=tasks_of(blueprint),
-            topology=digest(blueprint.fingerprint),
-        )
+        tasks, made = tasks_of(blueprint), digest(blueprint.fingerprint)
+        self.subject = replace(self.subject, application_tasks=tasks, topology=made)
         if admin is not None:
             group = blueprint.application_id
             self.count_members = lambda: len(admin.client_ids(group))
         if admin is not None and exactly_once:
             facts = self._brokers = BrokerFacts(
-                known_ends=admin.known_ends,
+                known_ends=lambda logs, isolation: admin.list_offsets(
+                    logs, "latest", isolation, whole=False
+                ),
                 transactions=admin.transactions,
                 inputs=lambda: _inputs(self.instance()),
                 ids=lambda: _writers(self.instance()),
@@ -307,7 +290,6 @@ class Observer:
     # --- observations ----------------------------------------------------------------------------
 
     def observe(self) -> Observation:
-        """The instance now, or at most `FRESH_MS` ago."""
         with self._lock:
             now_ms = self.clock.monotonic_ms()
             if self._seen is None or now_ms - self._seen[0] >= FRESH_MS:
@@ -423,13 +405,11 @@ class Observer:
     def _load(self, members: int) -> Load:
         seen = self.observe()
         busy = [thread.busy for thread in seen.threads]
-        (began_ms, before), (ended_ms, after) = self._processed[0], self._processed[-1]
-        passed_s = (ended_ms - began_ms) / 1000
         lag = seen.counters.get(names.LAG, math.nan)
         return Load(
             busy=sum(busy) / len(busy) if busy else 0.0,
             lag=None if math.isnan(lag) else lag,
-            rate=(after - before) / passed_s if passed_s > 0 else 0.0,
+            rate=per_second(self._processed),
             restoring=bool(seen.restoring),
             members=members,
             tasks=seen.application_tasks,
@@ -466,13 +446,13 @@ def _tasks(
 
 
 def _hosts(instance: Instance | None) -> Sequence[ObservedHost]:
+    def named(tasks: Iterable[TaskId]) -> list[str]:
+        return [str(task) for task in sorted(tasks)]
+
+    known = {} if instance is None else instance.hosts.known()
     return [
-        ObservedHost(
-            host=host,
-            active=[str(task) for task in sorted(tasks.active)],
-            standby=[str(task) for task in sorted(tasks.standby)],
-        )
-        for host, tasks in sorted(({} if instance is None else instance.hosts.known()).items())
+        ObservedHost(host=host, active=named(tasks.active), standby=named(tasks.standby))
+        for host, tasks in sorted(known.items())
     ]
 
 
@@ -499,12 +479,8 @@ def _space(folder: Path) -> DiskSpace | None:
 def _lags(instance: Instance | None) -> Mapping[tuple[str, int], int]:
     if instance is None:
         return {}
-    ends = instance.ends.ends()
-    return {
-        (tp.topic, tp.partition): max(0, ends[tp] - offset)
-        for tp, offset in instance.running_positions().items()
-        if tp in ends
-    }
+    ends, positions = instance.ends.ends(), instance.running_positions().items()
+    return {(tp.topic, tp.partition): max(0, ends[tp] - at) for tp, at in positions if tp in ends}
 
 
 def _inputs(instance: Instance | None) -> Sequence[TopicPartition]:
@@ -550,22 +526,19 @@ def tasks_of(blueprint: Blueprint) -> int:
 
 def observed(
     streams: Observed,
-    config: StreamsConfig,
+    life: InstanceLife,
     topology: Topology,
     process_id: str,
     raw: Metrics,
     clock: Clock,
-    instance: Callable[[], Instance | None],
-    opened: ExitStack,
     drain: Callable[[], None],
-    own: Callable[[], str],
 ) -> Observer:
-    """Observe an instance until ``opened`` closes, over HTTP and OTLP as ``config`` says. ``drain``
-    returns at once; ``own``: this instance's address. ConfigError if it cannot listen, or a package
-    is missing."""
+    """Observe an instance until its end, over HTTP and OTLP as its settings say. ``drain`` returns
+    at once. ConfigError if it cannot listen, or a package is missing."""
+    config, opened = streams.config, life.opened
     observer = Observer(
         streams=streams,
-        instance=instance,
+        instance=lambda: life.instance,
         raw=raw,
         clock=clock,
         rules=ScalingRules(
@@ -580,31 +553,25 @@ def observed(
     opened.callback(observer.stop)
     observer.start()
     if config.otel_exporter_otlp_metrics_endpoint:
-        opened.callback(_exported(observer, config).close)
+        opened.callback(_exported(observer).close)
     if config.http_listen:
-        opened.callback(_served(observer, config, topology, drain, own).close)
+        opened.callback(_served(observer, topology, drain).close)
     return observer
 
 
-def _served(
-    observer: Observer,
-    config: StreamsConfig,
-    topology: Topology,
-    drain: Callable[[], None],
-    own: Callable[[], str],
-) -> HttpServer:
+def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -> HttpServer:
     from everflow.instance.serving.routes import tokens_of  # a third of a second
-    from everflow.observe.host_names import OwnNames
     from everflow.observe.http_server import HttpServer, application
-    from everflow.observe.page.routes import Page
+    from everflow.observe.requests import OwnNames
 
+    streams, config = observer.streams, observer.streams.config
     tokens = tokens_of(config) if config.query_token_file else ()
     page = Page(
         facts=observer.facts,
         drawing=as_svg(topology),
         tokens=tokens,
         desk=dead_letters_of(config),
-        peers=peers_of(config, tokens, own),
+        peers=peers_of(config, tokens, lambda: streams.config.application_server),
     )
     server = HttpServer(
         config.http_listen,
@@ -613,25 +580,18 @@ def _served(
         free=page.needs_token,
     )
     observer.address = server.address
-    moves.info(
-        "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)",
-        server.address,
-    )
+    text = "Dashboard and metrics at http://%s (/page, /metrics, /live, /ready, /status)"
+    moves.info(text, server.address)
     return server
 
 
-def _exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
+def _exported(observer: Observer) -> OtlpExport:
     from everflow.observe.otlp import OtlpExport
 
-    endpoint, about = config.otel_exporter_otlp_metrics_endpoint, observer.subject
-    sender = OtlpExport(
-        endpoint,
-        config.otel_metric_export_interval,
-        observer.watch,
-        about.application_id,
-        about.client_id,
-        about.version,
-    )
+    config, subject = observer.streams.config, observer.subject
+    endpoint = config.otel_exporter_otlp_metrics_endpoint
+    about = (subject.application_id, subject.client_id, subject.version)
+    sender = OtlpExport(endpoint, config.otel_metric_export_interval, observer.watch, *about)
     moves.info("Metrics are sent to %s", endpoint)
     return sender
 
@@ -639,24 +599,13 @@ def _exported(observer: Observer, config: StreamsConfig) -> OtlpExport:
 # --- other instances (note 060) -------------------------------------------------------------------
 
 
-def peers_of(
-    config: StreamsConfig,
-    tokens: Sequence[str],
-    own: Callable[[], str],
-    clock: Clock | None = None,
-) -> Peers:
+def peers_of(config: StreamsConfig, tokens: Sequence[str], own: Callable[[], str]) -> Peers:
     """``own``: this instance's address. ConfigError for an authority's file that cannot be used."""
-    from everflow.observe.page.peers import (
-        Peers,
-        StatusClient,
-    )  # as the server: a third of a second
+    from everflow.observe.page.peers import Peers, StatusClient  # a third of a second, too
 
-    client = StatusClient(
-        application_id=config.application_id,
-        token=tokens[0] if tokens else "",
-        tls=_trust(config),
-    )
-    return Peers(client, own, clock or SystemClock())
+    token = tokens[0] if tokens else ""
+    client = StatusClient(application_id=config.application_id, token=token, tls=_trust(config))
+    return Peers(client, own, SystemClock())
 
 
 def _trust(config: StreamsConfig) -> ssl.SSLContext | None:
@@ -683,8 +632,8 @@ MOST_REPLAYED = 5_000
 
 @dataclass(frozen=True)
 class _Part:
-    starts: Mapping[TopicPartition, int]
-    ends: Mapping[TopicPartition, int]
+    starts: Offsets
+    ends: Offsets
     earlier: int
 
     @staticmethod
@@ -703,7 +652,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class DeadLetterTopic:
-    """`everflow.observe.page.letters.DeadLetterService`. Each call has connections of its own."""
+    """`everflow.observe.page.routes.DeadLetterService`. Each call has connections of its own."""
 
     config: StreamsConfig
     topic: str
@@ -713,7 +662,7 @@ class DeadLetterTopic:
             part = _Part.of(admin, self.topic)
             tallies = self._tallied(part)
             newest = _newest(
-                admin, {one.source or "" for t in tallies.values() for one in t.ages.values()}
+                admin, {one.source or "" for t in tallies.values() for one in t.open.values()}
             )
         ranked = sorted(tallies.items(), key=lambda item: (-len(item[1].open), item[0]))
         causes = [
@@ -774,7 +723,7 @@ class DeadLetterTopic:
 
 
 def _late(tally: LetterTally, newest: Mapping[TopicPartition, int]) -> int:
-    old = OldLetters.among(tally.ages.values(), None, newest)
+    old = OldLetters.among(tally.open.values(), None, newest)
     return 0 if old is None else old.count
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
@@ -66,14 +67,11 @@ def prepare_cluster(
     clock: Clock,
     stop: threading.Event,
 ) -> Blueprint:
-    """Steps 2-7 of a start. ``stop``, set meanwhile, ends it with an EverflowError. Raises
-    TaskTimeoutError (no broker answers), TopologyError, InternalTopicError, OffsetsExpiredError,
-    StoreLayoutError, StateFormatError."""
+    """Steps 2-7 of a start. EverflowError if ``stop`` is set; TaskTimeoutError (no broker answers),
+    TopologyError, InternalTopicError, OffsetsExpiredError, StoreLayoutError, StateFormatError."""
     # 2. Wait until a broker answers.
     cluster_id = admin.wait_until_reachable(
-        config.task_timeout_ms / 1000,
-        lambda line: log.warning("%s", line),
-        limit="task.timeout.ms",
+        config.task_timeout_ms / 1000, partial(log.warning, "%s"), limit="task.timeout.ms"
     )
     if pattern_sources(topology):
         topology = with_topics(topology, admin.list_topics(), config.application_id)
@@ -87,11 +85,12 @@ def prepare_cluster(
     # 3. Earlier processes on this folder may have left transactions open; they hide committed
     #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
+    topics, deadline = ClusterTopics(admin, config), Deadline(clock, config.task_timeout_ms)
     blueprint = retrying(
-        lambda: ClusterTopics(admin, config).prepared(topology, cluster_id, directory),
+        lambda: topics.prepared(topology, cluster_id, directory),
         "preparing topics",
         clock=clock,
-        deadline=Deadline(clock, config.task_timeout_ms),
+        deadline=deadline,
         stop=stop,
     )
     if not any(blueprint.inputs.values()):
@@ -132,9 +131,13 @@ def _fence_recorded(
     config: StreamsConfig, directory: StateDirectory, clock: Clock, stop: threading.Event
 ) -> None:
     recorded = directory.transactional_ids
-    deadline = Deadline(clock, config.task_timeout_ms)
-    fence = lambda: fence_all(config.producer(), recorded, FENCE_ATTEMPT_S)  # noqa: E731
-    retrying(fence, "fencing earlier writers", clock=clock, deadline=deadline, stop=stop)
+    retrying(
+        lambda: fence_all(config.producer(), recorded, FENCE_ATTEMPT_S),
+        "fencing earlier writers",
+        clock=clock,
+        deadline=Deadline(clock, config.task_timeout_ms),
+        stop=stop,
+    )
     if recorded:
         log.info("Fenced %d transactional ids of earlier processes", len(recorded))
     threads = config.num_stream_threads if config.exactly_once else 0
@@ -196,10 +199,7 @@ class ClusterTopics:
             )
         if ids.before != ids.now:
             directory.record_input_ids(cluster_id, ids.now)
-        partitions = {
-            **inputs,
-            **{name: partitions for name, (partitions, _) in needed.repartition.items()},
-        }
+        partitions = {**inputs, **{name: n for name, (n, _) in needed.repartition.items()}}
         # 6. The stores' layouts are those of this program.
         names = [short_name(config.application_id, name) for name in needed.repartition]
         layouts = self._compared_layouts(topology, partitions, names)

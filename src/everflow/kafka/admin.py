@@ -15,27 +15,8 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import kafka.errors as codes
-from kafka.protocol.admin import (
-    CreateTopicsRequest,
-    DeleteRecordsRequest,
-    DeleteTopicsRequest,
-    DescribeConfigsRequest,
-    DescribeGroupsRequest,
-    DescribeTransactionsRequest,
-    ListGroupsRequest,
-    ListTransactionsRequest,
-)
-from kafka.protocol.consumer import (
-    IsolationLevel,
-    LeaveGroupRequest,
-    ListOffsetsRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-)
-from kafka.protocol.consumer.metadata import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolSubscription,
-)
+from kafka.protocol import admin as admin_api
+from kafka.protocol import consumer as consumer_api
 from kafka.protocol.metadata import MetadataRequest
 
 from everflow.errors import (
@@ -61,12 +42,9 @@ from everflow.records import CommittedOffset, TopicPartition, by_topic
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
 
-_ISOLATION = {
-    "read_committed": IsolationLevel.READ_COMMITTED,
-    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
-}
-_EARLIEST, _LATEST, _NEWEST = -2, -1, -3
-"""In place of a time; KIP-734 has the third."""
+_AT = {"earliest": -2, "latest": -1}
+_NEWEST = -3
+"""In place of a time; KIP-734 has the last one."""
 _NEWEST_VERSION, _EPOCHS_VERSION = 7, 4
 """Of the requests for offsets, from which they may ask for it."""
 _NO_EPOCH = -1
@@ -76,9 +54,9 @@ _DESCRIBE_VERSION = 5
 """The next one calls a group that has no members an error."""
 _OFFSETS_VERSION = 7
 """The next one asks for several groups at a time."""
-_COMMIT_VERSIONS = (6, 8)
+_COMMIT_VERSIONS = {"min_version": 6, "max_version": 8}
 """The tenth has ids in the place of names."""
-_LEAVE_VERSIONS = (3, 5)
+_LEAVE_VERSIONS = {"min_version": 3, "max_version": 5}
 """From the first one that takes static members out (KIP-345)."""
 _LEAVE_REASON = "the application is reset"
 _ONGOING = "Ongoing"
@@ -101,6 +79,7 @@ _PASSES = 1
 """So often a refusal may be chance: a broker that starts."""
 _NO_TOKEN = "gave no token"
 """A token endpoint that does not answer is an outage."""
+_NOT_LET_IN = (codes.SaslAuthenticationFailedError, codes.UnsupportedSaslMechanismError)
 _CURES = {
     "sasl": "Check sasl.mechanism, the user's name and password (or token).",
     "ssl": "Check that ssl.ca.location holds the authority of the brokers' certificates.",
@@ -151,12 +130,10 @@ class TransactionState(NamedTuple):
 
 
 class ClusterAdmin:
-    """Requests about topics, offsets, groups and transactions. Safe from any thread; ``close`` when
-    done.
+    """Requests about topics, offsets, groups and transactions.
 
-    Every method retries passing faults (a topic just created, a leader that changes, the broker
-    away) until ``timeout_s`` and then raises RetriableError with the last cause; what retrying
-    cannot cure is raised at once.
+    Safe from any thread; ``close`` when done. Passing faults are retried until ``timeout_s``, then
+    RetriableError with the last cause; others are raised at once.
     """
 
     def __init__(
@@ -184,8 +161,6 @@ class ClusterAdmin:
         known = ("bootstrap.servers", "security.", "sasl.", "ssl.")
         return ClusterAdmin({key: value for key, value in config.items() if key.startswith(known)})
 
-    # --- cluster ----------------------------------------------------------------------------------
-
     def wait_until_reachable(
         self,
         timeout_s: float,
@@ -196,16 +171,10 @@ class ClusterAdmin:
     ) -> str:
         """Block until a broker answers; returns the cluster id.
 
-        Args:
-            timeout_s: seconds.
-            on_retry: called with a line for people while no broker answers, about every 3 s,
-            oftener if ``timeout_s`` is short.
-            limit: the setting that ``timeout_s`` is from, if it is one.
-            check: what a person looks at where nothing answers, as the caller names it.
-
-        Raises:
-            TaskTimeoutError: nothing answered in time; the message says what to check.
-            FatalError: brokers answer, and twice refuse this client, or it their certificate.
+        ``on_retry`` gets a line for people about every 3 s, oftener if ``timeout_s`` (seconds) is
+        short. ``limit``: the setting that it is from; ``check``: what to check where nothing
+        answers. TaskTimeoutError: nothing answered in time. FatalError: brokers answer, and twice
+        refuse this client, or it their certificate.
         """
         deadline = time.monotonic() + timeout_s
         named = f" ({limit})" if limit else ""
@@ -220,7 +189,8 @@ class ClusterAdmin:
                 if self.stop.is_set():
                     raise
                 said = self._refusal(failure, refusals)
-                elsewhere = self._advertised()
+                # Where the brokers are as they say, if one answered and none can be reached there.
+                elsewhere = ", ".join(sorted({*self._addresses} - {*self._bootstrap.split(",")}))
                 if elsewhere:
                     what, cure = (
                         f"a Kafka broker answered at {self._bootstrap}, but none where it says "
@@ -242,8 +212,11 @@ class ClusterAdmin:
     def _refusal(self, failure: RetriableError, refusals: Counter[str]) -> str:
         """What the last failed connection says. FatalError where a broker refused this client, or
         this client the broker's certificate, more than once."""
-        text = str(failure.__cause__ or failure)
-        kind = _kind_of(failure.__cause__, text)
+        text, kind = str(failure.__cause__ or failure), ""
+        if isinstance(failure.__cause__, _NOT_LET_IN):
+            kind = "sasl"
+        elif re.search(r"Handshake failed|CERTIFICATE", text):
+            kind = "ssl"
         refusals[kind] += 1
         if kind and _NO_TOKEN not in text and refusals[kind] > _PASSES:
             raise FatalError(
@@ -252,10 +225,6 @@ class ClusterAdmin:
             )
         return f" The client says: {text}"
 
-    def _advertised(self) -> str:
-        """Where the brokers say that they are, if one answered and none can be reached there."""
-        return ", ".join(sorted({*self._addresses} - {*self._bootstrap.split(",")}))
-
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
 
@@ -263,8 +232,6 @@ class ClusterAdmin:
             return str((await _metadata(link, [], left)).cluster_id)
 
         return self._retry(once, timeout_s, f"asking {self._bootstrap} for its cluster id")
-
-    # --- topics -----------------------------------------------------------------------------------
 
     def describe_topics(
         self, names: Iterable[str], timeout_s: float = _REQUEST_S
@@ -326,9 +293,8 @@ class ClusterAdmin:
         return self._retry(once, timeout_s, "reading topic configurations") if wanted else {}
 
     def creates_topics(self) -> bool | None:
-        """True if the brokers create a topic when a producer first names it
-        (``auto.create.topics.enable``); None where they do not say (no permission, a service that
-        hides it)."""
+        """True if naming a topic creates it (``auto.create.topics.enable``); None where brokers do
+        not say (no permission, a service that hides it)."""
 
         async def once(link: BrokerLink, left: float) -> bool | None:
             node = link.any_node()
@@ -366,7 +332,7 @@ class ClusterAdmin:
             ]
             if not todo:
                 return
-            request = CreateTopicsRequest(
+            request = admin_api.CreateTopicsRequest(
                 topics=todo, timeout_ms=int(left * 1000), validate_only=False
             )
             refused: list[RefusedError] = []
@@ -388,8 +354,8 @@ class ClusterAdmin:
         wanted = sorted(set(names))
 
         async def once(link: BrokerLink, left: float) -> None:
-            state = DeleteTopicsRequest.DeleteTopicState
-            request = DeleteTopicsRequest(
+            state = admin_api.DeleteTopicsRequest.DeleteTopicState
+            request = admin_api.DeleteTopicsRequest(
                 topics=[state(name=name) for name in wanted],
                 topic_names=wanted,
                 timeout_ms=int(left * 1000),
@@ -402,15 +368,13 @@ class ClusterAdmin:
             self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Drop the records below the given offsets (purge of repartition topics).
-
-        Only ever below a stable committed offset of the present owner (scenario 27).
-        """
+        """Drop the records below the offsets, which must be below a stable committed offset of the
+        present owner (purge of repartition topics; scenario 27)."""
 
         async def once(link: BrokerLink, left: float) -> None:
             def request(logs: Sequence[TopicPartition]) -> Any:
                 topics = by_topic(logs, lambda tp: (tp.partition, before[tp]))
-                return DeleteRecordsRequest(topics=topics, timeout_ms=int(left * 1000))
+                return admin_api.DeleteRecordsRequest(topics=topics, timeout_ms=int(left * 1000))
 
             _, refused = await _of_leaders(link, before, request, lambda one: None, left)
             if refused:
@@ -419,79 +383,29 @@ class ClusterAdmin:
         if before:
             self._retry(once, _REQUEST_S, "purging records")
 
-    # --- offsets ----------------------------------------------------------------------------------
-
     def list_offsets(
         self,
         partitions: Iterable[TopicPartition],
-        which: Literal["earliest", "latest"],
+        which: Literal["earliest", "latest"] | int,
         isolation: Isolation,
         timeout_s: float = _REQUEST_S,
-    ) -> dict[TopicPartition, int]:
-        """Start or end of each log; ``latest`` under read_committed is the last stable offset."""
-        at = _EARLIEST if which == "earliest" else _LATEST
-        return self._list(partitions, at, isolation, timeout_s)
-
-    def end_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        isolation: Isolation,
-        timeout_s: float = _REQUEST_S,
-    ) -> dict[TopicPartition, int]:
-        """Ends of the logs in one request per leader, about a millisecond: made to be polled from
-        one thread."""
-        return self._list(partitions, _LATEST, isolation, timeout_s)
-
-    def known_ends(
-        self, partitions: Iterable[TopicPartition], isolation: Isolation
-    ) -> dict[TopicPartition, int]:
-        """Ends of the logs whose leaders answer within a second; as `end_offsets` where none
-        does."""
-        return self._list(partitions, _LATEST, isolation, _REQUEST_S, whole=False)
-
-    def known_starts(
-        self, partitions: Iterable[TopicPartition], timeout_s: float
-    ) -> dict[TopicPartition, int]:
-        """Starts of the logs whose leaders answer; RetriableError where none does."""
-        return self._list(partitions, _EARLIEST, "read_uncommitted", timeout_s, whole=False)
-
-    def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The latest record time of each log that has one, in ms (KIP-734). FatalError where the
-        brokers are older than 3.0."""
-        found = self._list(
-            partitions, _NEWEST, "read_uncommitted", _REQUEST_S, value=lambda one: one.timestamp
-        )
-        return {tp: at for tp, at in found.items() if at >= 0}
-
-    def offsets_for_time(
-        self,
-        partitions: Iterable[TopicPartition],
-        time_ms: int,
-        isolation: Isolation,
-        timeout_s: float = _REQUEST_S,
-    ) -> dict[TopicPartition, int]:
-        """First offset at or after ``time_ms`` per partition; -1 where there is none (the caller
-        takes the end)."""
-        return self._list(partitions, time_ms, isolation, timeout_s)
-
-    def _list(
-        self,
-        partitions: Iterable[TopicPartition],
-        at: int,
-        isolation: Isolation,
-        timeout_s: float,
         *,
         whole: bool = True,
         value: Callable[[Any], int] = lambda one: int(one.offset),
     ) -> dict[TopicPartition, int]:
-        """``whole``: an answer for all of them, or none. A leader that does not answer hides no
-        other's answer."""
+        """Start or end of each log (``latest`` under read_committed is the last stable offset), or
+        its first offset at or after a time in ms: -1 where there is none (who asks takes the end).
+
+        ``whole``: an answer for all of them, or none; False: of those whose leaders answer within a
+        second, RetriableError where none does. ``value``: what is taken of an answer.
+        """
+        at = _AT[which] if isinstance(which, str) else which
         wanted = list(dict.fromkeys(partitions))
 
         def request(logs: Sequence[TopicPartition]) -> Any:
-            return ListOffsetsRequest(
+            return consumer_api.ListOffsetsRequest(
                 replica_id=-1,
-                isolation_level=_ISOLATION[isolation].value,
+                isolation_level=consumer_api.IsolationLevel[isolation.upper()].value,
                 topics=by_topic(logs, lambda tp: (tp.partition, _NO_EPOCH, at)),
                 min_version=_NEWEST_VERSION if at == _NEWEST else _EPOCHS_VERSION,
             )
@@ -510,7 +424,23 @@ class ClusterAdmin:
         more = f" (and {len(wanted) - 1} more)" if len(wanted) > 1 else ""
         return self._retry(once, timeout_s, f"asking for offsets of {wanted[0]}{more}")
 
-    # --- groups -----------------------------------------------------------------------------------
+    def end_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        isolation: Isolation,
+        timeout_s: float = _REQUEST_S,
+    ) -> dict[TopicPartition, int]:
+        """Ends of the logs in one request per leader, about a millisecond: made to be polled from
+        one thread."""
+        return self.list_offsets(partitions, "latest", isolation, timeout_s)
+
+    def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The latest record time of each log that has one, in ms (KIP-734). FatalError where the
+        brokers are older than 3.0."""
+        found = self.list_offsets(
+            partitions, _NEWEST, "read_uncommitted", value=lambda one: one.timestamp
+        )
+        return {tp: at for tp, at in found.items() if at >= 0}
 
     def committed(
         self,
@@ -520,15 +450,14 @@ class ClusterAdmin:
         *,
         stable: bool = True,
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Committed offsets of a group (None: of whichever topics); partitions without one are left
-        out. ``stable`` (KIP-447): waits while a transaction is pending on any of them; False: what
-        was committed last.
+        """Committed offsets of a group (None: of all topics); partitions without one are left out.
 
-        Raises OffsetsUnstableError if one stayed open for ``timeout_s``: fence its owner.
+        ``stable`` (KIP-447) waits for pending transactions; OffsetsUnstableError after
+        ``timeout_s``: fence the owner. False: what was committed last.
         """
         if partitions is not None and not partitions:
             return {}
-        request = OffsetFetchRequest(
+        request = consumer_api.OffsetFetchRequest(
             group_id=group,
             topics=None if partitions is None else by_topic(partitions),
             require_stable=stable,
@@ -562,7 +491,7 @@ class ClusterAdmin:
     ) -> tuple[MemberDescription, ...]:
         """A group's members, none for a group that nobody is in. ``settled``: none while it is
         rebalanced."""
-        request = DescribeGroupsRequest(
+        request = admin_api.DescribeGroupsRequest(
             groups=[group], include_authorized_operations=False, max_version=_DESCRIBE_VERSION
         )
 
@@ -585,7 +514,7 @@ class ClusterAdmin:
         """The consumer groups of the cluster that may be seen."""
 
         async def once(link: BrokerLink, left: float) -> frozenset[str]:
-            answers = await _of_every_broker(link, ListGroupsRequest(min_version=0), left)
+            answers = await _of_every_broker(link, admin_api.ListGroupsRequest(min_version=0), left)
             return frozenset(str(one.group_id) for answer in answers for one in answer.groups)
 
         return self._retry(once, timeout_s, "listing the groups")
@@ -596,16 +525,15 @@ class ClusterAdmin:
         """Take members out of the group, static ones too (KIP-443); one that has left meanwhile is
         no error. One that lives joins again."""
         leaving = [
-            LeaveGroupRequest.MemberIdentity(
+            consumer_api.LeaveGroupRequest.MemberIdentity(
                 member_id="" if one.instance_id else one.member_id,
                 group_instance_id=one.instance_id,
                 reason=_LEAVE_REASON,
             )
             for one in members
         ]
-        first, last = _LEAVE_VERSIONS
-        request = LeaveGroupRequest(
-            group_id=group, member_id="", members=leaving, min_version=first, max_version=last
+        request = consumer_api.LeaveGroupRequest(
+            group_id=group, member_id="", members=leaving, **_LEAVE_VERSIONS
         )
 
         async def once(link: BrokerLink, left: float) -> None:
@@ -626,8 +554,7 @@ class ClusterAdmin:
         """Commit for a group without members, all in one request (KIP-171); ``metadata`` stands
         beside each. TaskMigratedError or GenerationChanged where somebody is in the group."""
         text = metadata + "\0"  # for clients that read a C string
-        first, last = _COMMIT_VERSIONS
-        request = OffsetCommitRequest(
+        request = consumer_api.OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=-1,
             member_id="",
@@ -636,8 +563,7 @@ class ClusterAdmin:
             topics=by_topic(
                 sorted(offsets), lambda tp: (tp.partition, offsets[tp], _NO_EPOCH, text)
             ),
-            min_version=first,
-            max_version=last,
+            **_COMMIT_VERSIONS,
         )
 
         async def once(link: BrokerLink, left: float) -> None:
@@ -647,11 +573,11 @@ class ClusterAdmin:
 
         self._retry(once, timeout_s, f"committing offsets of the group {group}", group)
 
-    # --- transactions -----------------------------------------------------------------------------
-
     def open_transactions(self) -> set[str]:
         """Transactional ids with an ongoing transaction, over all brokers (KIP-664)."""
-        request = ListTransactionsRequest(state_filters=[_ONGOING], producer_id_filters=[])
+        request = admin_api.ListTransactionsRequest(
+            state_filters=[_ONGOING], producer_id_filters=[]
+        )
 
         async def once(link: BrokerLink, left: float) -> set[str]:
             answers = await _of_every_broker(link, request, left)
@@ -676,8 +602,6 @@ class ClusterAdmin:
             if self._link is not None:
                 self._link.close()
                 self._link = None
-
-    # --- inside -----------------------------------------------------------------------------------
 
     def _linked(self, left: float) -> BrokerLink:
         with self._lock:
@@ -752,13 +676,6 @@ def user_data_of_group(
     return [(member.subscription, member.assignment) for member in members]
 
 
-def _kind_of(cause: BaseException | None, text: str) -> str:
-    """The kind of a refusal: the broker refused this client (sasl), or this client it (ssl)."""
-    if isinstance(cause, codes.SaslAuthenticationFailedError | codes.UnsupportedSaslMechanismError):
-        return "sasl"
-    return "ssl" if re.search(r"Handshake failed|CERTIFICATE", text) else ""
-
-
 def _of_logs(answer: Any) -> Iterator[tuple[TopicPartition, Any]]:
     """What an answer says, log by log."""
     for topic in answer.topics:
@@ -767,8 +684,8 @@ def _of_logs(answer: Any) -> Iterator[tuple[TopicPartition, Any]]:
 
 
 def _member(one: Any, stable: bool) -> MemberDescription:
-    sent = ConsumerProtocolSubscription.decode(one.member_metadata) if stable else None
-    got = ConsumerProtocolAssignment.decode(one.member_assignment) if stable else None
+    sent = consumer_api.ConsumerProtocolSubscription.decode(one.member_metadata) if stable else None
+    got = consumer_api.ConsumerProtocolAssignment.decode(one.member_assignment) if stable else None
     return MemberDescription(
         member_id=str(one.member_id),
         client_id=str(one.client_id),
@@ -801,7 +718,7 @@ def _existing(answer: Any) -> list[Any]:
 async def _configs(
     link: BrokerLink, node: int, kind: int, names: Sequence[str], left: float
 ) -> dict[str, dict[str, str]]:
-    request = DescribeConfigsRequest(
+    request = admin_api.DescribeConfigsRequest(
         resources=[(kind, name, None) for name in names],
         include_synonyms=False,
         include_documentation=False,
@@ -843,7 +760,7 @@ async def transaction_states(
     found: dict[str, TransactionState] = {}
     lost: LinkLostError | None = None
     for node, mine in of_node.items():
-        request = DescribeTransactionsRequest(transactional_ids=mine)
+        request = admin_api.DescribeTransactionsRequest(transactional_ids=mine)
         try:
             states = (await link.send(node, request, left)).transaction_states
         except LinkLostError as failure:

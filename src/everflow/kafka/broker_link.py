@@ -1,8 +1,7 @@
 """kafka-python's connections under our own requests: leaders, coordinators, requests and answers.
 
-What reaches into kafka-python 3.0 for writing and for watching logs is here. There is no IO thread:
-the event loop turns in the caller's thread whenever it waits, so nothing is handed from thread to
-thread in a batch.
+What reaches into kafka-python 3.0 for writing and watching logs is here. The event loop turns in
+the caller's thread while it waits: a batch goes through no other thread.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from typing import Any, Literal, TypeVar
 import kafka.errors as client_errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.metadata import (
-    ApiVersionsRequest,
-    CoordinatorType,
-    FindCoordinatorRequest,
-)
+from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest
 from kafka.structs import TopicPartition as ClientTopicPartition
 
 from everflow.kafka.errors import LinkLostError, RefusedError, classify_member
@@ -81,8 +76,6 @@ class BrokerLink:
             reason = self._net.run(self._reason) or failure
             self.close()
             raise classify_member(reason, f"connecting {client_id} to {servers}") from reason
-
-    # --- the loop ---------------------------------------------------------------------------------
 
     def run(self, coroutine: Callable[[], Awaitable[T]]) -> T:
         """Turn the loop until ``coroutine`` ends; it has its own deadline. Its outcome."""
@@ -157,8 +150,6 @@ class BrokerLink:
             else:
                 self._manager.close()
             self._net.close()
-
-    # --- coroutines -------------------------------------------------------------------------------
 
     async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any:
         """The answer; if it does not come within ``timeout_s`` (None: the setting) the connection

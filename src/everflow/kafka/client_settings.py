@@ -13,11 +13,7 @@ from typing import Any, Literal
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.kafka.connection_settings import (
-    CHECK_CRCS,
-    CONNECTION_KEYS,
-    connection_settings,
-)
+from everflow.kafka.connection_settings import CHECK_CRCS, CONNECTION_KEYS, connection_settings
 from everflow.kafka.writing.writer_settings import WRITER_KEYS, writer_settings
 
 log = logging.getLogger("everflow")
@@ -71,11 +67,10 @@ _SECRET = ("password", "secret", "token", ".pem", "sasl.oauthbearer.config", "ja
 
 
 def check_clients(config: StreamsConfig) -> None:
-    """ConfigError naming the user's key, its value and the reason, if a client does not take what
-    it was given; a line in the log for what has no effect.
+    """ConfigError naming the user's key, its value and the reason, if a client does not take it;
+    logs what has no effect.
 
-    No broker is asked. Not checked are names with the prefix ``main.consumer.``: they are the Java
-    client's.
+    Asks no broker; ``main.consumer.`` (the Java client's) is not checked.
     """
     for kind in _LAYERS:
         idle = []

@@ -29,14 +29,14 @@ _RENEWED_AT = 0.8
 _LIFE_S = 300.0
 """The life of a token that does not say."""
 _PREFIX = "sasl.oauthbearer."
+_OF_TOKENS = (_PREFIX, "https.")
 
 _known: dict[str, TokenProvider] = {}
 _known_lock = threading.Lock()
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The client's id and secret are for the endpoint that the settings name, and for no other:
-    urllib would send them on, to another host too."""
+    """The client's id and secret are for the named endpoint: urllib would send them on."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -122,14 +122,12 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
 
 def token_provider(config: Mapping[str, Any]) -> TokenProvider:
     """The provider of these settings: one a process, so that all connections share its token."""
-    relevant = {key: str(value) for key, value in config.items() if key.startswith(_PREFIX)}
-    relevant.update({key: str(value) for key, value in config.items() if key.startswith("https.")})
-    key = json.dumps(relevant, sort_keys=True)
+    relevant = {key: str(value) for key, value in config.items() if key.startswith(_OF_TOKENS)}
     with _known_lock:
-        found = _known.get(key)
-        if found is None:
-            found = _known[key] = TokenProvider(config)
-        return found
+        key = json.dumps(relevant, sort_keys=True)
+        if key not in _known:
+            _known[key] = TokenProvider(config)
+        return _known[key]
 
 
 def hide_credentials() -> None:
@@ -201,12 +199,10 @@ _WITH_TLS = ("SSL", "SASL_SSL")
 
 
 def connection_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """kafka-python's keywords for librdkafka's settings; others are left out. Reads files of
-    certificates.
+    """kafka-python's keywords for librdkafka's settings; others are left out.
 
-    Raises:
-        ConfigError: security that kafka-python's connections cannot be told, or a file that cannot
-            be read or does not hold what it should.
+    Reads certificates. ConfigError: security that kafka-python cannot have, or a file that cannot
+    be read or is wrong.
     """
     hide_credentials()
     settings: dict[str, Any] = {}

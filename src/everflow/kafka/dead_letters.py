@@ -110,7 +110,6 @@ class DeadLetter:
 
     @property
     def age(self) -> LetterAge:
-        """The age of the letter's record."""
         return LetterAge(self.source, self.source_partition, self.timestamp)
 
     @property
@@ -234,9 +233,7 @@ def letters(records: Iterable[RawLetter]) -> list[DeadLetter]:
 
 
 def stored(
-    config: StreamsConfig,
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int],
+    config: StreamsConfig, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> Iterator[RawLetter]:
     """The committed records of a topic up to ``ends``, one partition after the other. Raises what
     `LogReader.read` raises."""
@@ -249,14 +246,12 @@ def stored(
 
 @dataclass
 class LetterTally:
-    """Letters of one cause, counted while they are read: of all but the ``last`` one only the place
-    is kept. ``open``: those that can be replayed and were not."""
+    """Letters of one cause, counted while they are read: only the ``last`` is kept whole."""
 
     last: DeadLetter
     letters: int = 0
-    open: set[LetterPlace] = field(default_factory=set)
-    ages: dict[LetterPlace, LetterAge] = field(default_factory=dict)
-    """The ages of the open letters."""
+    open: dict[LetterPlace, LetterAge] = field(default_factory=dict)
+    """Those that can be replayed and were not."""
 
     def sample(self) -> DeadLetter:
         """The last letter, marked where it was replayed."""
@@ -270,16 +265,14 @@ def tallied(records: Iterable[RawLetter]) -> dict[Cause, LetterTally]:
     for record in _with_notes(records):
         if isinstance(record, LetterPlace):
             if (cause := causes.pop(record, None)) is not None:
-                found[cause].open.discard(record)
-                found[cause].ages.pop(record, None)
+                found[cause].open.pop(record, None)
             continue
         letter = letter_of(record)
         tally = found.setdefault(letter.group, LetterTally(letter))
         tally.last = letter
         tally.letters += 1
         if letter.source is not None and not letter.parts_left_out:
-            tally.open.add(letter.place)
-            tally.ages[letter.place] = letter.age
+            tally.open[letter.place] = letter.age
             causes[letter.place] = letter.group
     return found
 
@@ -318,7 +311,6 @@ def line_of(letter: DeadLetter) -> str:
 
 
 def text_of(letter: DeadLetter) -> str:
-    """All there is of a letter."""
     about = letter.about
     lines = [
         f"dead letter  {letter.place}{'  (replayed)' if letter.replayed else ''}",
@@ -384,30 +376,23 @@ def _begin(data: bytes | None) -> bytes | None:
     return None if data is None else data[:SHOWN_BYTES]
 
 
-def no_source(topic: str, letter: DeadLetter) -> ConfigError:
-    """A letter cannot be replayed into the topic that it came from."""
-    return ConfigError(
-        f"dead letter {topic}-{letter.place} has no header {KAFKA_STREAMS}topic, so nobody knows "
-        f"which topic it came from. `everflow dlq replay {topic} --letter {letter.place} --to "
-        f"TOPIC` writes it into the one you name."
-    )
-
-
-def not_whole(topic: str, letter: DeadLetter) -> ConfigError:
-    """A letter that cannot be replayed, as it has not all of its record."""
-    return ConfigError(
-        f"dead letter {topic}-{letter.place} has not all of its record, which the topic did not "
-        f"take (left out: {letter.parts_left_out}). It is {letter.origin}: read it there, and "
-        f"write it again. For the next ones, raise max.message.bytes of {topic} and the "
-        f"application's producer.message.max.bytes by 25 kB: so much a letter tells of an error."
-    )
-
-
 def refusal(topic: str, letter: DeadLetter, target: str | None) -> ConfigError | None:
     """Why a letter cannot be replayed into ``target`` (None: where it came from); None: it can."""
     if letter.parts_left_out:
-        return not_whole(topic, letter)
-    return no_source(topic, letter) if target is None and letter.source is None else None
+        return ConfigError(
+            f"dead letter {topic}-{letter.place} has not all of its record, which the topic did "
+            f"not take (left out: {letter.parts_left_out}). It is {letter.origin}: read it there, "
+            f"and write it again. For the next ones, raise max.message.bytes of {topic} and the "
+            f"application's producer.message.max.bytes by 25 kB: so much a letter tells of an "
+            f"error."
+        )
+    if target is None and letter.source is None:
+        return ConfigError(
+            f"dead letter {topic}-{letter.place} has no header {KAFKA_STREAMS}topic, so nobody "
+            f"knows which topic it came from. `everflow dlq replay {topic} --letter "
+            f"{letter.place} --to TOPIC` writes it into the one you name."
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -425,9 +410,8 @@ class OldLetters:
     def among(
         chosen: Iterable[LetterAge], target: str | None, newest: Mapping[TopicPartition, int]
     ) -> OldLetters | None:
-        """``newest``: the latest time in each partition of the topics that they go to, as far as it
-        is known; a letter that goes by its key is held against its whole topic. None: none is
-        older."""
+        """``newest``: of each partition that they go to, as far as known; a letter that goes by its
+        key is compared with all of its topic. None: none is older."""
         of_topic: dict[str, int] = {}
         for tp, time_ms in newest.items():
             of_topic[tp.topic] = max(time_ms, of_topic.get(tp.topic, time_ms))
@@ -462,10 +446,9 @@ class Replayer:
     def replay(
         self, chosen: Sequence[DeadLetter], target: str | None, time_ms: int | None = None
     ) -> int:
-        """Into ``target``, or each into the topic it came from, with the time of its record, or
-        all with ``time_ms``. How many. ConfigError for a letter
-        that does not say where it came from, has not all of its record, or names a topic that is
-        not there: nothing of its transaction is written. Else as `RecordWriter`."""
+        """Into ``target``, or each into its own topic, with its record's time, or ``time_ms``. How
+        many. ConfigError, nothing written, for a letter that does not say where it came from, lacks
+        a part, or whose topic is not there. Else as `RecordWriter`."""
         for start in range(0, len(chosen), AT_ONCE):
             part = chosen[start : start + AT_ONCE]
             self._writer.begin()

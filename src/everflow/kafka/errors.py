@@ -101,12 +101,9 @@ def code_of(failure: BaseException) -> int | None:
 
 
 def classify(failure: BaseException, doing: str) -> EverflowError:
-    """The error to raise for a `RefusedError`, a `LinkLostError` or kafka-python's error that was
-    met while ``doing`` (a phrase such as ``committing t1``).
-
-    Returns TaskMigratedError (ownership is gone), GenerationChanged or RetriableError (the batch is
-    run again), OffsetsUnstableError, or FatalError (trying again would meet it again).
-    """
+    """The error for a `RefusedError`, `LinkLostError` or kafka-python's error met while ``doing``
+    (``committing t1``): TaskMigratedError (ownership is gone), GenerationChanged or RetriableError
+    (run the batch again), OffsetsUnstableError, or FatalError."""
     code = code_of(failure)
     name = f" ({failure.name})" if isinstance(failure, RefusedError) else ""
     text = f"{doing}: {failure}{name}"

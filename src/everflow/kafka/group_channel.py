@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -43,13 +43,10 @@ _CLOSEST_SHARE = 10
 
 
 def watch_every(since_rebalance_ms: float, settled_ms: float) -> float:
-    """The interval in ms from one check of the group to the next, so many ms after a rebalance
-    ended. Pure.
+    """The interval in ms between checks of the group, so many ms after a rebalance ended. Pure.
 
-    A rebalance seldom comes alone: what one revokes the next hands over (KIP-429), and the tasks in
-    between stand still until every member has noticed that one. So it is noticed after an eighth of
-    the time that it took to come; a group at rest is looked at every ``settled_ms``, and never
-    oftener than ten times as often.
+    What a rebalance revokes the next hands over (KIP-429), and its tasks wait for that: so it is an
+    eighth of the elapsed time, at most ``settled_ms``, at least a tenth of it.
     """
     return min(settled_ms, max(settled_ms / _CLOSEST_SHARE, since_rebalance_ms / _WATCH_SHARE))
 
@@ -110,12 +107,9 @@ class GroupChannel:
     """One member of a consumer group. ``poll`` and ``close`` belong to one thread, the rest is safe
     from any.
 
-    What the member owns is the listener's affair: the client's own book of it is kept empty, so
-    that it neither compares assignments nor asks for rebalances. An eviction shows in ``metadata``
-    (generation -1) at the latest when a join asks for the user data.
-
-    Raises RetriableError from the constructor when no broker answers within
-    ``bootstrap_timeout_s``.
+    The client's own book of what it owns is kept empty, so it asks for no rebalances. An eviction
+    shows in ``metadata`` (generation -1) when a join asks for the user data, or before.
+    RetriableError from the constructor when no broker answers within ``bootstrap_timeout_s``.
     """
 
     def __init__(
@@ -127,7 +121,7 @@ class GroupChannel:
         bootstrap_timeout_s: float = 30.0,
     ) -> None:
         self._settings = settings
-        self._assignor = _Assignor(assignor)
+        self._assignor = _Assignor(assignor, listener)
         try:
             self._consumer = KafkaConsumer(
                 **_client_config(settings, self._assignor, bootstrap_timeout_s)
@@ -145,7 +139,7 @@ class GroupChannel:
         self._coordinator = self._consumer._coordinator
         self._coordinator.heartbeat = _Heartbeat(**self._coordinator.config)
         self._committing = threading.Lock()
-        self._assignor.attach(listener, self._coordinator._subscription)
+        self._assignor.subscription = self._coordinator._subscription
         self.subscribe(topics)
 
     def subscribe(self, topics: Iterable[str]) -> None:
@@ -163,24 +157,16 @@ class GroupChannel:
             raise classify_member(failure, doing) from failure
 
     def poll(self, timeout_s: float) -> None:
-        """Join or rejoin if needed, for at most ``timeout_s`` seconds; listeners run meanwhile on
-        the IO thread.
+        """Join or rejoin if needed, for ``timeout_s`` seconds at most; listeners run on the IO
+        thread.
 
-        Raises:
-            FatalError: this member cannot be in the group (fenced static id, no permission, other
-            protocol).
-            RetriableError: passing; poll again.
+        FatalError: this member cannot be in the group (fenced static id, no permission, other
+        protocol). RetriableError: poll again.
         """
         if self._at_rest():
             self.keep_alive()  # all that the client's poll does then, but for its change of threads
             return
-        try:
-            self._coordinator.poll(timeout_ms=int(timeout_s * 1000))
-        except client_errors.KafkaError as failure:
-            raise classify_member(
-                failure, f"being a member of group {self._settings.group_id}"
-            ) from failure
-        self._check_fenced()
+        self._stay(lambda: self._coordinator.poll(timeout_ms=int(timeout_s * 1000)))
 
     def _at_rest(self) -> bool:
         """True if nothing is to be done but to say that this member lives; only reads what the IO
@@ -193,13 +179,7 @@ class GroupChannel:
     def keep_alive(self) -> None:
         """Say that this member lives without rejoining: heartbeats go on, ``rebalance_timeout_ms``
         starts afresh."""
-        try:
-            self._coordinator.poll_heartbeat()
-        except client_errors.KafkaError as failure:
-            raise classify_member(
-                failure, f"being a member of group {self._settings.group_id}"
-            ) from failure
-        self._check_fenced()
+        self._stay(self._coordinator.poll_heartbeat)
 
     @property
     def joining(self) -> bool:
@@ -229,14 +209,10 @@ class GroupChannel:
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
         """Commit (next offset, metadata text) once, without retrying; False = the group is being
-        rebalanced.
+        rebalanced and nothing was committed: commit with the next batch (scenario 26).
 
-        After False nothing was committed: keep the offsets and commit them with the next batch
-        (scenario 26).
-
-        Raises:
-            TaskMigratedError: evicted; the tasks are lost. RetriableError: passing. FatalError:
-            refused for good.
+        TaskMigratedError: evicted, the tasks are lost. RetriableError: passing. FatalError: refused
+        for good.
         """
         # The NUL is for confluent-kafka, which reads metadata as a C string: without it, it reads
         # on into foreign memory and the text comes back with stray bytes, or as a
@@ -264,12 +240,11 @@ class GroupChannel:
         return True
 
     def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
-        """End the membership, trying for about ``timeout_s`` seconds. False if the group was to be
-        told and could not be.
+        """End the membership, trying for about ``timeout_s`` seconds.
 
-        ``leave_group``: None: a dynamic member leaves the group, a static one stays until its
-        session ends (KIP-345); True: also a static one leaves, by its instance id; False: silent,
-        also a dynamic one.
+        False if the group was to be told and could not be. ``leave_group``: None: a dynamic member
+        leaves, a static one stays until its session ends (KIP-345); True: both leave; False: both
+        go silently.
         """
         leaves = self._settings.instance_id is None if leave_group is None else leave_group
         told = True
@@ -285,11 +260,8 @@ class GroupChannel:
         return told
 
     async def _leave(self, timeout_ms: int) -> None:
-        """LeaveGroup over a connection of its own: brokers answer the requests of one connection in
-        turn, and a JoinGroup is only answered when the group's slowest member has joined (seen: a
-        member that waited in a rebalance could not leave).
-
-        On the client's IO thread. Raises KafkaError."""
+        """LeaveGroup over a connection of its own: on the other one it waits behind a JoinGroup,
+        which the slowest member holds up. On the client's IO thread. Raises KafkaError."""
         manager, timer = self._consumer._manager, Timer(timeout_ms)
         if not await self._coordinator.ensure_coordinator_ready_async(timeout_ms):
             raise client_errors.KafkaTimeoutError(f"no coordinator within {timeout_ms} ms")
@@ -316,7 +288,13 @@ class GroupChannel:
         if codes:
             raise client_errors.for_code(codes.pop())()
 
-    def _check_fenced(self) -> None:
+    def _stay(self, poll: Callable[[], object]) -> None:
+        """``poll`` the client, with errors as `classify_member` has them."""
+        doing = f"being a member of group {self._settings.group_id}"
+        try:
+            poll()
+        except client_errors.KafkaError as failure:
+            raise classify_member(failure, doing) from failure
         # A fenced static id only stops the heartbeats: generation and state stay as they were.
         stopped = not self._coordinator._heartbeat_enabled
         if (
@@ -324,16 +302,13 @@ class GroupChannel:
             and self._coordinator.state is MemberState.STABLE
             and self._settings.instance_id is not None
         ):
-            raise classify_member(
-                client_errors.FencedInstanceIdError(self._settings.instance_id),
-                f"being a member of group {self._settings.group_id}",
-            )
+            fenced = client_errors.FencedInstanceIdError(self._settings.instance_id)
+            raise classify_member(fenced, doing)
 
 
 class _Heartbeat(Heartbeat):  # type: ignore[misc]
-    """The client's book of its heartbeats, which come closer together after a rebalance
-    (`watch_every`): they are how a member learns of the next one. The client resets it whenever a
-    rebalance ends; it only looks at it on its IO thread."""
+    """Heartbeats come closer together after a rebalance (`watch_every`): they tell of the next one.
+    The client resets it when one ends, on its IO thread."""
 
     confirmed = 0
 
@@ -357,14 +332,10 @@ class _Heartbeat(Heartbeat):  # type: ignore[misc]
 class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
     """kafka-python's idea of an assignor around ours; KIP-429 cooperative protocol."""
 
-    def __init__(self, assignor: GroupAssignor) -> None:
-        self._assignor = assignor
-        self._listener: GroupListener | None = None
-        self._subscription: Any = None
-
-    def attach(self, listener: GroupListener, subscription: Any) -> None:
-        """Before the first join."""
-        self._listener, self._subscription = listener, subscription
+    def __init__(self, assignor: GroupAssignor, listener: GroupListener) -> None:
+        self._assignor, self._listener = assignor, listener
+        self.subscription: Any = None
+        """The client's, which is there before the first join."""
 
     @property
     def name(self) -> str:
@@ -396,12 +367,11 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
         }
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
-        self._subscription.assign_from_subscribed([])
-        if self._listener is not None:
-            partitions = frozenset(
-                TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions()
-            )
-            self._listener.on_assignment(partitions, bytes(assignment.user_data or b""), generation)
+        self.subscription.assign_from_subscribed([])
+        partitions = frozenset(
+            TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions()
+        )
+        self._listener.on_assignment(partitions, bytes(assignment.user_data or b""), generation)
 
 
 def _client_config(

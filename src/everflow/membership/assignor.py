@@ -1,15 +1,17 @@
 """Joins the pure assignor to the group protocol: user data in, a checked answer per member out.
 Unreadable members, other programs and cloned folders are refused; the others go on. The program of
-the group is the one of the members that own tasks in the newest generation."""
+the group is the one of the members that own tasks in the newest generation. A decision is told to
+people in `decision_text`."""
 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -19,11 +21,14 @@ from everflow.assignment.cluster_state import (
     AssignmentRules,
     ClusterState,
     Member,
+    MemberFacts,
     TaskInfo,
+    owners_of,
     tasks_of,
     validate_assignment,
 )
 from everflow.assignment.lags import Delay, hold_back, remember
+from everflow.assignment.target import eligible
 from everflow.assignment.user_data import (
     LATEST_VERSION,
     UNREAD,
@@ -43,8 +48,7 @@ from everflow.assignment.user_data import (
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.kafka.group_channel import Given
-from everflow.logs import ABOUT_ASSIGNMENT, moves
-from everflow.membership.decision_text import Known, decision_text, known_of
+from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
 from everflow.records import TaskId, TopicPartition
 
 
@@ -93,8 +97,11 @@ def screen(members: Mapping[str, bytes], latest_version: int) -> Screening:
     topology = _program(readable)
     for member_id, data in readable.items():
         if data.topology != topology:
+            where = f" at {data.endpoint}" if data.endpoint else ""
             refused[member_id] = Refusal(
-                AnswerError.INCOMPATIBLE_TOPOLOGY, _other_program(member_id, data)
+                AnswerError.INCOMPATIBLE_TOPOLOGY,
+                f"member {member_id}{where} runs a program that does not fit the group's "
+                f"(fingerprint {data.topology})",
             )
     refused.update(_clones({m: data for m, data in readable.items() if m not in refused}))
     accepted = {member_id: data for member_id, data in readable.items() if member_id not in refused}
@@ -108,22 +115,13 @@ def _program(members: Mapping[str, UserData]) -> str:
     owners = [data for data in members.values() if data.owned]
     newest = max((data.generation for data in owners), default=-1)
     votes = [data for data in owners if data.generation == newest] or list(members.values())
-    counted = Counter(data.topology for data in votes)
-    # A tie goes to the member that is first in the order of process ids, which restarts do not
-    # change.
+    number = Counter(data.topology for data in votes)
+    # A tie goes to the first process id, an order that restarts do not change.
     first = {
         data.topology: data.process_id
         for data in sorted(votes, key=lambda data: data.process_id, reverse=True)
     }
-    return min(counted, key=lambda topology: (-counted[topology], first[topology]), default="")
-
-
-def _other_program(member_id: str, data: UserData) -> str:
-    where = f" at {data.endpoint}" if data.endpoint else ""
-    return (
-        f"member {member_id}{where} runs a program that does not fit the group's (fingerprint "
-        f"{data.topology})"
-    )
+    return min(number, key=lambda topology: (-number[topology], first[topology]), default="")
 
 
 def _clones(members: Mapping[str, UserData]) -> dict[str, Refusal]:
@@ -153,6 +151,11 @@ Decide = Callable[[ClusterState], Assignment]
 
 METADATA_RETRY_MS = 1_000
 """A leader whose metadata lack a topic asks again after this."""
+_MOVES_SHOWN = 5
+_UUID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+Known = Mapping[str, tuple[str, frozenset[TaskId]]]
+"""Members of the leader's last decision: what they are called, what they run or hand over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +171,6 @@ class Identity:
     topology: tuple[str, ...] = ()
 
 
-class LocalCopies(Protocol):
-    def offset_sums(self) -> Mapping[TaskId, int]:
-        """Of every copy whose task does not run active here. On the client's IO thread: no I/O."""
-
-
 class EndSums(Protocol):
     """Ends of the changelogs, for the leader."""
 
@@ -181,11 +179,6 @@ class EndSums(Protocol):
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """Per task; None without a fresh figure (X2)."""
-
-
-class PartitionRacks(Protocol):
-    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
-        """Racks per partition; what is not known is left out. Quick, no I/O."""
 
 
 class Claims(NamedTuple):
@@ -198,9 +191,11 @@ class Claims(NamedTuple):
 class MemberAssignor:
     """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO
     thread; no waiting. ``subtopologies``, ``changelogs``: index -> full names of topics; a
-    sub-topology without a changelog is stateless. ``max_delay_ms``: how long a lost member's tasks
-    wait for it. ``first_nonce``: two lives of an instance must not begin with the same.
-    ``latest_version``: of user data; lower ones are used while members need them."""
+    sub-topology without a changelog is stateless. ``offset_sums``: of every copy whose task does
+    not run active here; ``racks``: of partitions, as far as they are known; neither does I/O.
+    ``max_delay_ms``: how long a lost member's tasks wait for it. ``first_nonce``: two lives of an
+    instance must not begin with the same. ``latest_version``: of user data; lower ones are used
+    while members need them."""
 
     name = "everflow"
 
@@ -209,9 +204,9 @@ class MemberAssignor:
         identity: Identity,
         subtopologies: Mapping[int, Sequence[str]],
         changelogs: Mapping[int, Sequence[str]],
-        copies: LocalCopies,
+        offset_sums: Callable[[], Mapping[TaskId, int]],
         end_sums: EndSums,
-        racks: PartitionRacks,
+        racks: Callable[[], Mapping[TopicPartition, frozenset[str]]],
         rules: AssignmentRules,
         decide: Decide = everflow_assignor.assign,
         *,
@@ -234,7 +229,7 @@ class MemberAssignor:
         }
         self._counted = self._subtopologies  # as of the last assignment
         self._changelogs = {index: tuple(topics) for index, topics in changelogs.items()}
-        self._copies, self._end_sums, self._racks = copies, end_sums, racks
+        self._offset_sums, self._end_sums, self._racks = offset_sums, end_sums, racks
         self._rules = rules
         self._decide = decide
         self._max_delay_ms = max_delay_ms
@@ -242,14 +237,12 @@ class MemberAssignor:
         self._delay = Delay()  # a leader's memory
         self._known: Known = {}
         self._led = False  # whether this member made the assignment that it is about to get
-        self._digest = digest(identity.topology)
+        self.topology = digest(identity.topology)
         self._latest_version = latest_version
         self._used_version = latest_version
         self._claims: Callable[[], Claims] = lambda: Claims(frozenset(), -1)
         self._nonce = secrets.randbits(32) if first_nonce is None else first_nonce
         self._lock = threading.Lock()
-
-    # --- every member -----------------------------------------------------------------------------
 
     @property
     def topics(self) -> frozenset[str]:
@@ -268,10 +261,6 @@ class MemberAssignor:
     def known(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
         return frozenset(tp for tp in partitions if tp.topic in self._subtopology_of)
 
-    @property
-    def topology(self) -> str:
-        return self._digest
-
     def bind(self, claims: Callable[[], Claims]) -> None:
         """Reports what this member has when it joins; set by the member."""
         self._claims = claims
@@ -282,7 +271,7 @@ class MemberAssignor:
 
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
         """The stateful ``tasks`` of which this disk has nothing."""
-        on_disk = self._copies.offset_sums()
+        on_disk = self._offset_sums()
         return frozenset(
             task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
         )
@@ -300,13 +289,13 @@ class MemberAssignor:
             owned=claims.owned,
             generation=claims.generation,
             threads=me.threads,
-            offset_sums=self._copies.offset_sums(),
+            offset_sums=self._offset_sums(),
             rack=me.rack,
             tags=me.tags,
             endpoint=me.endpoint,
             draining=self.draining,
             instance_id=me.instance_id,
-            topology=self._digest,
+            topology=self.topology,
             error=AnswerError.SHUTDOWN_REQUESTED if self.shutting_down_all else AnswerError.NONE,
             nonce=nonce,
             used_version=self._used_version,
@@ -327,8 +316,6 @@ class MemberAssignor:
     def is_stale(self, data: AssignmentData) -> bool:
         """True if this was decided before this instance's present life (KIP-345)."""
         return data.answers not in (self._nonce, UNREAD)
-
-    # --- the leader -------------------------------------------------------------------------------
 
     def assign(
         self,
@@ -368,7 +355,7 @@ class MemberAssignor:
         self.all_asked = all(_asks_to_end(data) for data in accepted.values())
         common = screening.common_version
         base = AssignmentData(topology=screening.topology, version=common, latest_version=common)
-        reference = self.identity.topology if self._digest == screening.topology else ()
+        reference = self.identity.topology if self.topology == screening.topology else ()
         answers = {
             member_id: replace(
                 base,
@@ -385,14 +372,12 @@ class MemberAssignor:
                 return answers | self._decided(screening, counts, base)
             except KeyboardInterrupt:
                 raise
-            except (
-                BaseException
-            ) as failure:  # whatever ends the decision, even SystemExit: the group must hear of it
+            except BaseException as failure:  # even SystemExit: the group must hear of it
                 log.exception("the assignor failed")
-                error, message = (
-                    AnswerError.ASSIGNMENT_FAILED,
-                    f"the assignor failed on the leader: {_said(failure)}",
-                )
+                known = isinstance(failure, (EverflowError, ValueError))
+                why = str(failure) if known else repr(failure)
+                error = AnswerError.ASSIGNMENT_FAILED
+                message = f"the assignor failed on the leader: {why}"
         log.warning("nothing was assigned: %s", message)
         asker = min(accepted, default="")
         for member_id, data in accepted.items():
@@ -407,8 +392,8 @@ class MemberAssignor:
         return answers
 
     def _missing(self, counts: Mapping[str, int]) -> list[str]:
-        counted = {topic for topics in self._counted.values() for topic in topics}
-        return sorted(topic for topic in counted if not counts.get(topic, 0))
+        wanted = {topic for topics in self._counted.values() for topic in topics}
+        return sorted(topic for topic in wanted if not counts.get(topic, 0))
 
     def _decided(
         self, screening: Screening, counts: Mapping[str, int], base: AssignmentData
@@ -441,22 +426,14 @@ class MemberAssignor:
             },
             len(cluster.members),
         )
-        staying = sorted((m for m in cluster.members if not m.draining), key=lambda m: m.order)
-        asker = (
-            (staying or sorted(cluster.members, key=lambda m: m.order))[0].member_id
-            if cluster.members
-            else ""
-        )
+        asking = {member.member_id for member in eligible(cluster)[:1]}
+        all_drain = all(member.draining for member in cluster.members)
         # Who has to let go of a withheld task asks once it has (KIP-429). Asked for by anyone else,
         # a rebalance would wait for an owner that is dead, and renew the session of a static one
         # with each generation: it would never be found out. A static one that was only restarted
         # meanwhile gets this answer again, and asks then.
-        hands_over = bool(decided.withheld) and decided.followup_ms == 0
-        asking = (
-            {m.member_id for m in cluster.members if m.owned & decided.withheld}
-            if hands_over
-            else {asker}
-        )
+        if decided.withheld and decided.followup_ms == 0:
+            asking = {m.member_id for m in cluster.members if m.owned & decided.withheld}
         return {
             member.member_id: replace(
                 base,
@@ -465,7 +442,7 @@ class MemberAssignor:
                 warmup=decided.warmup.get(member.member_id, none),
                 hosts=hosts,
                 followup_ms=decided.followup_ms if member.member_id in asking else None,
-                draining_done=member.draining and not staying,
+                draining_done=all_drain,
                 answers=screening.accepted[member.member_id].nonce,
             )
             for member in cluster.members
@@ -488,7 +465,7 @@ class MemberAssignor:
             members=members,
             tasks=tasks,
             end_sums=self._end_sums.latest(),
-            racks=self._racks.racks(),
+            racks=self._racks(),
             rules=self._rules,
             held_back=held_back,
         )
@@ -499,10 +476,6 @@ class MemberAssignor:
             for topic in self._changelogs.get(task.subtopology, ())
         )
         return TaskInfo(task, tuple(inputs), changelogs, bool(changelogs))
-
-
-def _said(failure: BaseException) -> str:
-    return str(failure) if isinstance(failure, (EverflowError, ValueError)) else repr(failure)
 
 
 def _asks_to_end(data: UserData) -> bool:
@@ -527,16 +500,79 @@ def _group_error(
 
 
 def _member(member_id: str, data: UserData) -> Member:
-    return Member(
-        member_id=member_id,
-        process_id=data.process_id,
-        owned=data.owned,
-        generation=data.generation,
-        threads=data.threads,
-        offset_sums=data.offset_sums,
-        rack=data.rack,
-        tags=data.tags,
-        endpoint=data.endpoint,
-        draining=data.draining,
-        instance_id=data.instance_id,
-    )
+    facts = {one.name: getattr(data, one.name) for one in fields(MemberFacts)}
+    return Member(member_id=member_id, **facts)
+
+
+def known_of(cluster: ClusterState, decided: Assignment) -> Known:
+    return {
+        member.member_id: (
+            name_of(member),
+            decided.active.get(member.member_id, frozenset()) | (member.owned & decided.withheld),
+        )
+        for member in cluster.members
+    }
+
+
+def name_of(member: Member) -> str:
+    """The member id, of each random part the beginning only, and ``application.server`` if set."""
+    short = _UUID.sub(r"\1", member.member_id)
+    return f"{short} ({member.endpoint})" if member.endpoint else short
+
+
+def decision_text(before: Known, cluster: ClusterState, decided: Assignment) -> str:
+    """One line. ``before`` is empty where this member did not make the last decision."""
+    names = {member.member_id: name_of(member) for member in cluster.members}
+    parts = [f"{counted(len(cluster.tasks), 'task')} on {counted(len(names), 'instance')}"]
+    if before:
+        gone = [
+            f"{name} (had {some(sorted(had))})"
+            for member_id, (name, had) in sorted(before.items())
+            if member_id not in names
+        ]
+        new = [names[member_id] for member_id in sorted(names) if member_id not in before]
+        parts += [f"gone: {some(gone)}"] * bool(gone) + [f"new: {some(new)}"] * bool(new)
+    moved = _moved(before, cluster, decided, names)
+    parts += [f"moves now: {some(moved, _MOVES_SHOWN)}"] * bool(moved)
+    if decided.withheld:
+        parts.append(
+            f"being handed over: {some(sorted(decided.withheld))} (their owners finish, the next "
+            f"rebalance gives them on)"
+        )
+    if cluster.held_back:
+        parts.append(f"held back for a lost instance: {some(sorted(cluster.held_back))}")
+    warming = [
+        f"{task} on {names[m]}"
+        for m, tasks in sorted(decided.warmup.items())
+        for task in sorted(tasks)
+    ]
+    parts += [f"warm-ups: {some(warming)}"] * bool(warming)
+    later = decided.movements - len(decided.withheld)
+    if later > 0:
+        parts.append(f"still to move: {later:,}")
+    elif not (decided.withheld or warming or cluster.held_back):
+        parts.append("nothing left to move")
+    return "; ".join(parts)
+
+
+def _moved(
+    before: Known, cluster: ClusterState, decided: Assignment, names: Mapping[str, str]
+) -> list[str]:
+    """``0_2, 0_3 from two to one`` of tasks whose new owner did not have them."""
+    owners = owners_of(cluster.members)
+    last = {task: member_id for member_id, (_, had) in before.items() for task in had}
+    routes: dict[tuple[str, str], list[TaskId]] = defaultdict(list)
+    for member_id, tasks in decided.active.items():
+        for task in tasks:
+            held_by = owners.get(task, frozenset())
+            if member_id in held_by:
+                continue
+            giver = min(held_by, default=last.get(task, ""))
+            origin = names.get(giver) or (
+                before[giver][0] if giver in before else "nobody (new, or the owner is gone)"
+            )
+            routes[origin, names.get(member_id, member_id)].append(task)
+    return [
+        f"{some(sorted(tasks))} from {origin} to {to}"
+        for (origin, to), tasks in sorted(routes.items())
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -33,9 +33,8 @@ from everflow.kafka.group_channel import (
     GroupSettings,
     watch_every,
 )
-from everflow.logs import ABOUT_ASSIGNMENT, moves
+from everflow.logs import ABOUT_ASSIGNMENT, counted, moves, some
 from everflow.membership.assignor import Claims, Identity, MemberAssignor
-from everflow.membership.follow_ups import FollowUps
 from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.topology.store_layouts import differing_lines
 
@@ -83,6 +82,112 @@ def _other_program(
         "instances before the new program starts.",
         difference=differs,
     )
+
+
+GATHER_MS = 1_000
+"""Warm-ups turning hot are gathered for this long, counted from the first."""
+AGAIN_MS = 2_000
+"""A hot warm-up that the leader left where it is is named again then, and after twice that."""
+AGAIN_AT_MOST_MS = 60_000
+AT_ONCE_GAP_MS = 1_000
+"""An assignor that always wants a follow-up at once must not keep the group rebalancing."""
+
+
+class FollowUps:
+    """Decides when this member asks for a rebalance: what can wait a second is gathered, and what
+    the next join says anyway is not asked for again. Pure, not thread-safe; monotonic times in
+    ms."""
+
+    def __init__(self) -> None:
+        self._asked: str | None = None
+        self._hot: dict[TaskId, float] = {}  # not told to the group yet -> when it is due
+        # told with a join -> how long to wait before telling it again
+        self._told: dict[TaskId, float] = {}
+        self._standby: frozenset[TaskId] = frozenset()
+        self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
+        self._probe_at: float | None = None
+        self._last_at_once = float("-inf")
+        self._requested = False
+
+    @property
+    def pending(self) -> bool:
+        """True if a rebalance is wanted now (not one that waits for its time)."""
+        return self._asked is not None or self._requested
+
+    def ask(self, why: str) -> None:
+        """As soon as no rebalance runs."""
+        self._asked = why
+        self._requested = False
+
+    def became_hot(self, task: TaskId, now_ms: float) -> None:
+        if task not in self._told and task not in self._unasked:
+            self._hot.setdefault(task, now_ms + GATHER_MS)
+
+    def joining(self) -> None:
+        self._asked = None
+        self._requested = False
+        for task in self._hot:
+            self._told.setdefault(task, AGAIN_MS)
+        self._hot.clear()
+        self._probe_at = None
+
+    def completed(
+        self,
+        standby: Collection[TaskId],
+        warmup: Collection[TaskId],
+        followup_ms: int | None,
+        now_ms: float,
+        *,
+        stale: bool = False,
+    ) -> None:
+        """A rebalance ended; ``standby``, ``warmup``, ``followup_ms``: this member's answer.
+        ``stale``: a static member came back to what its former life had. Nobody waits for its
+        standbys: that they catch up must not cost the group a rebalance (KIP-345)."""
+        self._standby = frozenset(standby)
+        self._unasked = self._standby if stale else frozenset()
+        self._hot = {
+            task: due for task, due in self._hot.items() if task in standby or task in warmup
+        }
+        for task, wait in list(self._told.items()):
+            if task not in warmup:
+                del self._told[task]
+            elif task not in self._hot:
+                self._hot[task] = now_ms + wait
+                self._told[task] = min(2 * wait, AGAIN_AT_MOST_MS)
+        if followup_ms is None:
+            self._probe_at = None
+        elif followup_ms > 0:
+            self._probe_at = now_ms + followup_ms
+        else:
+            self._probe_at = self._last_at_once = max(now_ms, self._last_at_once + AT_ONCE_GAP_MS)
+
+    def lost(self) -> None:
+        self._hot.clear()
+        self._told.clear()
+        self._unasked = frozenset()
+        self._probe_at = None
+
+    def due(self, now_ms: float, rebalancing: bool) -> str | None:
+        """Why to ask for a rebalance now, or None. The same reason is given once per join."""
+        if rebalancing or self._requested:
+            return None
+        why = self._asked
+        if why is None and self._hot and min(self._hot.values()) <= now_ms:
+            why = self._caught_up()
+        if why is None and self._probe_at is not None and self._probe_at <= now_ms:
+            why = "the leader wanted a follow-up"
+        self._requested = why is not None
+        return why
+
+    def _caught_up(self) -> str:
+        standbys = [task for task in sorted(self._hot) if task in self._standby]
+        warmups = [task for task in sorted(self._hot) if task not in self._standby]
+        parts = [
+            f"{counted(len(tasks), noun)} caught up ({some(tasks)})"
+            for noun, tasks in (("warm-up", warmups), ("standby", standbys))
+            if tasks
+        ]
+        return "; ".join(parts)
 
 
 log = logging.getLogger("everflow.membership")
@@ -153,26 +258,17 @@ class MemberChannel(Protocol):
     """What a member needs of its group; `GroupChannel` is the real one and says what each does."""
 
     def subscribe(self, topics: Iterable[str]) -> None: ...
-
     def poll(self, timeout_s: float) -> None: ...
-
     def keep_alive(self) -> None: ...
-
     @property
     def joining(self) -> bool: ...
-
     @property
     def stable(self) -> bool: ...
-
     @property
     def heartbeats(self) -> int: ...
-
     def request_rejoin(self) -> None: ...
-
     def metadata(self) -> MemberMetadata: ...
-
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool: ...
-
     def close(self, timeout_s: float, leave_group: bool | None = None) -> bool: ...
 
 
@@ -183,11 +279,10 @@ OpenChannel = Callable[
 
 class GroupMember:
     """One member of the group ``application.id``. Events arrive through ``on_event`` (on the group
-    client's IO thread or the membership thread: it must return at once) or, without it, in
-    ``events``. Every ``Revoked`` holds the rejoin until ``release``. All methods are safe from any
-    thread but not from ``on_event``. ``finishing``: a batch is in flight that should not be refused
-    once more; quick, any thread. ``drive`` calls ``turn`` again and again, as soon as ``wake`` is
-    set or the seconds are over that it returned, until None."""
+    client's IO thread or the membership thread: it returns at once), else in ``events``. Every
+    ``Revoked`` holds the rejoin until ``release``. Safe from any thread but not from ``on_event``.
+    ``finishing``: a batch in flight should not be refused once more; quick, any thread. ``drive``
+    calls ``turn`` until None, on ``wake`` or after the seconds that it returned."""
 
     def __init__(
         self,
@@ -224,9 +319,8 @@ class GroupMember:
         self._leave_group: bool | None = None
         self._error: EverflowError | None = None
         self._incomplete_since: float | None = None
-        self._ending: tuple[float, EverflowError] | None = (
-            None  # when this member gives up waiting, and what to say then
-        )
+        # when this member gives up waiting, and what to say then
+        self._ending: tuple[float, EverflowError] | None = None
         self._drive = drive or (lambda member: on_thread("everflow-membership", member._run))
         self._running: Running | None = None
         assignor.bind(self._claims)
@@ -291,9 +385,8 @@ class GroupMember:
         self.wake.set()
 
     def drain(self, leave_group: bool | None = None) -> None:
-        """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of
-        it; events go on. Having released the last one the member leaves at once, as ``leave_group``
-        says: its leaving starts the rebalance that hands that task over."""
+        """Ask the others to take this member's tasks, each once somebody has a hot copy; events go
+        on. Having released the last one it leaves, as ``leave_group`` says: that hands it over."""
         if not self._assignor.draining:
             self._leave_group = leave_group
             self._assignor.draining = True
@@ -319,9 +412,8 @@ class GroupMember:
         self.wake.set()
 
     def shut_down_application(self) -> None:
-        """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError)
-        (KIP-671). This one is the last, so that also a member hears it that missed the first
-        answer."""
+        """Ask every instance to end, this one last: each gets Failed(ShutdownRequestedError)
+        (KIP-671), also one that missed the first answer."""
         self._assignor.shutting_down_all = True
         gives_up_ms = self._clock.monotonic_ms() + SPREADS_MS
         late = ShutdownRequestedError(

@@ -1,8 +1,6 @@
 """The HTTP endpoints of an instance: `/metrics`, `/live`, `/ready`, `/status` (note 049).
 
-`observation`: one look at an instance, in plain values, made by who knows it. `figures`: the table
-of all figures. `status`: what an instance says of itself; `desired_instances`: a decision, pure.
-`http_server`: the routes, and `/metrics` as Prometheus reads it; `page`: the dashboard. May import
-layer 0, `everflow.client`, prometheus_client, starlette and uvicorn, and knows no runtime. It runs
-in the driver.
+`observation`: one look at an instance, in plain values. `http_server`: the routes; `page`: the
+dashboard. May import layer 0, `everflow.client`, prometheus_client, starlette and uvicorn, and
+knows no runtime. It runs in the driver.
 """

@@ -42,12 +42,8 @@ class ScalingRules:
 
 
 def wanted(load: Load, rules: ScalingRules) -> int | None:
-    """What this moment alone asks for; None: nothing can be said now.
-
-    While tasks are restored more instances would only add restores, and fewer would lose copies.
-    An instance that is busy all the time has a rate that says what it can: its lag over that rate
-    is how long it takes to catch up.
-    """
+    """What this moment alone asks for; None: nothing can be said now, as tasks are restored: more
+    instances would only add restores, and fewer would lose copies."""
     if load.restoring or load.lag is None or math.isnan(load.lag):
         return None
     share = load.busy / rules.target

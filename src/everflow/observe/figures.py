@@ -1,9 +1,7 @@
 """All figures of `/metrics`: name, kind, labels, meaning, and where each is read.
 
 They are in ``figures.tsv``, one line a figure: names and groups are Kafka Streams', in the form in
-which its JMX figures reach Prometheus (``stream-task-metrics``, ``dropped-records-total`` ->
-``kafka_streams_stream_task_metrics_dropped_records_total``); ``everflow_`` begins what Kafka
-Streams does not have. The page docs/guide/metrics.md is made of them.
+which its JMX figures reach Prometheus; ``everflow_`` begins what Kafka Streams does not have.
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ from dataclasses import dataclass
 
 from everflow import metrics as names
 from everflow.metrics import Labels
-from everflow.observe.observation import Observation, ObservedTask
-from everflow.observe.status import ready
+from everflow.observe.observation import Observation, ObservedTask, ready
 
 COUNTER = "counter"
 Values = Iterable[tuple[Labels, float]]
@@ -25,8 +22,7 @@ Read = Callable[[Observation], Values]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure. ``labels`` stand behind ``client_id``, which all have; ``read`` gives their
-    values with the figure's."""
+    """One figure. ``labels`` stand behind ``client_id``; ``read`` gives their values, and its."""
 
     name: str
     kind: str

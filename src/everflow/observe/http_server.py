@@ -14,10 +14,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
@@ -31,41 +33,39 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everflow.errors import ConfigError
-from everflow.observe.figures import COUNTER, FIGURES, Figure
-from everflow.observe.host_names import (
+from everflow.observe.figures import COUNTER, FIGURES
+from everflow.observe.observation import Observation, Verdict, live, ready, status_of
+from everflow.observe.page.routes import Page
+from everflow.observe.requests import (
     Application,
-    OwnHostOnly,
     OwnNames,
     Receive,
     Scope,
     Send,
     answer,
+    own_host_only,
 )
-from everflow.observe.observation import Observation
-from everflow.observe.page.routes import Page
-from everflow.observe.status import Verdict, live, ready, status_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def exposition(seen: Observation, figures: Sequence[Figure] = FIGURES) -> bytes:
+def exposition(seen: Observation) -> bytes:
     """The text of `/metrics`; a figure without a value is left out."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Looked(seen, figures))
+    registry.register(_Looked(seen))
     return generate_latest(registry)
 
 
+@dataclass(frozen=True, eq=False)
 class _Looked(Collector):
-    def __init__(self, seen: Observation, figures: Sequence[Figure]) -> None:
-        self._seen, self._figures = seen, figures
+    seen: Observation
 
     def collect(self) -> Iterator[Metric]:
-        for figure in self._figures:
+        for figure in FIGURES:
             kind = CounterMetricFamily if figure.kind == COUNTER else GaugeMetricFamily
-            labels_of = ("client_id", *figure.labels)
-            family = kind(figure.name, figure.text, labels=labels_of)
-            for labels, value in figure.read(self._seen):
-                family.add_metric((self._seen.client_id, *labels), value)
+            family = kind(figure.name, figure.text, labels=("client_id", *figure.labels))
+            for labels, value in figure.read(self.seen):
+                family.add_metric((self.seen.client_id, *labels), value)
             if family.samples:
                 yield family
 
@@ -75,61 +75,40 @@ SPARE = 64
 """Beyond them, for probes, where all of those are being answered."""
 
 
-class Connection(Protocol):
-    """What a room knows of a connection. ``address``: of the client's host."""
-
-    @property
-    def address(self) -> str: ...
-
-    def waits_since(self) -> float | None:
-        """Since when it is the client's turn to send or to read, on one clock for all of a room;
-        None: it is being answered."""
-
-    def give_way(self) -> None:
-        """Close it, at once; `Room.left` may be called within it or later."""
-
-
 class Room:
     """The connections of one server; on its event loop alone."""
 
     def __init__(self, most: int = MOST_CONNECTIONS, spare: int = SPARE) -> None:
         self._most, self._spare = most, spare
-        self._of: dict[str, set[Connection]] = {}
-        self._number = 0
+        self._here: set[WholeRequestsProtocol] = set()
 
     @property
     def full(self) -> bool:
         """More are here than there is room for, and all of them were being answered."""
-        return self._number > self._most
+        return len(self._here) > self._most
 
-    def came(self, one: Connection) -> bool:
+    def came(self, one: WholeRequestsProtocol) -> bool:
         """True if it may stay. Where there is no room, the connection that waited for its client
         the longest is closed, of the address that has the most."""
-        if self._number >= self._most:
+        if len(self._here) >= self._most:
             self._make_room()
-        if self._number >= self._most + self._spare:
+        if len(self._here) >= self._most + self._spare:
             return False
-        self._of.setdefault(one.address, set()).add(one)
-        self._number += 1
+        self._here.add(one)
         return True
 
-    def left(self, one: Connection) -> None:
+    def left(self, one: WholeRequestsProtocol) -> None:
         """It is closed; one that is not here is none of ours."""
-        there = self._of.get(one.address, set())
-        if one in there:
-            there.remove(one)
-            self._number -= 1
-            if not there:
-                del self._of[one.address]
+        self._here.discard(one)
 
     def _make_room(self) -> None:
-        for there in sorted(self._of.values(), key=len, reverse=True):
-            waiting = [(since, one) for one in there if (since := one.waits_since()) is not None]
-            if waiting:
-                _, one = min(waiting, key=lambda pair: pair[0])
-                self.left(one)
-                one.give_way()
-                return
+        number = Counter(one.address for one in self._here)
+        since = {one: one.waits_since() for one in self._here}
+        waiting = [(-number[one.address], at, one) for one, at in since.items() if at is not None]
+        if waiting:
+            *_, one = min(waiting, key=lambda row: row[:2])
+            self.left(one)
+            one.give_way()
 
 
 REQUEST_S = 10.0
@@ -138,33 +117,20 @@ has uvicorn's own time between two requests."""
 SAID_EVERY_S = 60.0
 
 
-class BoundedLog:
-    """What uvicorn says of single requests: a line for each kind of them in `SAID_EVERY_S`, with
-    the number of those that were left out. Whoever reaches the address decides how many there are.
-    """
-
-    level = logging.WARNING  # uvicorn looks whether it shall say more
+class BoundedLog(logging.Logger):
+    """What uvicorn says of single requests, whose number nobody here decides: a line for each kind
+    of them in `SAID_EVERY_S`, with the number of those that were left out."""
 
     def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("everflow", logging.WARNING)  # uvicorn's traces are not even made
         self._address, self._clock = address, clock
         self._said: dict[str, tuple[float, int]] = {}
 
-    def warning(self, text: str, *_: object) -> None:
-        """Something about a request, or about a connection."""
-        self._say(logging.WARNING, text, None)
-
-    def error(self, text: str, *_: object, exc_info: BaseException | None = None) -> None:
-        """An exception of an answer."""
-        self._say(logging.ERROR, text, exc_info)
-
-    def info(self, *_: object, **__: object) -> None:
-        """Nothing."""
-
-    def log(self, *_: object, **__: object) -> None:
-        """Nothing: uvicorn's traces."""
-
-    def _say(self, level: int, text: str, error: BaseException | None) -> None:
-        kind = text.strip() if error is None else f"{text.strip()}: {type(error).__name__}"
+    def _log(  # type: ignore[override]
+        self, level: int, msg: object, _: object, exc_info: BaseException | None = None
+    ) -> None:
+        text, error = str(msg).strip(), exc_info
+        kind = text if error is None else f"{text}: {type(error).__name__}"
         at_s, left_out = self._said.get(kind, (-SAID_EVERY_S, 0))
         now_s = self._clock()
         if now_s - at_s < SAID_EVERY_S:
@@ -176,40 +142,34 @@ class BoundedLog:
 
 
 class WholeRequestsProtocol(H11Protocol):
-    """uvicorn's own protocol, with that bound: ``request_s``, in seconds."""
+    """uvicorn's own protocol, with the bound ``request_s`` for the arrival of a request."""
 
     def __init__(
-        self,
-        *args: Any,
-        room: Room | None = None,
-        said: BoundedLog | None = None,
-        request_s: float = REQUEST_S,
-        **named: Any,
+        self, *args: Any, room: Room, said: BoundedLog, request_s: float, **named: Any
     ) -> None:
         super().__init__(*args, **named)
-        self._room = room or Room()
-        if said is not None:
-            self.logger = cast(logging.Logger, said)
-        self._request_s = request_s
+        self._room, self.logger, self._request_s = room, said, request_s
         self._deadline: asyncio.TimerHandle | None = None
         self._waits_since = 0.0
 
     @property
     def address(self) -> str:
+        """Of the client's host."""
         return self.client[0] if self.client else ""
 
     def waits_since(self) -> float | None:
-        """See `Connection`; where a client does not read its answer, the time of the last one."""
+        """Since when it is the client's turn to send or to read, by the loop's clock; None: it is
+        being answered. Where a client does not read its answer, the time of the last one."""
         answered = self.cycle is None or self.cycle.response_complete
         return (
             self._waits_since if answered or self._under_way() or self.flow.write_paused else None
         )
 
     def give_way(self) -> None:
+        """Close it, at once; `Room.left` may be called within it or later."""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """From now on the first request is waited for."""
         super().connection_made(transport)
         self._waits_since = self.loop.time()
         if self._room.came(self):
@@ -218,13 +178,11 @@ class WholeRequestsProtocol(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for."""
         self._room.left(self)
         self._unset_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """A request is whole, or its rest is waited for."""
         super().data_received(data)
         if self.timeout_keep_alive_task is not None or not self._under_way():
             self._unset_deadline()
@@ -324,8 +282,7 @@ def application(
 
 
 class HttpServer:
-    """Listens from its making on; `close` from any thread. ConfigError where the address cannot be
-    had."""
+    """Listens from its making on; `close` from any thread. ConfigError: the address is not free."""
 
     def __init__(
         self,
@@ -341,14 +298,14 @@ class HttpServer:
         which). ``certificate``: files of a certificate and its key, for TLS.
         ``request_s``: how long a request may take to arrive.
         ``names``: by which requests may call it, the address's own where there are none; ``free``:
-        paths besides the probes that are answered whatever they call it (`OwnHostOnly`)."""
+        paths besides the probes that are answered whatever they call it (`own_host_only`)."""
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         room, said = Room(), BoundedLog(self.address)
         protocol = partial(WholeRequestsProtocol, room=room, said=said, request_s=request_s)
         hosts = names or OwnNames(address)
-        guarded = OwnHostOnly(
+        guarded = own_host_only(
             _within(cast(Application, app), room), hosts, lambda path: path in PROBES or free(path)
         )
         config = uvicorn.Config(
@@ -356,8 +313,7 @@ class HttpServer:
             interface="asgi3",
             loop="asyncio",
             workers=1,  # not the environment's WEB_CONCURRENCY
-            # Who asks is who is connected: with FORWARDED_ALLOW_IPS in the environment it would be
-            # what a header says, and /drain hears this host alone.
+            # Not FORWARDED_ALLOW_IPS of the environment: /drain hears this host alone.
             proxy_headers=False,
             log_config=None,
             access_log=False,
@@ -382,7 +338,9 @@ class HttpServer:
         self._socket.close()
 
     def _run(self) -> None:
-        _interrupt_nobody()
+        # It waits for a core instead of taking a worker's, with its caches (SCHED_BATCH, note 058).
+        with contextlib.suppress(AttributeError, OSError):  # elsewhere, or not allowed
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:
             self._server.run(sockets=[self._socket])
         except Exception:  # processing goes on without it
@@ -402,21 +360,11 @@ def _within(app: Application, room: Room) -> Application:
     return answered
 
 
-def _interrupt_nobody() -> None:
-    """From now on this thread, and those that it starts, wait for a core instead of taking it from
-    who computes on it (sched(7), SCHED_BATCH; Linux alone has it). On a machine that is not full
-    they have it as soon; on a full one each wake-up cost a worker what it had in the core's caches
-    (note 058)."""
-    with contextlib.suppress(AttributeError, OSError):  # elsewhere, or not allowed
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def _listening(address: str, setting: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends at once (TCP_NODELAY) only where the protocol is said: without it each answer
-    # waits 40 ms for the acknowledgement of its own head.
+    # asyncio sets TCP_NODELAY only where the protocol is said; without it an answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

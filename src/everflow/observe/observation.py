@@ -1,11 +1,19 @@
-"""`Observation`: one look at an instance, in plain values. Whoever shows it needs nothing else."""
+"""`Observation`: one look at an instance, in plain values: whoever shows it needs nothing else. And
+the content of `/status`, `/live` and `/ready`, and how another instance reads it. Pure.
+
+An instance that restores is alive, as a restart would begin the restore again. It is ready once its
+active tasks run, so that a rolling restart waits for them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+from everflow import metrics as names
 from everflow.metrics import Labels, Seen
 
 
@@ -163,3 +171,229 @@ class Observation:
     def restoring(self) -> list[ObservedTask]:
         """Active tasks that do not run yet: they are restored, or wait for their thread."""
         return [task for task in self.active if task.state in ("CREATED", "RESTORING")]
+
+
+DEAD = ("ERROR", "PENDING_ERROR", "NOT_RUNNING")
+ENDING = ("PENDING_SHUTDOWN",)
+
+
+class Verdict(NamedTuple):
+    """Yes or no, and why, for people."""
+
+    ok: bool
+    why: str
+
+
+def live(seen: Observation) -> Verdict:
+    """Alive, if a restart would not help: also while it starts, restores, or ends in order."""
+    if seen.state in DEAD:
+        return Verdict(False, f"state {seen.state}" + (f": {seen.error}" if seen.error else ""))
+    dead = [str(thread.number) for thread in seen.threads if not thread.alive]
+    if dead and seen.state == "RUNNING":
+        return Verdict(False, f"stream threads that ended: {', '.join(dead)}")
+    return Verdict(True, f"state {seen.state}")
+
+
+def state_reason(seen: Observation) -> str:
+    """Why it is REBALANCING, for people: so Kafka Streams calls all that is between the start and
+    all tasks running. Empty in other states."""
+    if seen.state != "REBALANCING":
+        return ""
+    processes = ready(seen)
+    why = "its group rebalances" if processes.ok else processes.why
+    return f"{why}, {seen.state_s:.0f} s"
+
+
+def ready(seen: Observation) -> Verdict:
+    """Ready, if it processes all of its tasks, also of none: instances may be more than tasks."""
+    alive = live(seen)
+    if not alive.ok:
+        return alive
+    if seen.state in (*ENDING, "CREATED"):
+        return Verdict(False, f"state {seen.state}")
+    if not seen.threads:
+        return Verdict(False, "it starts")
+    if seen.state != "RUNNING" and seen.preparing:
+        return Verdict(False, f"it {seen.preparing}")
+    if seen.restoring:
+        ids = ", ".join(task.task for task in seen.restoring[:5])
+        more = f" and {len(seen.restoring) - 5} more" if len(seen.restoring) > 5 else ""
+        return Verdict(False, f"active tasks that do not run yet: {ids}{more}")
+    if seen.state != "RUNNING" and not seen.active and seen.members is None:
+        return Verdict(False, "it has not joined its group yet")
+    return Verdict(True, f"{len(seen.active)} active tasks run")
+
+
+ABORTED, FENCED = "aborted", "migrated"
+"""Kinds of failed batches: the first is told by its causes, the second by itself."""
+
+
+def transactions(seen: Observation) -> dict[str, Any]:
+    """By stream thread; and what open transactions hold back, the worst first. None: not known."""
+    return {
+        "threads": [_thread(seen, thread.number) for thread in seen.threads],
+        "ended_of_others": seen.counters.get(names.WRITERS_FENCED, 0.0),
+        "held_back": held_back(seen),
+        "told_s": seen.told_s,
+    }
+
+
+def held_back(seen: Observation) -> list[dict[str, Any]]:
+    """Partitions whose end readers of committed records do not see, the longest held first."""
+    rows = [
+        {"topic": topic, "partition": partition, **one._asdict()}
+        for (topic, partition), one in seen.held_back.items()
+        if one.records
+    ]
+    return sorted(
+        rows, key=lambda row: (-row["held_s"], -row["records"], row["topic"], row["partition"])
+    )
+
+
+def _thread(seen: Observation, number: int) -> dict[str, Any]:
+    thread = str(number)
+    writer = next((one for one in seen.writers if one.thread == number), None)
+    failed, refused = (
+        {what: count for (of, what), count in seen.series.get(name, {}).items() if of == thread}
+        for name in (names.FAILED_BATCHES, names.REFUSED_COMMITS)
+    )
+    others = {kind: count for kind, count in failed.items() if kind not in (ABORTED, FENCED)}
+    return {
+        "thread": number,
+        "transactional_id": "" if writer is None else writer.transactional_id,
+        "state": None if writer is None else writer.state,
+        "open_s": None if writer is None else writer.open_s,
+        "committed_ms": seen.series.get(names.LAST_COMMIT, {}).get((thread,)),
+        "aborted": {**refused, **others},
+        "fenced": failed.get(FENCED, 0.0),
+        "renewed": seen.series.get(names.RENEWED_PRODUCERS, {}).get((thread,), 0.0),
+    }
+
+
+LONGEST = 2_000
+"""Characters of a text that another instance says."""
+_TASK = ("task", "role", "state", "lag", "rate", "remaining_s", "copied", "trouble")
+_THREAD = ("number", "alive", "tasks", "busy", "trouble", "warm")
+
+
+def lag_of(seen: Observation) -> int | None:
+    """Records that wait; None: not known."""
+    lag = seen.counters.get(names.LAG, math.nan)
+    return None if math.isnan(lag) else int(lag)
+
+
+def identity_of(seen: Observation) -> dict[str, Any]:
+    """Which instance it is, and its state."""
+    return {
+        "application_id": seen.application_id,
+        "client_id": seen.client_id,
+        "version": seen.version,
+        "topology": seen.topology,
+        "program": seen.program,
+        "started_ms": seen.started_ms,
+        "state": seen.state,
+        "state_reason": state_reason(seen),
+        "ready": ready(seen)._asdict(),
+        "lag": lag_of(seen),
+        "members": seen.members,
+    }
+
+
+def status_of(seen: Observation) -> dict[str, Any]:
+    """The instance's state, both verdicts, threads and tasks. A number is null if not known."""
+    return {
+        **identity_of(seen),
+        "state_s": seen.state_s,
+        "error": seen.error,
+        "live": live(seen)._asdict(),
+        "lags": [
+            {"topic": topic, "partition": partition, "lag": waits}
+            for (topic, partition), waits in sorted(seen.lags.items())
+        ],
+        "misplaced_keys": keys_elsewhere(seen),
+        "consumed": seen.counters.get(names.RECORDS_CONSUMED, 0.0),
+        "silent_s": seen.silent_s,
+        "desired_instances": seen.desired_instances,
+        "threads": [asdict(thread) for thread in seen.threads],
+        "transactions": transactions(seen),
+        "disk": None if seen.disk is None else seen.disk._asdict(),
+        "tasks": [asdict(task) for task in seen.tasks],
+    }
+
+
+def keys_elsewhere(seen: Observation) -> list[dict[str, Any]]:
+    """Topics with keys in other partitions than their sources say: of how many, and the cure."""
+    misplaced, checked = (
+        seen.series.get(name, {}) for name in (names.KEYS_MISPLACED, names.KEYS_CHECKED)
+    )
+    return [
+        {
+            "topic": topic,
+            "misplaced": int(misplaced.get((topic,), 0)),
+            "checked": int(checked.get((topic,), 0)),
+            "cure": cure,
+        }
+        for topic, cure in sorted(seen.misplaced_keys.items())
+    ]
+
+
+def observation_in(status: Any) -> Observation:
+    """What another instance says of itself, as far as a page shows it of others. ValueError for
+    what is no status: it came over the network."""
+    try:
+        lag = status["lag"]
+        counters = {
+            names.LAG: math.nan if lag is None else _finite(lag),
+            names.RECORDS_CONSUMED: _finite(status.get("consumed", 0.0)),
+        }
+        return Observation(
+            application_id=str(status["application_id"]),
+            client_id=str(status["client_id"]),
+            version=str(status["version"]),
+            state=str(status["state"]),
+            state_number=-1,
+            state_s=_finite(status.get("state_s", 0.0)),
+            topology=str(status.get("topology", ""))[:LONGEST],
+            program=str(status.get("program", ""))[:LONGEST],
+            error=str(status["error"])[:LONGEST],
+            threads=[
+                ObservedThread(**_part({"warm": True, **one}, ObservedThread, _THREAD))
+                for one in status["threads"]
+            ],
+            tasks=[ObservedTask(**_part(one, ObservedTask, _TASK)) for one in status["tasks"]],
+            counters=counters,
+            lags={
+                (str(one["topic"]), int(one["partition"])): int(one["lag"])
+                for one in status.get("lags", ())
+            },
+            members=None if status["members"] is None else int(status["members"]),
+            silent_s=_finite(status.get("silent_s", 0.0)),
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"it is no status of an everflow instance ({error!r})") from error
+
+
+_types = cache(get_type_hints)
+
+
+def _part(told: Mapping[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """The wanted values, each of the type that the field of ``kind`` has."""
+    found = {name: told[name] for name in wanted}
+    types = _types(kind)
+    for name, value in found.items():
+        numbers = (int,) if float in (types[name], *get_args(types[name])) else ()
+        if not isinstance(value, (types[name], *numbers)):
+            raise TypeError(f"{name} is {value!r}")
+        if isinstance(value, float):
+            _finite(value)
+        if isinstance(value, str):
+            found[name] = value[:LONGEST]
+    return found
+
+
+def _finite(value: Any) -> float:
+    """A number that JSON has a text for: a page is made of it."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise TypeError(f"{number} is no number")
+    return number

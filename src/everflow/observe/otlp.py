@@ -1,8 +1,7 @@
 """Sends the figures of `/metrics` as OpenTelemetry metrics: OTLP over HTTP, now and then.
 
-They come from the same table and the same looks (`everflow.observe.figures`), so there is one
-truth. The optional packages ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http``
-do the sending, on a thread of theirs: an endpoint that is away costs a line in the log.
+The optional packages ``opentelemetry-sdk`` and ``opentelemetry-exporter-otlp-proto-http`` send, on
+a thread of theirs: an endpoint that is away costs a line in the log.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ class OtlpExport:
     (``http://collector:4318/v1/metrics``); ``interval_ms``: between two requests. Headers,
     certificates and the like are OpenTelemetry's own variables of the environment
     (``OTEL_EXPORTER_OTLP_HEADERS``): they may be secrets. ``look`` is called on the sender's
-    thread, once or a few times for each request; ``application_id`` and ``client_id`` say who
-    sends. ConfigError where the packages are missing."""
+    thread, once or a few times for each request. ConfigError where the packages are missing."""
 
     def __init__(
         self,

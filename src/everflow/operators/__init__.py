@@ -2,9 +2,7 @@
 
 Each is a frozen ``...Spec`` whose ``run`` gives a `TasksResult`: results and changes, nothing
 written. `aggregates` has those of groups and windows, `joins` those with two sides, `processors`
-the user's; `table` keeps the last value or every version, `suppress` and `time_to_live` act when
-time has passed, `deduplicate` drops repetitions. They share `grouping`, `due_index` and, for the
-user's functions, `user_code`.
+the user's; `table` keeps the last value, every version, or which ids have gone by.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The Python workers run
 them, and the test driver.
 """
@@ -17,8 +15,8 @@ from everflow.operators.aggregates.aggregate import (
     PythonAggregator,
     PythonReducer,
 )
-from everflow.operators.aggregates.session_aggregate import SessionAggregateSpec
 from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import SessionAggregateSpec
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import UserFunctionError
 

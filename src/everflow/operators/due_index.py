@@ -1,9 +1,7 @@
 """Entries that wait in a store until a time: the index that finds those that are due, in order.
 
 An entry stands under a prefix, its time in 8 bytes, and what tells it apart from others of that
-time. Keys sort as times do, so the entries that are due are the beginning of a range. All that
-waits uses this index: records within a grace, records without a match or a table's entry, updates
-that `suppress` holds, and entries with a time to live.
+time, so the entries that are due are the beginning of a range.
 
 The classes here serve one task during one micro-batch. They read the store and write nothing.
 """
@@ -29,12 +27,8 @@ TIME_BYTES = 8
 
 @dataclass(frozen=True)
 class DueIndex:
-    """Writes the keys of waiting entries.
-
-    Attributes:
-        prefix: of all keys of the index; a store may hold several indexes.
-        signed: negative times sort before 0. Without it an entry with one is never due.
-    """
+    """Writes the keys of waiting entries. ``prefix``: of all of them; a store may hold several
+    indexes. ``signed``: negative times sort before 0. Without it an entry with one is never due."""
 
     prefix: bytes = b""
     signed: bool = False
@@ -76,14 +70,10 @@ class Due(NamedTuple):
 
 @dataclass(kw_only=True)
 class DueQueue:
-    """The waiting entries that a batch meets, ordered by time and ``rest``.
-
-    Entries come from the store (`load`, `read_on`) and from the batch (`put`). The queue does not
-    know when an entry has gone or has another time by now: its user checks that.
-
-    Attributes:
-        by_tail: entries of one time are ordered by the last 8 bytes of their ``rest`` first.
-    """
+    """The waiting entries that a batch meets, ordered by time and ``rest``; from the store (`load`,
+    `read_on`) and from the batch (`put`). Its user checks whether an entry has gone or has another
+    time by now. ``by_tail``: entries of one time are ordered by the last 8 bytes of their ``rest``
+    first."""
 
     index: DueIndex
     view: StoreView

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,18 +15,31 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import ByteColumn, EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
-from everflow.serdes.windowed import window_store_keys, windowed_key_type
-from everflow.state.store import StoreView
+from everflow.serdes.windowed import (
+    START_BYTES,
+    STORE_SUFFIX_BYTES,
+    window_store_keys,
+    window_store_prefixes,
+    windowed_key_type,
+)
+from everflow.state.changelog import TIMESTAMP_BYTES, expiry_times
+from everflow.state.store import Bounds, Entry, StoreView, last_of_length
 from everflow.topology.graph import Inputs, TableOperator
 from everflow.windows import TimeWindows
 
-TIMESTAMP_BYTES = 8
+Stores = Mapping[int, Mapping[str, StoreView]]
+"""The stores of an operator by name, by the partition of each task."""
+Flags = npt.NDArray[np.bool_]
 NEVER = int(np.iinfo(np.int64).min)
 """The time of an entry that is not there."""
+_LAST_TIME = np.iinfo(np.int64).max
+_NUMBER_BYTES = STORE_SUFFIX_BYTES - START_BYTES
 
 
 class KeyedOperator(TableOperator):
-    """The base of specs with one store, whose keys are the records', or with a window."""
+    """The base of specs with one store, whose keys are the records', or with a window. All tasks'
+    records are grouped, read and folded together: a batch costs what its records cost, not its
+    tasks."""
 
     store: str
     key_serde: Serde
@@ -43,28 +56,33 @@ class KeyedOperator(TableOperator):
     def one_result(self) -> bool:
         return self.window is None
 
-    def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`. All tasks' records are grouped, read and folded together: a batch
-        costs what its records cost, not its tasks."""
-        (batch,) = inputs.sides
-        return self._process(batch, Tasks.of(batch, self.store, inputs))
+    def groups_of(self, batch: EdgeBatch, inputs: Inputs, *, skip_null_values: bool) -> Groups:
+        """Groups ``batch`` by task, by the bytes of its keys, and by window. UserFunctionError for
+        a key that cannot be written.
 
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
-        raise NotImplementedError
-
-
-class Tasks(NamedTuple):
-    """The tasks of a batch: the partition of each record's task; each task's store, and its stream
-    time before the batch, by partition."""
-
-    of_records: Int32
-    stores: Mapping[int, StoreView]
-    stream_times: Mapping[int, int]
-
-    @staticmethod
-    def of(batch: EdgeBatch, store: str, inputs: Inputs) -> Tasks:
-        views = {partition: views[store] for partition, views in inputs.stores.items()}
-        return Tasks(batch.partition, views, inputs.stream_times)
+        A task's stream time is a running maximum over the records with a key (and a value, where
+        those are skipped); each record is judged by the maximum up to and including itself.
+        Dropped: ``null-key``, ``null-value``, ``negative-timestamp``, and ``late`` once per closed
+        window of a record, as Kafka Streams counts.
+        """
+        window = self.window
+        rows, dropped = counted(batch, skip_null_values)
+        times, owners = batch.timestamp[rows], batch.partition[rows]
+        running, after = stream_times(times, owners, inputs.stream_times)
+        keys = written_bytes(self.key_serde, batch.key, self.store, batch)
+        starts: Int64 | None = None
+        if window is not None:
+            at, starts = window.expand(times)  # a negative time is in no window
+            if negative := int(np.count_nonzero(times < 0)):
+                dropped["negative-timestamp"] = negative
+            is_open = window.is_open(starts, running[at])
+            if not is_open.all():
+                dropped["late"] = int(len(starts) - np.count_nonzero(is_open))
+                at, starts = at[is_open], starts[is_open]
+            rows, owners = rows[at], owners[at]
+        if len(rows) != len(batch) or window is not None:
+            keys = keys.take(rows)
+        return grouped(KeyedRows(rows, keys, owners, starts), window, after, dropped)
 
 
 class AroundTable(TableOperator):
@@ -102,7 +120,8 @@ class Groups:
     """KeyedRows (a record, or a record and one of its windows) by task and store key.
 
     ``rows``: row of the batch of each contribution, in processing order; ``codes``: its group;
-    groups are in the order of their tasks, and in a task in that of ``keys``, the store keys.
+    groups are in the order of their tasks, and in a task in that of ``keys``, the store keys (or as
+    they came first, see `grouped`).
     ``parts``: each task's partition and its groups. ``last``: the last contribution of each group.
     ``starts``: window start per group.
     """
@@ -119,9 +138,27 @@ class Groups:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def owners(self) -> Int32:
+        """The partition of each group's task."""
+        found = np.empty(len(self), np.int32)
+        for partition, part in self.parts:
+            found[part] = partition
+        return found
+
     def take(self, column: pa.Array) -> pa.Array:
         """The batch's ``column`` per contribution; not copied if every record contributes once."""
-        return column if self._every_row(len(column)) else column.take(self.rows)
+        every_row = len(self.rows) == len(column) and (
+            self.starts is None or bool((self.rows == np.arange(len(column))).all())
+        )
+        return column if every_row else column.take(self.rows)
+
+    def entries(self, inputs: Inputs, store: str) -> list[bytes | None]:
+        """The groups' entries in a store, read in key order by one call for each task."""
+        found: list[bytes | None] = []
+        for partition, part in self.parts:
+            found += inputs.stores[partition][store].get_many(self.keys[part])
+        return found
 
     def changes(
         self, store: str, values: Sequence[bytes | None], timestamps: Int64
@@ -131,55 +168,14 @@ class Groups:
             for partition, part in self.parts
         }
 
-    def _every_row(self, count: int) -> bool:
-        return len(self.rows) == count and (
-            self.starts is None or bool((self.rows == np.arange(count)).all())
-        )
-
 
 @dataclass
 class Stored:
     """The entry of each group: null values, and `NEVER`, where ``present`` is False."""
 
-    present: npt.NDArray[np.bool_]
+    present: Flags
     timestamps: Int64
     values: pa.Array
-
-
-def group(
-    batch: EdgeBatch,
-    key_serde: Serde,
-    window: TimeWindows | None,
-    tasks: Tasks,
-    *,
-    store: str,
-    skip_null_values: bool,
-) -> Groups:
-    """Groups ``batch`` by task, by the bytes of its keys, and by window. UserFunctionError for a
-    key that cannot be written.
-
-    A task's stream time is a running maximum over the records with a key (and a value, where those
-    are skipped); each record is judged by the maximum up to and including itself. Dropped:
-    ``null-key``, ``null-value``, ``negative-timestamp``, and ``late`` once per closed window of a
-    record, as Kafka Streams counts.
-    """
-    rows, dropped = _counted(batch, skip_null_values)
-    times, owners = batch.timestamp[rows], tasks.of_records[rows]
-    running, after = stream_times(times, owners, tasks.stream_times)
-    keys = written_bytes(key_serde, batch.key, store, batch)
-    starts: Int64 | None = None
-    if window is not None:
-        at, starts = window.expand(times)  # a negative time is in no window
-        if negative := int(np.count_nonzero(times < 0)):
-            dropped["negative-timestamp"] = negative
-        is_open = window.is_open(starts, running[at])
-        if not is_open.all():
-            dropped["late"] = int(len(starts) - np.count_nonzero(is_open))
-            at, starts = at[is_open], starts[is_open]
-        rows, owners = rows[at], owners[at]
-    if len(rows) != len(batch) or window is not None:
-        keys = keys.take(rows)
-    return grouped(KeyedRows(rows, keys, owners, starts), window, after, dropped)
 
 
 class KeyedRows(NamedTuple):
@@ -196,13 +192,19 @@ def grouped(
     window: TimeWindows | None,
     stream_times: dict[int, int],
     dropped: dict[str, int],
+    *,
+    by_key: bool = True,
 ) -> Groups:
+    """``by_key``: a task's groups are in the order of their keys, else in that in which they came
+    first."""
     codes, unique, starts = _codes(given.keys, given.starts, window)
     codes, found, members = by_task(codes, given.owners)
     if found is not None:
         unique = unique.take(found)
         starts = None if starts is None else starts[found]
-    order = pc.sort_indices(unique).to_numpy().astype(np.int64)
+    order = np.arange(len(unique))
+    if by_key:
+        order = pc.sort_indices(unique).to_numpy().astype(np.int64)
     if found is not None:
         order = order[np.argsort(members[order], kind="stable")]
     rank = np.empty(len(order), np.int64)
@@ -222,7 +224,7 @@ def grouped(
     )
 
 
-def _counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, int]]:
+def counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, int]]:
     dropped: dict[str, int] = {}
     rows = np.arange(len(batch), dtype=np.int64)
     if batch.key.null_count:
@@ -275,6 +277,12 @@ def by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
     return pairs.indices.to_numpy().astype(np.int64), found // len(partitions), members
 
 
+def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
+    """A number for each row, equal where task and key are."""
+    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return by_task(codes, partitions)[0]
+
+
 def task_slices(members: Int32) -> list[tuple[int, slice]]:
     """Each partition in a sorted column, and where it stands."""
     begins = np.flatnonzero(np.diff(members, prepend=-1)).tolist()
@@ -310,18 +318,6 @@ def windowed_keys(key: pa.Array, starts: Int64, ends: Int64) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(windowed_key_type(key.type)))
 
 
-def read(groups: Groups, stores: Mapping[int, StoreView], serde: Serde) -> Stored:
-    """The stored values of the groups, read in key order by one call for each task."""
-    return stored(entries(groups, stores), serde)
-
-
-def entries(groups: Groups, stores: Mapping[int, StoreView]) -> list[bytes | None]:
-    found: list[bytes | None] = []
-    for partition, part in groups.parts:
-        found += stores[partition].get_many(groups.keys[part])
-    return found
-
-
 def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
     """Entries of a store (8-byte timestamp and value bytes), read; None where there is none."""
     raw = pa.array(found, pa.binary())
@@ -334,14 +330,6 @@ def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
     return Stored(present, timestamps, values)
 
 
-def result_key(batch: EdgeBatch, groups: Groups, at: Int64, window: TimeWindows | None) -> pa.Array:
-    key = batch.key.take(groups.rows[at])
-    if window is None or groups.starts is None:
-        return key
-    starts = groups.starts[groups.codes[at]]
-    return windowed_keys(key, starts, starts + window.size_ms)
-
-
 def result(
     batch: EdgeBatch,
     groups: Groups,
@@ -350,12 +338,16 @@ def result(
     at: Int64,
     values: pa.Array,
     timestamps: Int64,
-    window: TimeWindows | None,
+    window: TimeWindows | None = None,
 ) -> TasksResult:
     """The results of the contributions ``at`` (increasing), each at its record's position."""
     rows = groups.rows[at]
+    key = batch.key.take(rows)
+    if window is not None and groups.starts is not None:
+        starts = groups.starts[groups.codes[at]]
+        key = windowed_keys(key, starts, starts + window.size_ms)
     output = EdgeBatch(
-        key=result_key(batch, groups, at, window),
+        key=key,
         value=values,
         timestamp=timestamps,
         seq=batch.seq[rows],
@@ -400,68 +392,98 @@ def _codes(
     )
 
 
-# --- a batch's records by task and key, for operators whose windows depend on the records before --
+# --- entries of window stores, read by key and time, for operators that look for what is near -----
 
 
-class TaskTurn(NamedTuple):
-    """A task's records, in processing order: rows of the batch, and their keys' codes."""
+def extent(codes: Int64, count: int, first: Int64, last: Int64) -> tuple[Int64, Int64]:
+    """The least of ``first`` and the highest of ``last`` of each of ``count`` codes; times (ms)."""
+    least, highest = np.full(count, _LAST_TIME), np.full(count, -1)
+    np.minimum.at(least, codes, first)
+    np.maximum.at(highest, codes, last)
+    return least, highest
 
-    partition: int
-    rows: Int64
+
+class TaskKeys(NamedTuple):
+    """Tasks by their partitions, and in each a key's bytes."""
+
+    partitions: Int32
+    keys: pa.Array
+
+    def take(self, codes: Int64) -> TaskKeys:
+        return TaskKeys(self.partitions[codes], self.keys.take(codes))
+
+
+class Kept(NamedTuple):
+    """Entries of a window store: the place of the task and key that was asked for, the time (ms)
+    and the number of each."""
+
     codes: Int64
+    times: Int64
+    numbers: Int64
+    entries: pa.Array
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turns:
-    """The records that have a key and a time from 0 on, told apart by key; tasks take turns.
-
-    ``keys``: the distinct key bytes of each task, ``owners``: their tasks, ``first`` and ``last``
-    ms of their records; all by code, and the codes of a task, ``parts``, lie together. ``dropped``:
-    how many records are left out, by reason.
-    """
-
-    turns: list[TaskTurn]
-    keys: list[bytes]
-    owners: Int32
-    first: Int64
-    last: Int64
-    parts: list[tuple[int, slice]]
-    dropped: dict[str, int]
+_Fetch = Callable[[StoreView, Sequence[Bounds], Sequence[bytes]], Iterable[Sequence[Entry]]]
+"""Reads of a store each key's entries within its bounds, and maybe some of longer keys."""
 
 
-def turns_of(
-    batch: EdgeBatch, key_serde: Serde, store: str, tasks: Tasks, *, skip_null_values: bool
-) -> Turns:
-    """Tell the keys apart. UserFunctionError for a key that cannot be written."""
-    encoded = written_bytes(key_serde, batch.key, store, batch).dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-    counts = {"null-key": batch.key.null_count}
-    chosen = codes >= 0
-    if skip_null_values:
-        there = valid(batch.value)
-        counts["null-value"] = int(np.count_nonzero(chosen & ~there))
-        chosen &= there
-    negative = chosen & (batch.timestamp < 0)
-    counts["negative-timestamp"] = int(np.count_nonzero(negative))
-    rows = np.flatnonzero(chosen & ~negative)
-    codes, found, members = by_task(codes[rows], tasks.of_records[rows])
-    keys = encoded.dictionary if found is None else encoded.dictionary.take(found)
-    order = np.argsort(members, kind="stable")
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    codes, members = rank[codes], members[order]
-    first, last = np.full(len(order), np.iinfo(np.int64).max), np.full(len(order), -1)
-    np.minimum.at(first, codes, batch.timestamp[rows])
-    np.maximum.at(last, codes, batch.timestamp[rows])
-    return Turns(
-        turns=[
-            TaskTurn(partition, rows[at], codes[at])
-            for partition, at in rows_by_task(tasks.of_records[rows])
-        ],
-        keys=keys.take(order).to_pylist(),
-        owners=members,
-        first=first,
-        last=last,
-        parts=task_slices(members),
-        dropped=counts,
+def read_entries(store: str, asked: TaskKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
+    """Each key's entries in a window store, from time ``low`` to ``high`` (ms, included)."""
+    return _read(store, asked, low, high, stores, lambda view, bounds, _: view.range_many(bounds))
+
+
+def read_as_of(
+    store: str, asked: TaskKeys, low: Int64, first: Int64, last: Int64, stores: Stores
+) -> Kept:
+    """What those who ask from ``first`` to ``last`` (ms) may find of each key: the last entry from
+    ``low`` to ``first``, and those behind it up to ``last``."""
+    kept = _read(store, asked, low, first, stores, _last_entries)
+    behind = read_entries(store, asked, _after(first), last, stores)
+    return Kept(
+        np.concatenate([kept.codes, behind.codes]),
+        np.concatenate([kept.times, behind.times]),
+        np.concatenate([kept.numbers, behind.numbers]),
+        pa.concat_arrays([kept.entries, behind.entries]),
     )
+
+
+def _last_entries(
+    view: StoreView, bounds: Sequence[Bounds], keys: Sequence[bytes]
+) -> Iterator[Sequence[Entry]]:
+    lengths = [len(key) + STORE_SUFFIX_BYTES for key in keys]
+    return ([] if one is None else [one] for one in last_of_length(view, bounds, lengths))
+
+
+def _read(
+    store: str, asked: TaskKeys, low: Int64, high: Int64, stores: Stores, fetch: _Fetch
+) -> Kept:
+    """By task, then key, with one call for each task."""
+    order = pc.sort_indices(asked.keys).to_numpy().astype(np.int64)
+    order = order[np.argsort(asked.partitions[order], kind="stable")]
+    column, places = asked.keys.take(order), order.tolist()
+    keys = column.to_pylist()
+    # Behind all entries of the times before, and in front of those of the time.
+    starts = window_store_prefixes(column, np.maximum(low[order], 0)).to_pylist()
+    ends = window_store_prefixes(column, _after(high[order])).to_pylist()
+    codes: list[int] = []
+    found: list[Entry] = []
+    for partition, part in task_slices(asked.partitions[order]):
+        bounds = list(zip(starts[part], ends[part], strict=True))
+        listed = fetch(stores[partition][store], bounds, keys[part])
+        for code, key, entries in zip(places[part], keys[part], listed, strict=True):
+            length = len(key) + STORE_SUFFIX_BYTES
+            mine = [one for one in entries if len(one[0]) == length]  # else a longer key's
+            codes += [code] * len(mine)
+            found += mine
+    stored_keys = [key for key, _ in found]
+    numbers = np.frombuffer(b"".join([key[-_NUMBER_BYTES:] for key in stored_keys]), ">i4")
+    return Kept(
+        np.array(codes, np.int64),
+        expiry_times(stored_keys, "window"),
+        numbers.astype(np.int64),
+        pa.array([entry for _, entry in found], pa.binary()),
+    )
+
+
+def _after(times: Int64) -> Int64:
+    return np.minimum(np.maximum(times, -1), _LAST_TIME - 1) + 1

@@ -1,8 +1,4 @@
-"""Applies ``topology.optimization``: the topics of tables serve as their changelogs.
-
-Pure. A table that is read from a topic holds what the topic holds: the topic can restore it, and no
-changelog has to be written.
-"""
+"""Applies ``topology.optimization``: the topics of tables serve as their changelogs. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from everflow.serdes import (
     DoubleSerde,
     FloatSerde,
     IntegerSerde,
-    Serde,
     StringSerde,
 )
 from everflow.topology.graph import (
@@ -55,7 +50,8 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
     if source is None or node.label != "SOURCE":  # of a stream: its topic is another's affair
         return node
     (spec,) = node.stores
-    if not spec.logging or not _written_back(spec.key_serde) or not _as_it_is(source.reading):
+    written_back = isinstance(spec.key_serde, _WRITTEN_BACK)
+    if not spec.logging or not written_back or not _as_it_is(source.reading):
         return node
     return replace(node, stores=(replace(spec, source_topic=source.topics[0]),))
 
@@ -63,7 +59,3 @@ def _reusing(node: Node, sources: dict[str, SourceNode]) -> Node:
 def _as_it_is(reading: Reading) -> bool:
     own = None | FailOnInvalidTimestamp | LogAndSkipOnInvalidTimestamp
     return isinstance(reading.timestamp, own) and reading.offset_reset in (None, "earliest")
-
-
-def _written_back(serde: Serde) -> bool:
-    return isinstance(serde, _WRITTEN_BACK)

@@ -109,7 +109,7 @@ def loaded_rows(node: LoadedTableNode) -> LoadedRows:
     """The table's rows as they are now. ValueError if two have one key; what loading raises."""
     store = node.store
     keys, values, without_key = [pa.array([], pa.binary())], [pa.array([], pa.binary())], 0
-    for key, value in node.rows.rows():
+    for key, value in node.rows():
         keyed = np.flatnonzero(valid(key))
         without_key += len(key) - len(keyed)
         at = pa.array(keyed)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from everflow.errors import BufferFullError
 from everflow.operators.due_index import TIME_BYTES, Changes, DueIndex, DueQueue
@@ -91,8 +90,6 @@ class SuppressSpec(TableOperator):
     key_serde: Serde
     value_serde: Serde
     """Of the table, not of the buffer's store."""
-    result_key: pa.DataType
-    result: pa.DataType
     wait_ms: int
     by_window: bool
     bounds: BufferBounds = field(default_factory=BufferBounds)
@@ -129,16 +126,11 @@ class SuppressSpec(TableOperator):
         changes: dict[int, list[StoreChanges]] = {}
         for partition, mine in rows_by_task(batch.partition):
             buffer = self._buffer(inputs, partition, inputs.stream_times[partition])
-            given += buffer.take(
-                [
-                    _Update(
-                        keys[row],
-                        int(times[row]),
-                        _Entry(row, values[row], int(batch.timestamp[row]), headers[row], 0),
-                    )
-                    for row in mine.tolist()
-                ]
-            )
+            updates = []
+            for row in mine.tolist():
+                entry = _Entry(row, values[row], int(batch.timestamp[row]), headers[row], 0)
+                updates.append(_Update(keys[row], int(times[row]), entry))
+            given += buffer.take(updates)
             after[partition], changes[partition] = buffer.stream_time, buffer.changes()
         return TasksResult(self._shown(batch, given), changes, after, {})
 
@@ -207,12 +199,9 @@ class _Given(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Buffer:
-    """A task's buffer during a batch: what was stored before, what has come since.
-
-    ``held``: by key; ``before``: the places of the stored ones that were looked at. ``count``,
-    ``size``: entries and bytes of the whole buffer, looked at or not, where it is bounded;
-    ``booked``: what is stored of them.
-    """
+    """A task's buffer during a batch. ``held``: by key; ``before``: the places of the stored ones
+    that were looked at. ``count``, ``size``: entries and bytes of the whole buffer, where it is
+    bounded; ``booked``: what is stored of them."""
 
     spec: SuppressSpec
     view: StoreView
@@ -349,11 +338,6 @@ class _Buffer:
         (updates,) = _COUNT.unpack_from(data)
         return _unpacked(place, time, data[_COUNT.size :])._replace(updates=updates)
 
-    def _leave(self, key: bytes, entry: _Entry) -> None:
-        self.count -= 1
-        self.size -= _size(key, entry)
-        del self.held[key]
-
     def _first_out(self, by: int) -> Iterator[_Given]:
         while (read := self.queue.read_on()) is not None:
             self._keep([read])
@@ -367,7 +351,9 @@ class _Buffer:
         entry = self.held.get(key)
         if entry is None or entry.place != place:
             return
-        self._leave(key, entry)
+        self.count -= 1
+        self.size -= _size(key, entry)
+        del self.held[key]
         if entry.value is not None or not self.spec.by_window:
             yield _Given(by, key, entry)
 

@@ -1,29 +1,37 @@
-"""Tables: the last value per key, materialised (``table(topic)`` and ``to_table``)."""
+"""Tables: the last value per key, materialised (``table(topic)`` and ``to_table``), every version
+of it, or the times at which an id has gone by (``deduplicate``)."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.operators.grouping import (
+    NEVER,
+    Flags,
+    Kept,
     KeyedOperator,
-    Tasks,
+    Stores,
+    TaskKeys,
     changes_by_task,
-    entries,
-    group,
+    extent,
+    read_entries,
     result,
     stream_times,
+    task_codes,
 )
-from everflow.operators.joins.joined_table import JoinedTable, Stores, latest_when_put
+from everflow.operators.joins.joined_table import JoinedTable, latest_when_put
 from everflow.operators.suppress import SuppressSpec
 from everflow.operators.user_code import written_alike, written_bytes
-from everflow.records import EdgeBatch, TasksResult, valid
+from everflow.records import EdgeBatch, Int64, TasksResult, valid
 from everflow.serdes import Serde
-from everflow.serdes.base import ResultDecoder
 from everflow.serdes.changed import changed_type
+from everflow.serdes.windowed import window_store_keys
 from everflow.topology.graph import Inputs, Operator, TableOperator
 from everflow.topology.plan import StatefulOp
 
@@ -31,12 +39,9 @@ from everflow.topology.plan import StatefulOp
 @dataclass(frozen=True)
 class TableSpec(KeyedOperator):
     """Keeps the last value of each key; null keys are dropped, a null value deletes and is
-    forwarded.
-
-    An update older than the stored one is applied all the same, as in Kafka Streams without
-    versioned stores. One output per key and batch, the last, with its own
-    time; all of them with ``emit_every_update``.
-    """
+    forwarded. An update older than the stored one is applied all the same, as in Kafka Streams
+    without versioned stores. One output per key and batch, the last, with its own time; all with
+    ``emit_every_update``."""
 
     store: str
     key_serde: Serde
@@ -49,51 +54,43 @@ class TableSpec(KeyedOperator):
     def result(self) -> pa.DataType:
         return self.value_serde.type
 
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
         if self.only_visible:
-            batch, tasks = self._visible(batch, tasks)
-        groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
+            batch = self._visible(batch, inputs)
+        groups = self.groups_of(batch, inputs, skip_null_values=False)
         last_rows = groups.rows[groups.last]
-        values = written_bytes(
+        written = written_bytes(
             self.value_serde, batch.value.take(last_rows), self.store, batch, last_rows
         ).to_pylist()
-        changes = groups.changes(self.store, values, batch.timestamp[last_rows])
+        changes = groups.changes(self.store, written, batch.timestamp[last_rows])
         at = (
             np.arange(len(groups.rows), dtype=np.int64)
             if self.emit_every_update
             else np.sort(groups.last)
         )
         rows = groups.rows[at]
-        shown = batch.value.take(rows)
-        return result(
-            batch,
-            groups,
-            changes,
-            at=at,
-            values=shown,
-            timestamps=batch.timestamp[rows],
-            window=None,
-        )
+        values, times = batch.value.take(rows), batch.timestamp[rows]
+        return result(batch, groups, changes, at=at, values=values, timestamps=times)
 
-    def _visible(self, batch: EdgeBatch, tasks: Tasks) -> tuple[EdgeBatch, Tasks]:
-        groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
+    def _visible(self, batch: EdgeBatch, inputs: Inputs) -> EdgeBatch:
+        groups = self.groups_of(batch, inputs, skip_null_values=False)
         there = valid(batch.value)[groups.rows]
         order = np.argsort(groups.codes, kind="stable")
         first = np.diff(groups.codes[order], prepend=-1) != 0
         before = np.empty(len(order), bool)
         before[order[~first]] = there[order[np.flatnonzero(~first) - 1]]
-        before[order[first]] = [entry is not None for entry in entries(groups, tasks.stores)]
+        entries = groups.entries(inputs, self.store)
+        before[order[first]] = [entry is not None for entry in entries]
         # Null keys stay, to be counted as dropped.
         kept = np.ones(len(batch), bool)
         kept[groups.rows] = there | before
-        rows = np.flatnonzero(kept)
-        return batch.take(rows), tasks._replace(of_records=tasks.of_records[rows])
+        return batch.take(np.flatnonzero(kept))
 
 
 # --- versioned tables (KIP-889, KIP-914): each update is a version, and so is a deletion ----------
 # A version that is older than the history retention is ignored and counted as late. One that comes
-# out of order is kept, and passed on, but it is not the latest: what works on the table's latest
-# values (joins of tables, groups) leaves it out.
+# out of order is kept and passed on, but joins and groups of the latest values leave it out.
 
 
 @dataclass(frozen=True)
@@ -107,14 +104,11 @@ class VersionedTableSpec(KeyedOperator):
     history_ms: int
     emit_every_update: bool = True
 
-    @property
-    def result(self) -> pa.DataType:
-        return self.value_serde.type
-
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
         keyed = np.flatnonzero(valid(batch.key))
-        times, owners = batch.timestamp[keyed], tasks.of_records[keyed]
-        running, after = stream_times(times, owners, tasks.stream_times)
+        times, owners = batch.timestamp[keyed], batch.partition[keyed]
+        running, after = stream_times(times, owners, inputs.stream_times)
         rows = keyed[times >= running - self.history_ms]
         put = batch if len(rows) == len(batch) else batch.take(rows)
         keys = written_bytes(self.key_serde, put.key, self.store, put)
@@ -125,31 +119,14 @@ class VersionedTableSpec(KeyedOperator):
 
 
 @dataclass(frozen=True)
-class LatestUpdates(TableOperator):
+class LatestUpdates(Operator):
     """The updates of a versioned table that are the latest of their key when they come; the others
     are dropped, and counted as ``out-of-order``."""
 
     table: JoinedTable
-    result_key: pa.DataType
     emit_every_update: bool = True
     one_result: ClassVar[bool] = True
     passes_on: ClassVar[bool] = True
-
-    @property
-    def key_serde(self) -> Serde:
-        return self.table.spec.key_serde
-
-    @property
-    def value_serde(self) -> Serde:
-        return self.table.spec.value_serde
-
-    @property
-    def result(self) -> pa.DataType:
-        return self.table.type
-
-    @property
-    def results(self) -> ResultDecoder:
-        return self.table.results
 
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
@@ -158,8 +135,7 @@ class LatestUpdates(TableOperator):
 
 
 # --- changes of a table's entries, and what they were: for filters and groupings of tables --------
-# A change is ``struct<new, old>`` (KTable-groupBy, KIP-904). An entry that moves to another group
-# leaves its old one first.
+# A change is ``struct<new, old>`` (KTable-groupBy, KIP-904); an entry leaves its old group first.
 
 
 def with_old(op: StatefulOp, output: EdgeBatch, stores: Stores) -> EdgeBatch:
@@ -197,9 +173,8 @@ class VisibleUpdates(Operator):
 
 @dataclass(frozen=True)
 class TableChanges(Operator):
-    """Puts together what was and what is: of each update the old pair of group and value, and the
-    new one. A pair without a group or a value is none. ``key_serde`` writes the groups: two are the
-    same where their bytes are."""
+    """Of each update the old pair of group and value, and the new one; a pair without either is
+    none. ``key_serde`` writes the groups: two are the same where their bytes are."""
 
     key_serde: Serde
     old_sides: ClassVar[tuple[int, ...]] = (0,)
@@ -223,3 +198,92 @@ class TableChanges(Operator):
         key = pa.concat_arrays([right.key, left.key]).take(rows + is_old * count)
         value = pa.StructArray.from_arrays(values, fields=list(changed_type(right.value.type)))
         return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})
+
+
+# --- repeated records: the first of an id goes on, those that are close to it in time do not ------
+# Of an id the times of its records that went on are kept, in a window store with empty values.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeduplicateSpec(TableOperator):
+    """A record goes on unless one of its id that went on is at most ``within_ms`` away, before or
+    after. Records without an id go on, and do not move stream time.
+
+    Late ones, more than ``grace_ms`` behind stream time, are dropped: what they would repeat may be
+    forgotten; so are those of negative times. ``beside``: the id stands beside the value (see
+    `everflow.topology.graph.beside`); else it is the key.
+    """
+
+    store: str
+    key_serde: Serde
+    """The serde of the ids."""
+    value_serde: Serde
+    within_ms: int
+    grace_ms: int
+    beside: bool
+    emit_every_update: bool = False
+
+    @property
+    def retention_ms(self) -> int:
+        """A record that is not late meets those of ``within_ms`` before it."""
+        return self.within_ms + self.grace_ms + 1
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        """See `Operator`; every result is the record as it came, headers and all."""
+        (batch,) = inputs.sides
+        ids, value = batch.key, batch.value
+        if self.beside:
+            ids, value = (pc.struct_field(batch.value, [i]) for i in (0, 1))
+        times = batch.timestamp
+        known, negative = valid(ids), times < 0
+        running, after = stream_times(
+            np.where(known, times, NEVER), batch.partition, inputs.stream_times
+        )
+        late = times + self.grace_ms < running
+        dropped = {
+            "negative-timestamp": int(np.count_nonzero(known & negative)),
+            "late": int(np.count_nonzero(known & ~negative & late)),
+        }
+        rows = np.flatnonzero(known & ~negative & ~late)
+        keys = written_bytes(self.key_serde, ids.take(rows), self.store, batch, rows)
+        codes = task_codes(keys, batch.partition[rows])
+        _, first = np.unique(codes, return_index=True)
+        groups = TaskKeys(batch.partition[rows[first]], keys.take(first))
+        low, high = extent(codes, len(first), times[rows], times[rows])
+        low, high = low - self.within_ms, high + self.within_ms
+        stored = read_entries(self.store, groups, low, high, inputs.stores)
+        new = _new(codes, times[rows], stored, self)
+        written = window_store_keys(groups.keys.take(codes[new]), times[rows[new]])
+        changes = changes_by_task(
+            self.store,
+            groups.partitions[codes[new]],
+            written,
+            pa.repeat(pa.scalar(b""), len(written)),
+            times[rows[new]],
+        )
+        goes_on = ~known
+        goes_on[rows[new]] = True
+        chosen = np.flatnonzero(goes_on)
+        output = batch.take(chosen).with_columns(value=value.take(chosen))
+        return TasksResult(output, changes, after, dropped)
+
+
+def _new(codes: Int64, times: Int64, stored: Kept, spec: DeduplicateSpec) -> Flags:
+    """True for records that pass; ``codes``: their ids, in processing order."""
+    counts = np.bincount(codes)
+    counts[np.unique(stored.codes)] += 1
+    new = np.ones(len(codes), bool)
+    went_on: dict[int, list[int]] = {}
+    for code, time in sorted(zip(stored.codes.tolist(), stored.times.tolist(), strict=True)):
+        went_on.setdefault(code, []).append(time)
+    several = np.flatnonzero(counts[codes] > 1)
+    for row, code, time in zip(
+        several.tolist(), codes[several].tolist(), times[several].tolist(), strict=True
+    ):
+        known = went_on.setdefault(code, [])
+        at = bisect_left(known, time - spec.within_ms)
+        if at < len(known) and known[at] <= time + spec.within_ms:
+            new[row] = False
+        else:
+            known.insert(at, time)
+    return new

@@ -1,13 +1,12 @@
 """Time to live: entries of a table that stream time has left behind are taken out (note 030).
 
-An entry lives until stream time has reached its own time and ``ttl_ms``. Which are due is known
-from an index, the store ``<store>-ttl``, whose keys begin with a time: not later than that at which
-the entry ends, so that an entry is looked at once in ``ttl_ms``, not with every update.
+An entry lives until stream time has reached its own time and ``ttl_ms``. The store ``<store>-ttl``,
+whose keys begin with a time not later than the entry's end, says which to look at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,31 +14,27 @@ import pyarrow as pa
 
 from everflow.operators.aggregates.aggregate import AggregateSpec, PythonAggregateSpec
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
-from everflow.operators.grouping import AroundTable, stream_times
+from everflow.operators.grouping import AroundTable, Flags, stream_times
 from everflow.operators.table import TableSpec
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.state.changelog import TIMESTAMP_BYTES, pack_value
-from everflow.state.overlay import OverlayView
-from everflow.state.store import StoreView
+from everflow.state.store import OverlayView
 from everflow.topology.batches import appended, concat
 from everflow.topology.graph import Inputs
 
 ENDS = DueIndex(signed=True)
 """The index: the times at which entries are looked at, and their keys."""
-Stores = Mapping[int, Mapping[str, StoreView]]
+_Inner = AggregateSpec | PythonAggregateSpec | TableSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToLiveSpec(AroundTable):
     """`layout`, whose entries end ``ttl_ms`` behind their time: the next record of such a key finds
-    none, and the table gets a tombstone, with the time of the end.
+    none, and the table gets a tombstone, with the time of the end. A record that is itself that old
+    begins no entry (of a table: changes none) and is dropped as ``late``."""
 
-    A record that is itself that old begins no entry (of a table: changes none) and is dropped as
-    ``late``. All of it is as if records came one by one.
-    """
-
-    layout: AggregateSpec | PythonAggregateSpec | TableSpec
+    layout: _Inner
     ttl_ms: int
     emit_every_update: bool = False
 
@@ -58,56 +53,35 @@ class TimeToLiveSpec(AroundTable):
         quiet: list[int] = []
         for partition in sorted(inputs.stores):
             rows = np.flatnonzero(batch.partition == partition)
-            task = _Task(
-                spec=self,
-                inner=inner,
-                batch=batch,
-                rows=rows,
-                counted=counted[rows],
-                partition=partition,
-                views=inputs.stores[partition],
-                stream_time=inputs.stream_times[partition],
-            )
+            task = _Task(self, inner, batch, rows, counted[rows], partition, inputs)
             if task.is_quiet():
                 quiet.append(partition)
             else:
                 parts.append(task.run())
         if quiet or not parts:
-            parts.append(self._together(inner, batch, quiet, inputs.stores, inputs.stream_times))
+            parts.append(self._together(inner, batch, quiet, inputs))
         return _one(parts)
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
-        parts = [
-            _Task(
-                spec=self,
-                inner=self.layout,
-                batch=ticks,
-                rows=np.array([row], np.int64),
-                counted=np.ones(1, bool),
-                partition=partition,
-                views=inputs.stores[partition],
-                stream_time=inputs.stream_times[partition],
-            ).passed()
-            for row, partition in enumerate(ticks.partition.tolist())
-        ]
+        counted, parts = np.ones(1, bool), list[TasksResult]()
+        for row, partition in enumerate(ticks.partition.tolist()):
+            rows = np.array([row], np.int64)
+            task = _Task(self, self.layout, ticks, rows, counted, partition, inputs)
+            parts.append(task.passed())
         return _one(parts)
 
     def _together(
-        self,
-        inner: AggregateSpec | PythonAggregateSpec | TableSpec,
-        batch: EdgeBatch,
-        partitions: list[int],
-        stores: Stores,
-        before: Mapping[int, int],
+        self, inner: _Inner, batch: EdgeBatch, partitions: list[int], inputs: Inputs
     ) -> TasksResult:
         """The records of tasks in which nothing ends, and the index of the entries that begin."""
         mine = np.isin(batch.partition, partitions)
         some = batch if mine.all() else batch.take(np.flatnonzero(mine))
-        views = {partition: stores[partition] for partition in partitions}
-        done = inner.run(Inputs((some,), views, {one: before[one] for one in partitions}))
+        views = {one: inputs.stores[one] for one in partitions}
+        before = {one: inputs.stream_times[one] for one in partitions}
+        done = inner.run(Inputs((some,), views, before))
         for partition, listed in done.changes.items():
             keys = [key for changes in listed for key in changes.keys]
-            there = stores[partition][self.store].get_many(keys)
+            there = views[partition][self.store].get_many(keys)
             times = np.concatenate([changes.timestamps for changes in listed]).tolist()
             values = [value for changes in listed for value in changes.values]
             put = [
@@ -119,23 +93,19 @@ class TimeToLiveSpec(AroundTable):
         return done
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Task:
-    """One task's records, taken so that what one finds is what all before it have left.
-
-    Records are given to the operator in parts: a part ends where an entry ends that has a record in
-    it. ``times``: of the entries that are there; ``queue``: when to look at them; ``top``: the
-    store with what has changed; ``seen``: keys of the part.
-    """
+    """One task's records, in parts: a part ends where an entry ends that has a record in it.
+    ``times``: of the entries that are there; ``queue``: when to look at them; ``top``: the store
+    with what has changed; ``seen``: keys of the part."""
 
     spec: TimeToLiveSpec
-    inner: AggregateSpec | PythonAggregateSpec | TableSpec
+    inner: _Inner
     batch: EdgeBatch
     rows: Int64
-    counted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    counted: Flags
     partition: int
-    views: Mapping[str, StoreView]
-    stream_time: int
+    inputs: Inputs
     times: dict[bytes, int] = field(default_factory=dict)
     written: dict[bytes, tuple[bytes | None, int]] = field(default_factory=dict)
     part: list[int] = field(default_factory=list)
@@ -145,6 +115,8 @@ class _Task:
     dropped: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.views = self.inputs.stores[self.partition]
+        self.stream_time = self.inputs.stream_times[self.partition]
         self.top = OverlayView(self.views[self.spec.store])
         self.queue = DueQueue(index=ENDS, view=self.views[self.spec.index])
 

@@ -44,10 +44,9 @@ class UserFunctionError(EverflowError):
 
 
 def require_users(error: BaseException) -> None:
-    """Whatever a function of the user raises is its failure at that record, ``sys.exit()`` and
-    classes that are no Exception included: nobody would be told of which record otherwise. Raises
-    ``error`` again if it is an interrupt that a signal made (Ctrl-C in a test driver): such a
-    KeyboardInterrupt comes at a line that raises nothing."""
+    """Whatever a function of the user raises is its failure at that record, ``sys.exit()``
+    included. Raises ``error`` again if it is an interrupt that a signal made (Ctrl-C in a test
+    driver): such a KeyboardInterrupt comes at a line that raises nothing."""
     if not isinstance(error, KeyboardInterrupt):
         return
     at = error.__traceback__
@@ -96,9 +95,9 @@ MOST_FOUND = 64
 def failing_rows(
     count: int, failure: Callable[[int, int], BaseException | None], most: int = MOST_FOUND
 ) -> dict[int, BaseException]:
-    """Which of ``count`` rows, of which at least one fails, fail alone, and how: the first ``most``
-    of them, found by halves, so with k of them in at most 2 k log2 n calls of ``failure(start,
-    end)``, which says how those rows fail. Empty where none fails alone."""
+    """The first ``most`` of ``count`` rows that fail alone, and how; empty where none does. Found
+    by halves: k of them in at most 2 k log2 n calls of ``failure(start, end)``, which says how
+    those rows fail."""
     found: dict[int, BaseException] = {}
     todo = [(0, count)]
     while todo and len(found) < most:
@@ -167,9 +166,8 @@ def written_bytes(
 def written_alike(
     serde: Serde, one: pa.Array, other: pa.Array
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Where both columns, row by row, have a key that is written as the same bytes: those are one
-    key for topics and stores, and Arrow compares no structs, arrays and maps. A key that cannot be
-    written is like no other; whoever writes it says so."""
+    """Where both columns, row by row, have a key that is written as the same bytes (Arrow compares
+    no structs, arrays and maps). A key that cannot be written is like no other."""
     equal = pc.equal(_written(serde, one), _written(serde, other)).fill_null(False)
     found: np.ndarray[Any, np.dtype[np.bool_]] = equal.to_numpy(zero_copy_only=False)
     return found

@@ -82,9 +82,8 @@ class TaskContext:
 
 @dataclass(frozen=True)
 class WorkerClients:
-    """librdkafka settings of the clients that a worker opens, passwords included. They reach it
-    over the gate's socket alone: what Spark is given (local properties, a pickled function) is in
-    its log, its event log or on its page."""
+    """librdkafka settings of the clients that a worker opens, passwords included. They come over
+    the gate's socket alone: what Spark is given is in its log, its event log or on its page."""
 
     reader: Mapping[str, Any] = field(default_factory=dict, repr=False)
     producer: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -114,8 +113,7 @@ class GateAnswer(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
     """One micro-batch of one stream thread; no place for secrets (`WorkerClients`). ``log_ends``:
-    last stable offsets (or high watermarks) when it was planned. ``gate``: the driver's Unix
-    socket."""
+    last stable offsets (or high watermarks) at its planning. ``gate``: the driver's Unix socket."""
 
     batch_id: str
     thread: int
@@ -225,9 +223,8 @@ class Puts(NamedTuple):
 
 
 class LetterGroup(NamedTuple):
-    """Records of a batch that failed for one cause and were left out: the error's class, the node
-    and the input topic; ``sample``: the place of the first of them, and the first line of its
-    error."""
+    """Records of a batch that were left out for one cause: the error's class, the node and the
+    input topic; ``sample``: the place of the first of them, and the first line of its error."""
 
     exception: str
     node: str

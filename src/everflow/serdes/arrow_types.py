@@ -148,11 +148,7 @@ _NO_ARRAYS = (str, bytes, bytearray, memoryview, Mapping)
 
 
 class _Unlike(TypeError):
-    """``why`` a value is not what its type takes."""
-
-    def __init__(self, why: str = "") -> None:
-        super().__init__(why)
-        self.why = why
+    """A value is not what its type takes; the text, if any, says why."""
 
 
 class UnfitError(TypeError):
@@ -196,7 +192,7 @@ def mismatch_of(value: Any, type_: pa.DataType) -> TypeMismatch | None:
         inner = next((found for found in _parts(value, type_) if found is not None), None)
         if inner is not None:
             return inner
-        why = (error.why if isinstance(error, _Unlike) else "") or _refused_by_arrow(value, type_)
+        why = (str(error) if isinstance(error, _Unlike) else "") or _refused_by_arrow(value, type_)
         if pa.types.is_timestamp(type_) and isinstance(value, int | float):
             why += ": a number may be seconds or milliseconds; declare a bigint"
         return TypeMismatch("", type_, why)

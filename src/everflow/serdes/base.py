@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
+from everflow.records import Int64
 from everflow.serdes.arrow_types import column_of
 from everflow.user_program import shown
 
@@ -29,14 +30,12 @@ def of_a_registry(data: bytes) -> str | None:
     )
 
 
-class SerdeError(EverflowError):
+class SerdeError(EverflowError, code="EF-SERDE"):
     """A value cannot be written or bytes cannot be read.
 
     Attributes:
         index: row of the first bad value in the array that was given; None for a scalar.
     """
-
-    code = "EF-SERDE"
 
     def __init__(self, message: str, *, index: int | None = None) -> None:
         super().__init__(message)
@@ -96,6 +95,22 @@ def binary_from_matrix(rows: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
+def numbers_as_bytes(numbers: npt.NDArray[Any], code: str) -> pa.Array:
+    """Each number as NumPy's ``code`` lays it, for example ``>i8``."""
+    rows = np.ascontiguousarray(numbers.astype(code)).view(np.uint8)
+    return binary_from_matrix(rows.reshape(-1, np.dtype(code).itemsize))
+
+
+def bytes_of(data: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """The bytes behind ``data`` (``pa.binary()``), where each row begins in them, and where the
+    last one ends."""
+    if not len(data):
+        return np.zeros(0, np.uint8), np.zeros(1, np.int32)
+    _, places, content = data.buffers()
+    rows = slice(data.offset, data.offset + len(data) + 1)
+    return np.frombuffer(content or b"", np.uint8), np.frombuffer(places, np.int32)[rows]
+
+
 def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = None) -> SerdeError:
     """The error of bytes that are not ``width``, and what they may be of."""
     registry = of_a_registry(data) if len(data) == REGISTRY_HEAD + width else None
@@ -104,26 +119,16 @@ def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = N
 
 
 def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
-    """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; rows of nulls
-    are zero.
-
-    Raises SerdeError with the first row that has another length.
-    """
+    """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; zero for nulls.
+    SerdeError with the first row that has another length."""
     if data.null_count:
         data = data.fill_null(b"\x00" * width)
-    count = len(data)
-    if count == 0:
-        return np.zeros((0, width), np.uint8)
-    buffers = data.buffers()
-    offsets = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + count + 1]
-    wrong = np.flatnonzero(np.diff(offsets) != width)
+    content, places = bytes_of(data)
+    wrong = np.flatnonzero(np.diff(places) != width)
     if len(wrong):
         index = int(wrong[0])
         raise wrong_width(f"expected {width} bytes", width, data[index].as_py(), index=index)
-    if width == 0 or buffers[2] is None:
-        return np.zeros((count, width), np.uint8)
-    flat_bytes = np.frombuffer(buffers[2], np.uint8)[offsets[0] : offsets[-1]]
-    return flat_bytes.reshape(count, width)
+    return content[places[0] : places[-1]].reshape(len(data), width)
 
 
 def with_nulls_of(values: pa.Array, source: pa.Array) -> pa.Array:
@@ -133,29 +138,35 @@ def with_nulls_of(values: pa.Array, source: pa.Array) -> pa.Array:
     return pc.if_else(source.is_valid(), values, pa.scalar(None, values.type))
 
 
-def slices(data: pa.Array, begin: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> pa.Array:
+def slices(data: pa.Array, begin: Int64, size: Int64) -> pa.Array:
     """Bytes ``[begin, begin + size)`` of every row of ``data``, without a loop over rows."""
-    buffers = data.buffers()
-    row_starts = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + len(data)].astype(
-        np.int64
-    )
-    offsets = np.zeros(len(data) + 1, np.int64)
-    np.cumsum(size, out=offsets[1:])
-    index = np.repeat(row_starts + begin - offsets[:-1], size) + np.arange(offsets[-1])
-    source = (
-        np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.zeros(0, np.uint8)
-    )
-    return pa.Array.from_buffers(
-        pa.binary(),
-        len(data),
-        [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(source[index])],
-    )
+    content, places = bytes_of(data)
+    return gathered(content, places[:-1] + begin, size)
+
+
+def gathered(content: npt.NDArray[np.uint8], begins: Int64, sizes: Int64) -> pa.Array:
+    """A value of ``sizes`` bytes from each place of ``content`` on."""
+    offsets = pa.py_buffer(starts(sizes).astype(np.int32))
+    found = pa.py_buffer(content[ranges(begins, sizes)])
+    return pa.Array.from_buffers(pa.binary(), len(sizes), [None, offsets, found])
+
+
+def starts(sizes: Int64) -> Int64:
+    """The start of each, if they are contiguous, and the end of the last."""
+    found = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=found[1:])
+    return found
+
+
+def ranges(begins: Int64, sizes: Int64) -> Int64:
+    """All places of all ranges, one behind the other."""
+    firsts = starts(sizes)
+    return np.repeat(begins - firsts[:-1], sizes) + np.arange(firsts[-1])
 
 
 def rest(data: pa.Array, start: int) -> pa.Array:
     """The bytes of every row from ``start`` on."""
-    # a finite stop: without one Arrow 26 overflows (stop - start) * rows and asks for a negative
-    # buffer
+    # a finite stop: without one Arrow 26 overflows (stop - start) * rows
     return pc.binary_slice(data, start, np.iinfo(np.int32).max)
 
 
@@ -206,19 +217,6 @@ def _naming_first(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.
         raise
 
 
-def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None:
-    """The error of the first row that ``read`` refuses, with its index (slow path, after a
-    failure)."""
-    for index, item in enumerate(data.to_pylist()):
-        if item is None:
-            continue
-        try:
-            read(item)
-        except SerdeError as error:
-            return SerdeError(str(error), index=index)
-    return None
-
-
 _BY_COLUMN = frozenset({"json", "packed"})
 """Kinds of serdes whose `encode` is `encode_one`."""
 
@@ -245,3 +243,20 @@ def encode_one(serde: Serde, value: Any) -> bytes | None:
         raise SerdeError(f"{shown(value)} does not fit: {error}") from error
     data: bytes | None = serde.encode_array(row)[0].as_py()
     return data
+
+
+class ByColumn:
+    """The part of a serde that reads and writes columns: one value is a column of one."""
+
+    def encode(self: Serde, value: Any) -> bytes | None:
+        return encode_one(self, value)
+
+    def decode(self: Serde, data: bytes | None) -> Any:
+        return None if data is None else decode_one(self, data)
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        return decode_present(flat(data, pa.binary()), self._decode_all)
+
+    def _decode_all(self, data: pa.Array) -> pa.Array:
+        """`decode_array` of rows none of which is null."""
+        raise NotImplementedError

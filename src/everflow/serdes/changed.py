@@ -7,7 +7,6 @@ varint, the bytes of the new one and of the old one, and 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import (
-    Serde,
-    SerdeError,
-    decode_one,
-    decode_present,
-    encode_one,
-    flat,
-    slices,
-)
+from everflow.serdes.base import ByColumn, Serde, SerdeError, bytes_of, decode_present, flat, slices
 
 _OLD, _NEW, _BOTH = 0, 1, 2
 _VARINT_BYTES = 5
@@ -35,7 +26,7 @@ def changed_type(value: pa.DataType) -> pa.DataType:
 
 
 @dataclass(frozen=True, repr=False)
-class ChangedSerde:
+class ChangedSerde(ByColumn):
     """``struct<new, old>`` of ``inner``'s values; of both null there are no bytes."""
 
     inner: Serde
@@ -44,12 +35,6 @@ class ChangedSerde:
     @property
     def type(self) -> pa.DataType:
         return changed_type(self.inner.type)
-
-    def encode(self, value: Any) -> bytes | None:
-        return encode_one(self, value)
-
-    def decode(self, data: bytes | None) -> Any:
-        return None if data is None else decode_one(self, data)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         new, old = (self.inner.encode_array(side) for side in flat(values, self.type).flatten())
@@ -68,9 +53,6 @@ class ChangedSerde:
             pa.scalar(b""),
         )
         return pc.if_else(pa.array(there[0] | there[1]), written, pa.scalar(None, pa.binary()))
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return decode_present(flat(data, pa.binary()), self._decode_all)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
         sizes = pc.binary_length(data).to_numpy().astype(np.int64)
@@ -112,12 +94,10 @@ def varint(number: int) -> bytes:
 
 def _bytes_at(data: pa.Array, places: Int64, sizes: Int64) -> Int64:
     """The byte at each row's place; 0 where that lies outside of the row."""
-    buffers = data.buffers()
-    starts = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + len(data)]
-    raw = np.frombuffer(buffers[2] or b"", np.uint8)
+    raw, starts = bytes_of(data)
     inside = (places >= 0) & (places < sizes)
     found = np.zeros(len(data), np.int64)
-    found[inside] = raw[(starts + places)[inside]]
+    found[inside] = raw[(starts[:-1] + places)[inside]]
     return found
 
 

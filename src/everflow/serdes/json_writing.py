@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.exact_texts import number_text
-from everflow.serdes.arrow_types import TypeMismatch, field_step
+from everflow.serdes.arrow_types import TypeMismatch, field_step, holds
 from everflow.serdes.base import SerdeError
 
 _Convert = Callable[[Any], Any] | None
@@ -145,11 +145,7 @@ def _all_finite(values: pa.Array) -> bool:
 
 @lru_cache(maxsize=256)
 def _has_floats(type_: pa.DataType) -> bool:
-    if pa.types.is_map(type_):
-        return _has_floats(type_.item_type)
-    if pa.types.is_nested(type_):
-        return any(_has_floats(type_.field(index).type) for index in range(type_.num_fields))
-    return bool(pa.types.is_floating(type_))
+    return holds(type_, pa.types.is_floating)
 
 
 def _in_chunks(values: pa.Array, size: int, most_bytes: int, texts: _Texts) -> pa.Array:

@@ -19,12 +19,15 @@ import pyarrow.compute as pc
 
 from everflow.records import Int64
 from everflow.serdes.base import (
+    ByColumn,
     Serde,
     SerdeError,
-    binary_from_matrix,
-    decode_one,
-    decode_present,
+    bytes_of,
     flat,
+    gathered,
+    numbers_as_bytes,
+    ranges,
+    starts,
     with_nulls_of,
 )
 from everflow.serdes.primitives import DoubleSerde, FloatSerde, IntegerSerde
@@ -51,9 +54,15 @@ class _Entries(NamedTuple):
     begins: Int64
     sizes: Int64
 
+    def of(self, content: _Bytes) -> pa.Array:
+        """The bytes of each entry, null where it is."""
+        data = gathered(content, self.begins, np.maximum(self.sizes, 0))
+        present = self.sizes >= 0
+        return data if present.all() else pc.if_else(pa.array(present), data, None)
+
 
 @dataclass(frozen=True, repr=False)
-class ListSerde:
+class ListSerde(ByColumn):
     """Lists of ``inner``'s values; Java's ListSerializer. Read are both forms, as Java reads them;
     bytes behind the last entry are an error."""
 
@@ -84,18 +93,12 @@ class ListSerde:
         present = b"".join(entry for entry in entries if entry is not None)
         return bytes((_CONSTANT,)) + _int(len(nulls)) + places + _int(len(entries)) + present
 
-    def decode(self, data: bytes | None) -> Any:
-        return None if data is None else decode_one(self, data)
-
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
         counts = pc.list_value_length(values).fill_null(0).to_numpy().astype(np.int64)
         entries = self.inner.encode_array(values.flatten())
         laid = _constant if self.width is not None else _variable
         return with_nulls_of(laid(counts, entries), values)
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return decode_present(flat(data, pa.binary()), self._decode_all)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
         rows, width = _Rows.of(data), self.width
@@ -105,9 +108,9 @@ class ListSerde:
         if len(np.unique(forms)) > 1:  # a serializer that Java does not know wrote some of them
             return pa.concat_arrays([self._alone(data, index) for index in range(len(data))])
         entries = rows.variable() if width is None or forms.any() else rows.constant(width)
-        offsets = _starts(entries.counts)
+        offsets = starts(entries.counts)
         try:
-            values = self.inner.decode_array(_gathered(rows.content, entries))
+            values = self.inner.decode_array(entries.of(rows.content))
         except SerdeError as error:
             if error.index is None:
                 raise
@@ -130,49 +133,26 @@ def _int(number: int) -> bytes:
     return struct.pack(">i", number)
 
 
-def _content(data: pa.Array) -> _Bytes:
-    """The bytes of all values of ``data``, one behind the other."""
-    buffers = data.buffers()
-    if not len(data) or buffers[2] is None:
-        return np.zeros(0, np.uint8)
-    offsets = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + len(data) + 1]
-    return np.frombuffer(buffers[2], np.uint8)[offsets[0] : offsets[-1]]
-
-
-def _starts(sizes: Int64) -> Int64:
-    """The start of each, if they are contiguous, and the end of the last."""
-    found = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=found[1:])
-    return found
-
-
 def _sums(values: Int64, counts: Int64) -> Int64:
     """The sums of ``values`` of each of the lists, which have so many of them."""
-    ends = _starts(values)
-    bounds = _starts(counts)
+    ends = starts(values)
+    bounds = starts(counts)
     return ends[bounds[1:]] - ends[bounds[:-1]]
 
 
-def _ranges(begins: Int64, sizes: Int64) -> Int64:
-    """All places of all ranges, one behind the other."""
-    starts = _starts(sizes)
-    return np.repeat(begins - starts[:-1], sizes) + np.arange(starts[-1])
-
-
 def _ints(numbers: Int64) -> pa.Array:
-    """Each number in 4 bytes."""
-    return binary_from_matrix(numbers.astype(">i4").view(np.uint8).reshape(-1, _INT))
+    return numbers_as_bytes(numbers, ">i4")
 
 
 def _of_each(counts: Int64, parts: pa.Array) -> pa.Array:
     """The parts of each list, which has so many of them, one behind the other."""
-    lists = pa.ListArray.from_arrays(pa.array(_starts(counts), pa.int32()), parts)
+    lists = pa.ListArray.from_arrays(pa.array(starts(counts), pa.int32()), parts)
     return pc.binary_join(lists, _NOTHING)
 
 
 def _constant(counts: Int64, entries: pa.Array) -> pa.Array:
     absent = entries.is_null().to_numpy(zero_copy_only=False)
-    places = _ints(_ranges(np.zeros(len(counts), np.int64), counts))
+    places = _ints(ranges(np.zeros(len(counts), np.int64), counts))
     return pc.binary_join_element_wise(
         pa.scalar(bytes((_CONSTANT,))),
         _ints(_sums(absent.astype(np.int64), counts)),
@@ -201,8 +181,8 @@ class _Rows(NamedTuple):
     @staticmethod
     def of(data: pa.Array) -> _Rows:
         """``data`` without nulls. SerdeError for rows that are too short for any list."""
-        starts = _starts(pc.binary_length(data).to_numpy().astype(np.int64))
-        rows = _Rows(_content(data), starts[:-1], starts[1:])
+        content, places = bytes_of(data)
+        rows = _Rows(content, *(side.astype(np.int64) for side in (places[:-1], places[1:])))
         rows.require(rows.ends - rows.begins >= 1 + _INT, "5 bytes or more")
         return rows
 
@@ -215,15 +195,15 @@ class _Rows(NamedTuple):
         taken = (counts - nulls) * width
         whole = (counts >= nulls) & (counted + _INT + taken == self.ends)
         self.require(whole, f"entries of {width} bytes")
-        places = self._ints(_ranges(self.begins + 1 + _INT, nulls * _INT)[::_INT])
+        places = self._ints(ranges(self.begins + 1 + _INT, nulls * _INT)[::_INT])
         lists = np.repeat(np.arange(len(counts)), nulls)
         wrong = (places < 0) | (places >= counts[lists])
         wrong[1:] |= (places[1:] <= places[:-1]) & (lists[1:] == lists[:-1])
         self.require(_sums(wrong.astype(np.int64), nulls) == 0, "null entries in their order")
         present = np.ones(int(counts.sum()), bool)
-        present[_starts(counts)[lists] + places] = False
+        present[starts(counts)[lists] + places] = False
         begins = np.zeros(len(present), np.int64)
-        begins[present] = _ranges(counted + _INT, taken)[::width]
+        begins[present] = ranges(counted + _INT, taken)[::width]
         return _Entries(counts, begins, np.where(present, width, _NULL))
 
     def variable(self) -> _Entries:
@@ -232,7 +212,7 @@ class _Rows(NamedTuple):
         counts = self._ints(self.begins + 1)
         room = self.ends - self.begins - 1 - _INT
         self.require((counts >= 0) & (counts * _INT <= room), "room for its entries")
-        firsts = _starts(counts)
+        firsts = starts(counts)
         if int(counts.max(initial=0)) * _WALKED_BELOW > firsts[-1]:
             return self._walked(counts)
         begins, sizes = np.zeros(firsts[-1], np.int64), np.zeros(firsts[-1], np.int64)
@@ -281,13 +261,3 @@ class _Rows(NamedTuple):
         """The numbers in the 4 bytes from each place on."""
         found: Int64 = self.content[places[:, None] + np.arange(_INT)].view(">i4").astype(np.int64)
         return found.reshape(-1)
-
-
-def _gathered(content: _Bytes, entries: _Entries) -> pa.Array:
-    """The bytes of each entry, null where it is."""
-    lengths = np.maximum(entries.sizes, 0)
-    offsets = pa.py_buffer(_starts(lengths).astype(np.int32))
-    found = pa.py_buffer(content[_ranges(entries.begins, lengths)])
-    data = pa.Array.from_buffers(pa.binary(), len(lengths), [None, offsets, found])
-    present = entries.sizes >= 0
-    return data if present.all() else pc.if_else(pa.array(present), data, None)

@@ -30,12 +30,11 @@ import pyarrow.compute as pc
 
 from everflow.records import Int64
 from everflow.serdes.base import (
+    ByColumn,
     Serde,
     SerdeError,
     binary_from_matrix,
     decode_one,
-    decode_present,
-    encode_one,
     flat,
     matrix_from_binary,
     slices,
@@ -104,7 +103,7 @@ _NULLS = "nulls"
 
 
 @dataclass(frozen=True, repr=False)
-class PackedSerde:
+class PackedSerde(ByColumn):
     """A struct of ``type`` (with at least one field) in the packed layout of this module."""
 
     type: pa.DataType
@@ -114,9 +113,6 @@ class PackedSerde:
         if not pa.types.is_struct(self.type) or self.type.num_fields == 0:
             raise SerdeError(f"the packed layout takes a struct with fields, found {self.type}")
         storable(self.type)
-
-    def encode(self, value: Any) -> bytes | None:
-        return encode_one(self, value)
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
@@ -145,9 +141,6 @@ class PackedSerde:
             packed = pc.binary_join_element_wise(packed, *tails, pa.scalar(b""))
         return with_nulls_of(packed, values)
 
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return decode_present(flat(data, pa.binary()), self._decode_all)
-
     def _decode_all(self, data: pa.Array) -> pa.Array:
         layout = _layout(self.type)
         width = layout.itemsize
@@ -160,22 +153,21 @@ class PackedSerde:
         taken = np.full(len(data), width, np.int64)
         for index, field in enumerate(self.type):
             numbers = rows[str(index)]
-            if _fixed(field.type) is None:
+            in_tail = _fixed(field.type) is None
+            if in_tail:
                 size = numbers.astype(np.int64)
                 _check(
                     (size >= 0) & (taken + size <= lengths),
                     lengths,
                     f"a tail that holds field {field.name!r}",
                 )
-                tail = slices(data, taken, size)
-                tail = tail if whole else with_nulls_of(tail, _mask(rows[_NULLS], index))
-                columns.append(_from_tail(tail, field))
+                column = slices(data, taken, size)
                 taken = taken + size
             else:
                 column = _from_numbers(numbers, field.type)
-                columns.append(
-                    column if whole else with_nulls_of(column, _mask(rows[_NULLS], index))
-                )
+            if not whole:
+                column = with_nulls_of(column, _mask(rows[_NULLS], index))
+            columns.append(_from_tail(column, field) if in_tail else column)
         _check(taken == lengths, lengths, "no bytes after the last field")
         return pa.StructArray.from_arrays(columns, fields=list(self.type))
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 from everflow.serdes.base import (
     SerdeError,
     binary_from_matrix,
-    first_bad,
     flat,
     matrix_from_binary,
     with_nulls_of,
@@ -138,7 +137,12 @@ class StringSerde(_Single):
         try:
             return data.cast(pa.string())
         except pa.ArrowInvalid as error:
-            raise first_bad(data, self.decode) or SerdeError(f"not UTF-8: {error}") from error
+            for index, item in enumerate(data.to_pylist()):
+                try:
+                    self.decode(item)
+                except SerdeError as bad:
+                    raise SerdeError(str(bad), index=index) from error
+            raise SerdeError(f"not UTF-8: {error}") from error
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,7 +160,6 @@ class IntegerSerde(_Number):
 
     @property
     def width(self) -> int:
-        """Bytes of a value."""
         return self.bits // 8
 
     def encode(self, value: Any) -> bytes | None:

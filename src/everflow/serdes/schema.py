@@ -79,12 +79,8 @@ _TOKEN = re.compile(
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of ``schema``; text with several fields, or one ``name type`` pair, gives a
-    struct.
-
-    Raises SerdeError that quotes the text and the place where reading stopped, or names the field
-    whose type no serde writes.
-    """
+    """The Arrow type of ``schema``; several fields, or one ``name type`` pair, give a struct.
+    SerdeError quotes the text and where reading stopped, or names the field no serde writes."""
     if isinstance(schema, pa.DataType):
         return storable(schema)
     if isinstance(schema, pa.Schema):
@@ -148,9 +144,8 @@ class _Ddl:
             match = _TOKEN.match(text, position)
             if match is None:
                 raise _unexpected(text, position)
-            self.tokens.append(
-                (match.group(match.lastindex or 0), match.start(match.lastindex or 0))
-            )
+            which = match.lastindex or 0
+            self.tokens.append((match.group(which), match.start(which)))
             position = match.end()
         self.at = 0
 
@@ -214,8 +209,7 @@ class _Ddl:
             if self.peek() == ":":
                 self.at += 1
             field_type = self.type()
-            # NOT NULL promises something about the writer, not the bytes: missing fields still
-            # decode to null
+            # NOT NULL promises something about the writer: missing fields still decode to null
             if self.word("not") and not self.word("null"):
                 raise self.error("expected NULL after NOT")
             if self.word("comment"):
@@ -326,18 +320,13 @@ def _from_json_value(value: Any, path: str = "") -> pa.DataType:
         return _Ddl(value).type()
     kind = str(value["type"])
     if kind == "struct":
+        fields = []
         for field in value["fields"]:
+            inner = path + field_step(field["name"])
             if "__COLLATIONS" in (field.get("metadata") or {}):
-                place = (path + field_step(field["name"])).removeprefix(".")
-                raise SerdeError(f"the field {place}: {_COLLATION}")
-        return pa.struct(
-            [
-                pa.field(
-                    field["name"], _from_json_value(field["type"], path + field_step(field["name"]))
-                )
-                for field in value["fields"]
-            ]
-        )
+                raise SerdeError(f"the field {inner.removeprefix('.')}: {_COLLATION}")
+            fields.append(pa.field(field["name"], _from_json_value(field["type"], inner)))
+        return pa.struct(fields)
     if kind == "array":
         return pa.list_(_from_json_value(value["elementType"], f"{path}[]"))
     if kind == "map":

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from everflow.records import Int64
 from everflow.serdes.base import (
+    ByColumn,
     Serde,
     SerdeError,
-    binary_from_matrix,
-    decode_present,
     flat,
     matrix_from_binary,
+    numbers_as_bytes,
     slices,
 )
 from everflow.windows import Windowed
@@ -34,7 +34,7 @@ TIME_MAX = (1 << 63) - 1
 """The highest time (ms) that a key can hold."""
 
 
-class _WindowedSerde:
+class _WindowedSerde(ByColumn):
     """``inner`` key bytes and the window's times in ms, 8 bytes each, big endian; decodes to a
     `Windowed`, in Arrow ``struct<key, start, end>``."""
 
@@ -78,9 +78,6 @@ class _WindowedSerde:
         written = [end, start] if self.size_ms is None else [start]
         times = [time_column(column.fill_null(0).to_numpy()) for column in written]
         return _join(self.inner.encode_array(key), times)
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return decode_present(flat(data, pa.binary()), self._decode_all)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
         size_ms = self.size_ms
@@ -130,18 +127,14 @@ def windowed_key_type(key: pa.DataType) -> pa.DataType:
 
 def time_column(times: Int64) -> pa.Array:
     """Times (ms) as 8-byte big-endian values."""
-    return binary_from_matrix(
-        np.ascontiguousarray(times.astype(">i8")).view(np.uint8).reshape(-1, START_BYTES)
-    )
+    return numbers_as_bytes(times, ">i8")
 
 
 def window_store_keys(keys: pa.Array, starts: Int64, numbers: Int64 | None = None) -> pa.Array:
     """Keys of a window store: key bytes + start + 4-byte sequence number (None: 0). ``keys`` is
     ``pa.binary()``."""
-    sequence = pa.scalar(_SEQUENCE_ZERO)
-    if numbers is not None:
-        rows = np.ascontiguousarray(numbers.astype(">i4")).view(np.uint8)
-        sequence = binary_from_matrix(rows.reshape(-1, len(_SEQUENCE_ZERO)))
+    zero = pa.scalar(_SEQUENCE_ZERO)
+    sequence = zero if numbers is None else numbers_as_bytes(numbers, ">i4")
     return _join(keys, [time_column(starts), sequence])
 
 
@@ -204,11 +197,8 @@ def python_keys(column: pa.Array) -> list[Any]:
         plain: list[Any] = column.to_pylist()
         return plain
     present = column.is_valid().to_pylist()
-    keys, starts, ends = (
-        python_keys(column.field(0)),
-        column.field(1).to_pylist(),
-        column.field(2).to_pylist(),
-    )
+    keys = python_keys(column.field(0))
+    starts, ends = (column.field(at).to_pylist() for at in (1, 2))
     return [
         Windowed(key, start, end) if there else None
         for there, key, start, end in zip(present, keys, starts, ends, strict=True)

@@ -46,11 +46,9 @@ class Difference(NamedTuple):
 _Item = TypeVar("_Item")
 
 
-class EntryError(SerdeError):
+class EntryError(SerdeError, code="EF-STATE-BYTES"):
     """The bytes of a store's entry are not what the topology's serdes read; the message names the
     record."""
-
-    code = "EF-STATE-BYTES"
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,6 @@ class EntryColumns:
     results: ResultDecoder
     lag: bool = False
     """True: a column has the lag of the copy."""
-    by_options: bool = False
-    """True: the serdes are options that a user has written, not a topology's."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -177,16 +173,11 @@ class EntryColumns:
             return decode(raw)
         except SerdeError as error:
             place = "" if error.index is None else f" of {blame(keys[error.index])}"
-            text = (
-                f"The {half}{place} does not fit the option {half}.serde: {error}. Give the serde "
-                f"that the store is written with: of aggregates but a single count that is packed, "
-                f"with the fields under 'Fields of aggregates' in docs/QUERIES.md, or the option "
-                f"topology, which knows them."
-                if self.by_options
-                else f"The {half}{place} is not what the topology says: {error}. Either another "
-                f"program wrote it, or the serdes were changed since."
-            )
-            raise EntryError(text, index=error.index) from error
+            raise EntryError(
+                f"The {half}{place} is not what the topology says: {error}. Either another program "
+                f"wrote it, or the serdes were changed since.",
+                index=error.index,
+            ) from error
 
     def _place(self, count: int, partition: int, lag: int | None) -> dict[str, pa.Array]:
         place = {"partition": pa.array(np.full(count, partition, np.int32))}

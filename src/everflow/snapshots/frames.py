@@ -83,11 +83,9 @@ def diff_state(
     ``old_timestamp``, ``new_timestamp``, ``partition``. Of a versioned store the latest versions
     are compared. Points, other arguments and errors as of `read_state`.
     """
-
-    def ask(reader: StateReader) -> Rows:
-        return reader.difference(first, second)
-
-    return _frame(ask, topology, store, spark, folder, settings)
+    return _frame(
+        lambda reader: reader.difference(first, second), topology, store, spark, folder, settings
+    )
 
 
 @contextmanager

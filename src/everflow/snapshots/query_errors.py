@@ -5,57 +5,45 @@ from __future__ import annotations
 from everflow.errors import EverflowError
 
 
-class StoreNotFoundError(EverflowError):
+class StoreNotFoundError(EverflowError, code="EF-NO-STORE"):
     """The topology has no such store; the message lists those it has."""
 
-    code = "EF-NO-STORE"
 
-
-class StoreKindError(EverflowError, AttributeError):
+class StoreKindError(EverflowError, AttributeError, code="EF-STORE-KIND"):
     """A query that this kind of store does not have (`fetch` of a key-value store, `range` of a
     window store)."""
 
-    code = "EF-STORE-KIND"
 
-
-class InvalidStateStoreError(EverflowError):
+class InvalidStateStoreError(EverflowError, code="EF-STATE-UNAVAILABLE"):
     """The content cannot be read here now (Kafka Streams' InvalidStateStoreException); its
     subclasses say why.
 
     Raised itself where the instance does not run.
     """
 
-    code = "EF-STATE-UNAVAILABLE"
 
-
-class StateMovingError(InvalidStateStoreError):
+class StateMovingError(InvalidStateStoreError, code="EF-STATE-MOVING"):
     """A task is being handed over or restored: the same query succeeds soon. Retry after asking for
     the metadata anew."""
 
-    code = "EF-STATE-MOVING"
 
-
-class StateElsewhereError(InvalidStateStoreError):
+class StateElsewhereError(InvalidStateStoreError, code="EF-STATE-ELSEWHERE"):
     """Another instance has the key or partition.
 
     Attributes: partition; host: the owner's ``application.server``, None where it has none or is
     not known.
     """
 
-    code = "EF-STATE-ELSEWHERE"
-
     def __init__(self, message: str, *, partition: int, host: str | None) -> None:
         super().__init__(message)
         self.partition, self.host = partition, host
 
 
-class StaleStateError(InvalidStateStoreError):
+class StaleStateError(InvalidStateStoreError, code="EF-STATE-STALE"):
     """The copy here lags further behind the changelog than the query allows.
 
     Attributes: partition; lag and max_lag in offsets of the changelog.
     """
-
-    code = "EF-STATE-STALE"
 
     def __init__(self, message: str, *, partition: int, lag: int, max_lag: int) -> None:
         super().__init__(message)

@@ -1,9 +1,8 @@
 """A store of its own in a temporary folder, for long reads.
 
-A read of LMDB pins the pages that it sees, and the file grows by what is written meanwhile; a store
-that has to grow waits for the readers of its process. So nobody reads a live store for as long as
-Spark takes: it is copied, at the speed of the disk, and the copy is read. A past state is folded
-into such a store, too: memory is bounded, and retention and versions are the store's own.
+A read of LMDB pins pages, and a store that has to grow waits for its process's readers. So a live
+store is copied, and the copy is read. A past state is folded into such a store, too: memory is
+bounded, retention the store's own.
 """
 
 from __future__ import annotations
@@ -82,9 +81,8 @@ def _refused(folder: Path, error: Exception) -> StateDiskError:
 
 @dataclass(frozen=True)
 class Rows:
-    """``parts``: each partition with its batches, read as they are consumed: the batches of one
-    before the next one is asked for. ``notes``: what has to be known of them, for people, complete
-    when all was read."""
+    """``parts``: each partition with its batches, read as they are consumed, one partition after
+    the other. ``notes``: for people, complete when all was read."""
 
     schema: pa.Schema
     parts: Iterator[tuple[int, Iterator[pa.RecordBatch]]]

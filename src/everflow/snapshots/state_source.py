@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,45 +23,28 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError, StatePointError, TopologyError
-from everflow.serdes.base import Serde, SerdeError
-from everflow.snapshots.entry_columns import EntryColumns
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.snapshots.logged_stores import LoggedStore, LoggedStores, logged_stores
 from everflow.snapshots.points import Point
-from everflow.snapshots.state_parts import LogPart, LogParts, compacted
-from everflow.snapshots.state_reader import reading, reading_parts
-from everflow.state.store import StoreSpec
+from everflow.snapshots.snapshot import room
+from everflow.snapshots.state_reader import LogPart, LogParts, PartReader, compacted, reading
 from everflow.topology.program import Topology
 from everflow.travel.parcel import Parcel
 
-KEY, VALUE = "key.serde", "value.serde"
-_WITH_SERDES = ("kind", "changelog.topic", "retention.ms", "window.size.ms")
-OWN = ("store", "topology", "at", "diff.from", "diff.to", "folder", KEY, VALUE, *_WITH_SERDES)
-_KINDS = ("key_value", "window", "session", "versioned")
-_NAMED = {
-    "string": serdes.string,
-    "boolean": serdes.boolean,
-    "short": serdes.short,
-    "int": serdes.int_,
-    "long": serdes.long,
-    "float": serdes.float_,
-    "double": serdes.double,
-    "bytes": serdes.bytes_,
-}
-_WITH_FIELDS = {"json": serdes.json, "packed": serdes.packed}
+OWN = ("store", "topology", "at", "diff.from", "diff.to", "folder")
+_REMOVED = ("key.serde", "value.serde", "kind", "changelog.topic", "retention.ms", "window.size.ms")
+_CURE = "Give `topology`, or register `EverflowStateSource.of(builder.build(), ...)`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """Parsed options. ``topology``: MODULE:NAME; ``known``: a store that needs no program.
-    Picklable."""
+    """Parsed options. ``topology``: MODULE:NAME. Picklable."""
 
     store: str
     settings: Mapping[str, Any]
     topology: str | None = None
-    known: LoggedStore | None = None
     at: str = "end"
     diff: tuple[str, str] | None = None
     folder: Path | None = None
@@ -75,7 +57,7 @@ class SourceOptions:
         program. ConfigError names the option and what to do."""
         own = {name: options[name] for name in OWN if name in options}
         given = {**settings, **{name: one for name, one in options.items() if name not in own}}
-        _refuse_misspelt(given)
+        _refuse_unknown(given)
         store = _needed(own, "store", "as in the topology, e.g. .option('store', 'counts')")
         for name, what in (
             ("application.id", "it names the changelog"),
@@ -84,7 +66,6 @@ class SourceOptions:
             if name.replace(".", "_") not in given:
                 _needed(given, name, what)
         _require_one_program(own, registered)
-        known = _store_of_serdes(store, own, str(given.get("application.id", "")))
         diff = None
         if "diff.from" in own or "diff.to" in own:
             first = _needed(own, "diff.from", "the first of the two points of a difference")
@@ -103,7 +84,6 @@ class SourceOptions:
             store=store,
             settings=given,
             topology=own.get("topology"),
-            known=known,
             at=own.get("at", "end"),
             diff=diff,
             folder=Path(own["folder"]) if "folder" in own else None,
@@ -111,81 +91,14 @@ class SourceOptions:
 
 
 def _require_one_program(own: Mapping[str, str], registered: bool) -> None:
-    """Exactly one thing says what the bytes are."""
-    with_serdes = [name for name in (KEY, VALUE, *_WITH_SERDES) if name in own]
-    if registered and ("topology" in own or with_serdes):
+    """Exactly one program says what the bytes are."""
+    if registered and "topology" in own:
         raise ConfigError(
-            f"The source was registered with a program: leave the options "
-            f"{', '.join([*with_serdes, *(['topology'] if 'topology' in own else [])])} out, or "
-            f"register EverflowStateSource itself."
+            "The source was registered with a program: leave the option topology out, or register "
+            "EverflowStateSource itself."
         )
-    if "topology" in own and with_serdes:
-        raise ConfigError(
-            f"The option topology has the store's serdes and kind: leave {', '.join(with_serdes)} "
-            f"out."
-        )
-    if registered or "topology" in own:
-        return
-    missing = [name for name in (KEY, VALUE) if name not in own]
-    if missing:
-        raise ConfigError(
-            f"Nothing says what the store's bytes are. Give the option topology "
-            f"(MODULE:NAME, as for everflow run), or {KEY} and {VALUE} ({' and '.join(missing)} "
-            f"missing), or register EverflowStateSource.of(builder.build(), ...)."
-        )
-
-
-def _store_of_serdes(name: str, own: Mapping[str, str], application_id: str) -> LoggedStore | None:
-    """A store that options describe; None where there are none."""
-    if KEY not in own:
-        return None
-    kind = own.get("kind", "key_value")
-    if kind not in _KINDS:
-        raise ConfigError(f"The option kind is {kind!r}; a store is {', '.join(_KINDS)}.")
-    retention_ms = _milliseconds(own, "retention.ms")
-    if kind != "key_value" and retention_ms is None:
-        raise ConfigError(
-            f"A {kind} store forgets what is older than it keeps: the option retention.ms is "
-            f"missing. Give what the store was made with."
-        )
-    value = _serde(own, VALUE)
-    spec = StoreSpec(
-        name=name,
-        kind=kind,
-        key_serde=_serde(own, KEY),
-        value_serde=value,
-        retention_ms=retention_ms,
-        window_size_ms=_milliseconds(own, "window.size.ms"),
-        source_topic=own.get("changelog.topic"),
-    )
-    columns = EntryColumns(spec, value, by_options=True)
-    topic, left_out = spec.changelog_topic(application_id), spec.left_out_topic(application_id)
-    return LoggedStore(columns, topic, left_out)
-
-
-def _serde(own: Mapping[str, str], option: str) -> Serde:
-    """``string``, or ``json carrier string, delay double``."""
-    name, _, fields = own[option].strip().partition(" ")
-    try:
-        if name in _NAMED and not fields:
-            return _NAMED[name]()
-        if name in _WITH_FIELDS and fields:
-            return _WITH_FIELDS[name](fields)
-    except SerdeError as error:
-        raise ConfigError(f"The option {option} cannot be read: {error}") from error
-    raise ConfigError(
-        f"The option {option} is {own[option]!r}; write {', '.join(_NAMED)}, or json or packed and "
-        f"the fields: json carrier string, delay double."
-    )
-
-
-def _milliseconds(own: Mapping[str, str], option: str) -> int | None:
-    text = own.get(option)
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
-        raise ConfigError(f"The option {option} is {text!r}; it is a number of ms above 0.")
-    return int(text)
+    if not registered and "topology" not in own:
+        raise ConfigError(f"Nothing says what the store's bytes are. {_CURE}.")
 
 
 def _needed(given: Mapping[str, Any], option: str, what: str) -> str:
@@ -195,9 +108,11 @@ def _needed(given: Mapping[str, Any], option: str, what: str) -> str:
     return found
 
 
-def _refuse_misspelt(settings: Mapping[str, Any]) -> None:
-    """ConfigError for an option that is nearly one of the source's own."""
+def _refuse_unknown(settings: Mapping[str, Any]) -> None:
+    """ConfigError for an option that was removed, or is nearly one of the source's own."""
     for name in settings:
+        if name in _REMOVED:
+            raise ConfigError(f"The option {name} was removed. {_CURE}.")
         near = difflib.get_close_matches(name, OWN, n=1, cutoff=0.8)
         if near:
             raise ConfigError(f"There is no option {name}; did you mean {near[0]}?")
@@ -275,12 +190,8 @@ class EverflowStateSource(DataSource):
         packed = self._stores
         options = SourceOptions.of(self.options, self._settings, registered=packed is not None)
         config = StreamsConfig(options.settings)
-        if options.known is not None:
-            store = options.known
-        else:
-            packed = packed or _loaded(str(options.topology), config)
-            stores: LoggedStores = packed.copy()
-            store = stores.named(options.store)
+        stores: LoggedStores = (packed or _loaded(str(options.topology), config)).copy()
+        store = stores.named(options.store)
         with reading(store, config, options.folder) as reader:
             if options.diff is None:
                 chosen = reader.parts(options.at)
@@ -318,10 +229,11 @@ class _StateSourceReader(DataSourceReader):
         part: LogPart = partition.value
         store: LoggedStore = self.store.copy()
         wanted = to_arrow_schema(self.spark_schema, timezone="UTC")
-        config = StreamsConfig(self.settings)
+        consumer = StreamsConfig(self.settings).consumer()
         with (
-            reading_parts(store, config, self.folder) as reader,
-            reader.opened(part) as (found, records),
+            room(self.folder) as home,
+            LogReader(consumer, latest=True) as reader,
+            PartReader(store, reader, home).opened(part) as (found, records),
         ):
             for note in compacted(store.topic, records, part.offsets) if part.incomplete else ():
                 log.warning("partition %d: %s", part.partition, note)

@@ -59,11 +59,11 @@ import scala.reflect.ClassTag$;
  * <p>A chain of projections is added once under a number. A worker connects to the socket and sends requests, one after the other;
  * each connection has a thread and generated objects of its own, which are not for several threads.
  *
- * <p>Request: int32 number, int32 length, an Arrow record batch message. Answer: int32 length and the message of the result (for a call of
- * pickled functions: arguments become pickles, pickles results, see addCall); or -1,
+ * <p>Request: int32 number, int32 length, an Arrow record batch message. Answer: int32 length and the message of the result (see
+ * addCall for pickled functions); or -1,
  * int32 row for which it failed (-1: no row's fault), int32 length, text in UTF-8. All integers are big-endian.
  *
- * <p>Compiled when it is needed, by the compiler that Spark's code generation uses (see column_service.py).
+ * <p>Compiled when it is needed, by the compiler that Spark's code generation uses (see columns.py).
  */
 public final class ColumnService implements Runnable {
   private static final int FAILED = -1;
@@ -144,10 +144,7 @@ public final class ColumnService implements Runnable {
     }
   }
 
-  /**
-   * What was added under a number, as bytes: some expressions keep a writer or a buffer of their own (to_json), so that each thread
-   * needs its own copy, as each Spark task has.
-   */
+  /** What was added under a number, as bytes: each thread needs a copy, as some expressions keep a buffer of their own (to_json). */
   private static final class Segment {
     final byte[] content;
 

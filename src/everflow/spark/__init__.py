@@ -1,8 +1,5 @@
-"""All that speaks to Spark.
+"""All that speaks to Spark: `launch` and `session` start it, `expressions` and `columns` analyse,
+translate and compute Columns, `job` hosts a stream thread's worker.
 
-Starting it: the package `launch` (its processes), `session` (also in a Spark that was there
-before). Columns: `expressions` asks what a Column means, `arrow_expressions` translates it to
-Arrow, `columns` has Spark's code or the user's functions compute it. `job` hosts a stream thread's
-worker.
 May import layers 0 and 1, and pyspark. The driver runs it; only `launch.daemon` is of the workers.
 """

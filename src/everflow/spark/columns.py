@@ -1,15 +1,12 @@
 """Computes Columns in the instance's JVM without a Spark job; calls functions in them (note 014).
 
-The service in the JVM runs what Catalyst made of the Columns: the expressions of the optimised
-plan, compiled by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not
-as expected, are refused. One row in is one row out, so a row that fails names its record.
+The service in the JVM runs the expressions of the optimised plan, compiled by Spark's own
+`UnsafeProjection`. Other plan nodes, and a Spark whose internals are not as expected, are refused.
+One row in is one row out, so a row that fails names its record.
 
-A selection that calls Python functions is cut as Spark's optimiser has cut it: what the functions
-read, a plan node for functions of one kind, what is made of their results. Each becomes a stage of
-`everflow.topology.plan`.
-
-An Arrow expression seldom needs the Column that it stands for: planning and compiling that at every
-start would cost two seconds. A worker that needs it asks a socket of the driver (note 016).
+A selection that calls Python functions is cut as Spark's optimiser has cut it, into the stages of
+`everflow.topology.plan`. A Column that has an Arrow expression is planned when a worker asks a
+socket of the driver for it: that costs two seconds (note 016).
 """
 
 from __future__ import annotations
@@ -108,10 +105,8 @@ class _Service:
 
 def computed(frame: DataFrame) -> tuple[str, int]:
     """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
-    socket's path, and the number under which workers ask for it.
-
-    NotComputableError where it cannot. Any thread; the service lives as long as the JVM.
-    """
+    socket's path, and the number under which workers ask for it. NotComputableError where it
+    cannot. Any thread; the service lives as long as the JVM."""
     with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project",))
         projections = [(plan.projectList(), plan.child().output()) for plan in nodes]
@@ -241,7 +236,7 @@ def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
             if node.nodeName() in _CALLS:
                 cut.call(node)
             else:
-                cut.project(node.projectList(), node.child().output())
+                cut.waiting.append((node.projectList(), node.child().output()))
         cut.compute()
         return cut.path, tuple(cut.stages)
 
@@ -253,28 +248,26 @@ class _Cut:
         self._session = session
         self._jvm: Any = session._jvm
         self._given = given
-        self._waiting: list[tuple[Any, Any]] = []
+        self.waiting: list[tuple[Any, Any]] = []
+        """Expressions of projections, and the attributes that they read."""
         self.stages: list[Stage] = []
         self.path = ""
 
-    def project(self, expressions: Any, attributes: Any) -> None:
-        self._waiting.append((expressions, attributes))
-
     def compute(self) -> None:
         """Stages for what waits; without the JVM where nothing is to compute."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        last = list(_items(self._waiting[-1][0]))
+        last = list(_items(self.waiting[-1][0]))
         made = _struct([_type(expression) for expression in last])
-        paths = [_paths(*projection) for projection in self._waiting]
+        paths = [_paths(*projection) for projection in self.waiting]
         picks = [Pick(tuple(found)) for found in paths if found is not None]
         if len(picks) == len(paths):
             self.stages += picks
         else:
             service = _service(self._session)
-            self.path, number = service.add(self._waiting, self._given, made)
+            self.path, number = service.add(self.waiting, self._given, made)
             self.stages.append(Compute(number, _arrow(made)))
-        self._given, self._waiting = made, []
+        self._given, self.waiting = made, []
 
     def call(self, node: Any) -> None:
         """A plan node that calls functions, whose inputs stand behind the columns that it keeps."""
@@ -284,7 +277,7 @@ class _Cut:
         expressions = self._jvm.java.util.ArrayList()
         for expression in (*_items(kept), *inputs):
             expressions.add(expression)
-        self.project(self._jvm.PythonUtils.toSeq(expressions), kept)
+        self.waiting.append((self._jvm.PythonUtils.toSeq(expressions), kept))
         self.compute()
         count = kept.size()
         given = _struct([field.dataType for field in self._given.fields[count:]])
@@ -379,9 +372,8 @@ cloudpickle: Any = untyped
 
 
 def function_of(command: bytes) -> tuple[Callable[..., Any], Any]:
-    """A function that PySpark has pickled for a UDF, and the Spark type of its result; in the
-    driver, where it was pickled. A function of a loaded module gets that module's variables, as the
-    other functions of the program have them, not copies. Only what a closure holds is as it was
+    """A function that PySpark has pickled for a UDF, and the Spark type of its result. A function
+    of a loaded module gets that module's variables, not copies; what a closure holds is as it was
     when the UDF was first called on a Column."""
     function, kind = _Unpickler(io.BytesIO(command)).load()
     return function, kind

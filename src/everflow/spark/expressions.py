@@ -1,21 +1,17 @@
 """Analyses Columns while the topology is built: type, what they read, whether they may run.
 
 A Column is planned once and computed for every micro-batch, in an order that is not the merge
-order. So only deterministic projections of one row are accepted; everything that Catalyst would
-freeze (the clock), shuffle, multiply or number per batch is refused here, with what to write
-instead.
+order. So only deterministic projections of one row are accepted; whatever Catalyst would freeze
+(the clock), shuffle, multiply or number per batch is refused, with what to write instead. So are
+constants that were a datetime without a zone, which is another moment on another machine.
 
-The analyser's answers are kept from one start to the next (note 017): until the first Column is
-analysed Spark loads and compiles its SQL, a third of a start's processor time.
-
-``F.lit(datetime(2024, 3, 10))`` is the moment that such a local time is on the machine that builds
-the program, and the Column no longer says how it was written. So those that would be another moment
-elsewhere are noted while PySpark converts them, and refused.
+The analyser's answers are kept from one start to the next (note 017). What Spark made of Columns is
+translated into Arrow operations that do the same (note 016), from the analysed plan's JSON: asking
+the JVM node by node costs some milliseconds a Column.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -24,36 +20,34 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyspark
 from py4j import protocol
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
-from everflow.columns.computation import ArrowExpression, NotInArrowError
+from everflow.columns.computation import (
+    ArrowExpression,
+    ArrowExpressionBuilder,
+    NotInArrowError,
+)
 from everflow.errors import TopologyError
 from everflow.jvm import cache_root
 from everflow.retry import waiting
 from everflow.serdes.arrow_types import normal_type, type_text
-from everflow.spark.arrow_expressions import (
-    AnalysedPlan,
-    ExpressionNode,
-    arrow_expression_of,
-    column_read,
-    reads_column,
-)
 from everflow.spark.session import SQL_SETTINGS, get_session, letters_of, plain_context, sql_runs
 from everflow.topology.graph import (
     ColumnExpr,
@@ -86,10 +80,9 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """Identifies an analysis: the Column as Java writes it (``1`` may read as a text or a number),
-    without the line of the program; ``schema``, Spark's version and our settings. None if more
-    could matter: a Spark of the user's, or with extensions or catalogs, and a Column that Java
-    cannot write."""
+    """Identifies an analysis: the Column as Java writes it, without the line of the program;
+    ``schema``, Spark's version and our settings. None if more could matter (a Spark of the user's,
+    extensions, catalogs), and for a Column that Java cannot write."""
     context = plain_context()
     if context is None:
         return None
@@ -108,8 +101,9 @@ def kept(key: str | None) -> Analysis | None:
     if key is None or sql_runs():
         return None
     try:
-        found = json.loads(_file(key).read_text())
-        return Analysis(**found) if _is_whole(found) else None
+        found = Analysis(**json.loads(_file(key).read_text()))
+        whole = [type(one) for one in astuple(found)] == [str, str, str, bool]
+        return found if whole else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -119,7 +113,7 @@ def keep(key: str | None, analysis: Analysis) -> None:
     if key is None or next(_added) >= MOST_ADDED:
         return
     file = _file(key)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _make_room(file.parent)
         handle, name = tempfile.mkstemp(dir=file.parent)
@@ -130,14 +124,6 @@ def keep(key: str | None, analysis: Analysis) -> None:
 
 def _file(key: str) -> Path:
     return cache_root() / "columns" / f"{key}.json"
-
-
-def _is_whole(found: object) -> bool:
-    return (
-        isinstance(found, Mapping)
-        and all(isinstance(found.get(name), str) for name in ("schema", "plan", "sql"))
-        and isinstance(found.get("deterministic"), bool)
-    )
 
 
 def _make_room(folder: Path) -> None:
@@ -181,10 +167,6 @@ def _keep(value: datetime) -> None:
         _written.pop(next(iter(_written)), None)
 
 
-def any_written() -> bool:
-    return bool(_written)
-
-
 def written_at(moment_us: int) -> datetime | None:
     """The datetime without a zone that became this moment here, and another one in UTC; or None."""
     return _written.get(moment_us)
@@ -192,6 +174,71 @@ def written_at(moment_us: int) -> datetime | None:
 
 if not any(isinstance(one, _Watcher) for one in protocol.INPUT_CONVERTER):
     protocol.register_input_converter(_Watcher(), prepend=True)
+
+
+# --- the analysed plan ----------------------------------------------------------------------------
+
+
+class ExpressionNode(NamedTuple):
+    """The name of its class in Catalyst, the fields that Spark ``says``, and what it is made of."""
+
+    kind: str
+    says: Mapping[str, Any]
+    children: tuple[ExpressionNode, ...]
+
+    def walk(self) -> Iterator[ExpressionNode]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+class AnalysedPlan(NamedTuple):
+    """``operators``: the plan's nodes, the last one first. ``expressions`` of all of them, in
+    order."""
+
+    operators: tuple[str, ...]
+    expressions: tuple[ExpressionNode, ...]
+
+    @staticmethod
+    def of(plan: str) -> AnalysedPlan:
+        """Reads a logical plan from Spark's JSON."""
+        nodes = json.loads(plan)
+        return AnalysedPlan(
+            tuple(_class_name(node) for node in nodes),
+            tuple(_tree(iter(each)) for node in nodes for each in _listed(node)),
+        )
+
+    def walk(self) -> Iterator[ExpressionNode]:
+        for expression in self.expressions:
+            yield from expression.walk()
+
+
+def column_read(node: ExpressionNode) -> str:
+    """The name of the column that it reads. Spark resolves names in any case, and says them as the
+    program wrote them; all columns in sight have small letters."""
+    return str(node.says["name"]).lower()
+
+
+def _listed(node: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
+    """A plan node's expressions, each a list of nodes with classes; a leaf's output is none."""
+    for name, value in node.items():
+        if name == "output" or not isinstance(value, list):
+            continue
+        for found in [value, *value]:
+            if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+                continue
+            if "class" in found[0]:
+                yield found
+
+
+def _tree(nodes: Iterator[Mapping[str, Any]]) -> ExpressionNode:
+    says = next(nodes)
+    children = tuple(_tree(nodes) for _ in range(says["num-children"]))
+    return ExpressionNode(_class_name(says), says, children)
+
+
+def _class_name(node: Mapping[str, Any]) -> str:
+    return str(node["class"]).rpartition(".")[2].rstrip("$")
 
 
 # --- the analysis of a Column ---------------------------------------------------------------------
@@ -302,7 +349,7 @@ def analyse(
         what, instead = refused
         raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
     literals = (node for node in analysed.walk() if node.kind == "Literal")
-    if any_written() and any(node.says["dataType"] == "timestamp" for node in literals):
+    if _written and any(node.says["dataType"] == "timestamp" for node in literals):
         _refuse_local_times(column, schema, text, where)
     if letters_of():
         _refuse_other_letters(analysed, text, where)
@@ -333,7 +380,8 @@ def analyse(
             where=where,
         )
     (read,) = analysed.expressions
-    uses = frozenset(column_read(node) for node in read.walk() if reads_column(node))
+    columns = (node for node in read.walk() if node.kind == "AttributeReference")
+    uses = frozenset(map(column_read, columns))
     calls = any(node.kind == "PythonUDF" for node in read.walk())
     arrow, why = (
         (None, "it calls Python functions")
@@ -393,10 +441,11 @@ def _refuse_other_letters(plan: AnalysedPlan, text: str, where: str | None) -> N
 def _in_arrow(
     column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
 ) -> tuple[ArrowExpression | None, str]:
-    """The Column's Arrow expression, or why it has none: what the translation stumbles over is
-    Spark's."""
+    """The Column's Arrow expression, or why it has none: what fails to translate is Spark's."""
     try:
-        return arrow_expression_of(column, sql, reads, made), ""
+        if trying := _TRYING.search(sql):
+            raise NotInArrowError(trying.group().lower().rstrip("("))
+        return _Translation(reads).run(column, made), ""
     except NotInArrowError as error:
         return None, f"{error} has no Arrow expression"
     except Exception as error:
@@ -447,12 +496,9 @@ def _empty_frame(session: SparkSession, schema: str) -> DataFrame:
 
 
 def _refused(plan: AnalysedPlan, deterministic: bool) -> tuple[str, str] | None:
-    """Why the analysed plan may not run, and the alternative; None if it may.
-
-    An accepted Column leaves exactly one projection above the frame; whatever else the analyser
-    added is a refusal. The clock is deterministic in Catalyst's eyes, so expressions are judged by
-    class name as well.
-    """
+    """Why the analysed plan may not run, and the alternative; None if it may: then it is exactly
+    one projection above the frame. The clock is deterministic in Catalyst's eyes, so expressions
+    are judged by class name as well."""
     for node in plan.walk():
         if node.kind in _REFUSED_EXPRESSIONS:
             return _REFUSED_EXPRESSIONS[node.kind]
@@ -520,14 +566,8 @@ def _not_analysable(
         return TopologyError(
             f"{text}: {known[0]} cannot be used in a Column; {known[1]}", where=where
         )
-    reason = (
-        str(error)
-        .split("\n'", 1)[0]
-        .split("\n+-", 1)[0]
-        .split(" SQLSTATE", 1)[0]
-        .strip()
-        .replace("\n", " ")
-    )
+    reason = re.split(r"\n'|\n\+-| SQLSTATE", str(error), maxsplit=1)[0].strip()
+    reason = reason.replace("\n", " ")
     available = ", ".join(column_names(edge.key, edge.value))
     hint = _field_hint(edge, error)
     if pa.types.is_binary(edge.value):
@@ -541,22 +581,11 @@ def _field_hint(edge: EdgeType, error: Exception) -> str:
     """For ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
     parameters: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     unknown = parameters.get("objectName", "").strip("`")
-    structs = [
-        (part, type_)
-        for part, type_ in (("value", edge.value), ("key", edge.key))
-        if pa.types.is_struct(type_)
-    ]
-    parts = [
-        (part, field.name)
-        for part, type_ in structs
-        for field in type_
-        if field.name.lower() == unknown.lower()
-    ]
-    return (
-        f"\n  {unknown} is a field of the {parts[0][0]}: write F.col('{'.'.join(parts[0])}')"
-        if parts
-        else ""
-    )
+    for part, type_ in (("value", edge.value), ("key", edge.key)):
+        for field in type_ if pa.types.is_struct(type_) else ():
+            if field.name.lower() == unknown.lower():
+                return f"\n  {unknown} is a field of the {part}: write F.col('{part}.{field.name}')"
+    return ""
 
 
 @contextmanager
@@ -576,3 +605,319 @@ def without_error_log() -> Iterator[None]:
         finally:
             for logger, before in zip(loggers, disabled, strict=True):
                 logger.disabled = before
+
+
+# --- the translation to Arrow ---------------------------------------------------------------------
+
+
+_TRYING = re.compile(r"\btry_\w+\(", re.IGNORECASE)
+"""Expressions that give null where others fail; the plan's JSON does not tell them apart."""
+
+_KERNELS = {
+    "IsNaN": "is_nan",
+    "Not": "not",
+    "EqualTo": "equal",
+    "EqualNullSafe": "null_safe_equal",
+    "LessThan": "less",
+    "LessThanOrEqual": "less_equal",
+    "GreaterThan": "greater",
+    "GreaterThanOrEqual": "greater_equal",
+    "In": "in",
+    "Add": "add",
+    "Subtract": "subtract",
+    "Multiply": "multiply",
+    "UnaryMinus": "negate",
+    "Abs": "abs",
+    "Divide": "divide",
+    "StartsWith": "starts_with",
+    "EndsWith": "ends_with",
+    "Contains": "contains",
+    "Length": "length",
+    "Concat": "concat",
+    "Upper": "upper",
+    "Lower": "lower",
+    "StringTrim": "trim",
+    "StringSplit": "split",
+}
+"""Catalyst's expressions that are a kernel of what they are given, and nothing else."""
+
+_SCALARS: Mapping[str, Callable[[str], Any]] = {
+    "boolean": lambda text: text == "true",
+    "byte": int,
+    "short": int,
+    "integer": int,
+    "long": int,
+    "float": float,
+    "double": float,
+    "string": str,
+    "date": date.fromisoformat,
+    "decimal": Decimal,
+}
+
+
+@dataclass(frozen=True)
+class _Struct:
+    """A struct that is not put together before somebody wants it whole. ``valid``: the place of
+    where it is not null; None: everywhere."""
+
+    fields: tuple[tuple[str, _Value], ...]
+    valid: int | None
+
+
+_Value = int | _Struct
+
+
+class _Translation:
+    def __init__(self, reads: pa.Schema) -> None:
+        self._builder = ArrowExpressionBuilder(reads)
+        self._common: _Value | None = None
+        self._columns = {name: at for at, name in enumerate(reads.names)}
+
+    def run(self, expression: ExpressionNode, made: pa.DataType) -> ArrowExpression:
+        return self._builder.build(self._place(self._value(expression, None)), made)
+
+    def _value(self, node: ExpressionNode, guard: int | None) -> _Value:
+        """``guard``: the place of where Spark computes it (None: everywhere)."""
+        builder = self._builder
+        match node.kind:
+            case "AttributeReference":
+                return self._columns[column_read(node)]
+            case "Alias" | "Nvl" | "NullIf" | "Between":  # its child is what it stands for
+                return self._value(node.children[0], guard)
+            case "Literal":
+                return self._literal(node)
+            case "GetStructField":
+                return self._field(self._value(node.children[0], guard), node.says["ordinal"])
+            case "CreateNamedStruct":
+                return self._struct(node.children, guard)
+            case "UpdateFields":
+                return self._updated(node, guard)
+            case "IsNull" | "IsNotNull":
+                return self._null_test(
+                    self._value(node.children[0], guard), node.kind == "IsNotNull"
+                )
+            case "And" | "Or":
+                return self._logic(node, guard)
+            case "Coalesce":
+                return self._coalesce(node.children, guard)
+            case "CaseWhen" | "If":
+                return self._case(node.children, guard)
+            case "Cast":
+                return self._cast(node, guard)
+            case "With":
+                return self._with(node, guard)
+            case "CommonExpressionRef" if self._common is not None:
+                return self._common
+            case "TypedNullLiteral":
+                place = self._place(self._value(node.children[0], guard))
+                return builder.literal(None, builder.type_of(place))
+        kernel = _KERNELS.get(node.kind)
+        if kernel is None:
+            raise NotInArrowError(_spoken(node.kind))
+        places = [self._place(self._value(each, guard)) for each in node.children]
+        if _is_reordered(node) and pa.types.is_integer(builder.type_of(places[0])):
+            raise NotInArrowError("integers whose constants Spark moves to the end of their sum")
+        return builder.call(kernel, *places, guard=guard)
+
+    def _with(self, node: ExpressionNode, guard: int | None) -> _Value:
+        """An expression and the one that it refers to; Spark computes that one for every row."""
+        if self._common is not None or len(node.children) != 2:
+            raise NotInArrowError("what refers to several expressions")
+        child, (inside,) = node.children[0], node.children[1].children
+        self._common = self._value(inside, None)
+        made = self._value(child, guard)
+        self._common = None
+        return made
+
+    def _place(self, value: _Value) -> int:
+        if isinstance(value, int):
+            return value
+        fields = [(name, self._place(each)) for name, each in value.fields]
+        return self._builder.struct(fields, value.valid)
+
+    def _literal(self, node: ExpressionNode) -> int:
+        kind, text = node.says["dataType"], node.says["value"]
+        if text is None:
+            return self._builder.literal(None, _arrow(kind))
+        read = _SCALARS.get(str(kind).partition("(")[0])
+        if read is None:
+            raise NotInArrowError(f"a constant of type {kind}")
+        try:
+            return self._builder.literal(read(text), _arrow(kind))
+        except ValueError as error:
+            raise NotInArrowError(f"the constant {text} of type {kind}") from error
+
+    def _struct(self, children: Sequence[ExpressionNode], guard: int | None) -> _Struct:
+        if not children:
+            raise NotInArrowError("a struct without fields")
+        names = [str(each.says["value"]) for each in children[::2]]
+        values = [self._value(each, guard) for each in children[1::2]]
+        return _Struct(tuple(zip(names, values, strict=True)), None)
+
+    def _updated(self, node: ExpressionNode, guard: int | None) -> _Struct:
+        """``withField`` and ``dropFields``, in turn; a null struct stays null. Spark writes them
+        out as a struct of all fields, which takes it seconds of a wide one."""
+        given = self._value(node.children[0], guard)
+        fields: list[tuple[str, _Value]]
+        valid: int | None = None
+        if isinstance(given, int):
+            kind = self._builder.type_of(given)
+            fields = [(one.name, self._field(given, at)) for at, one in enumerate(kind)]
+            never_null = self._builder.never_null(given)
+            valid = None if never_null else self._null_test(given, wanted=True)
+        else:
+            fields, valid = list(given.fields), given.valid
+        within = guard if valid is None else self._both(guard, valid)
+        for change in node.children[1:]:
+            name = str(change.says["name"])
+            if not all(each.isascii() for each in (name, *(field for field, _ in fields))):
+                raise NotInArrowError("a changed field whose name is not ASCII")
+            same = [field.lower() == name.lower() for field, _ in fields]
+            if change.kind == "DropField":
+                fields = [field for field, is_it in zip(fields, same, strict=True) if not is_it]
+            elif change.kind == "WithField":
+                made = name, self._value(change.children[0], within)
+                fields = [
+                    made if is_it else field for field, is_it in zip(fields, same, strict=True)
+                ]
+                fields += [] if any(same) else [made]
+            else:
+                raise NotInArrowError(_spoken(change.kind))
+        return _Struct(tuple(fields), valid)
+
+    def _field(self, given: _Value, ordinal: int) -> _Value:
+        if isinstance(given, int):
+            return self._builder.call("field", given, parameter=ordinal)
+        value = given.fields[ordinal][1]
+        return value if given.valid is None else self._only_where(given.valid, value)
+
+    def _only_where(self, live: int, value: _Value) -> _Value:
+        if isinstance(value, int):
+            return self._builder.only_where(live, value)
+        valid = live if value.valid is None else self._builder.all_of(live, value.valid)
+        return _Struct(value.fields, valid)
+
+    def _null_test(self, given: _Value, wanted: bool) -> int:
+        builder = self._builder
+        if isinstance(given, int):
+            if builder.never_null(given):
+                return builder.literal(wanted, pa.bool_())
+            return builder.call("is_valid" if wanted else "is_null", given)
+        if given.valid is None:
+            return builder.literal(wanted, pa.bool_())
+        return given.valid if wanted else builder.call("not", given.valid)
+
+    def _logic(self, node: ExpressionNode, guard: int | None) -> int:
+        builder, conjunction = self._builder, node.kind == "And"
+        left = self._place(self._value(node.children[0], guard))
+        undecided = builder.truth(left, unknown=conjunction)
+        if not conjunction:
+            undecided = builder.call("not", undecided)
+        right = self._place(self._value(node.children[1], self._both(guard, undecided)))
+        return builder.call("and" if conjunction else "or", left, right)
+
+    def _both(self, guard: int | None, condition: int) -> int:
+        return condition if guard is None else self._builder.all_of(guard, condition)
+
+    def _coalesce(self, children: Sequence[ExpressionNode], guard: int | None) -> int:
+        places = []
+        for each in children:
+            places.append(self._place(self._value(each, guard)))
+            guard = self._both(guard, self._null_test(places[-1], wanted=False))
+        return self._builder.coalesce(*places)
+
+    def _case(self, children: Sequence[ExpressionNode], guard: int | None) -> _Value:
+        """Conditions and values by turns, and perhaps a last value."""
+        builder = self._builder
+        conditions, values = [], []
+        for at in range(0, len(children) - 1, 2):
+            condition = builder.truth(self._place(self._value(children[at], guard)))
+            values.append(self._value(children[at + 1], self._both(guard, condition)))
+            conditions.append(condition)
+            guard = self._both(guard, builder.call("not", condition))
+        last = children[-1] if len(children) % 2 else None
+        if len(conditions) == 1 and (last is None or _is_null(last)):
+            return self._only_where(conditions[0], values[0])
+        places = [self._place(value) for value in values]
+        if last is None:
+            otherwise = builder.literal(None, builder.type_of(places[0]))
+        else:
+            otherwise = self._place(self._value(last, guard))
+        false = builder.literal(False, pa.bool_())
+        if len(places) == 1 and otherwise == false and builder.never_null(places[0]):
+            return builder.all_of(conditions[0], places[0])
+        pairs = [each for pair in zip(conditions, places, strict=True) for each in pair]
+        return builder.call("choose", *pairs, otherwise)
+
+    def _cast(self, node: ExpressionNode, guard: int | None) -> _Value:
+        wanted = _arrow(node.says["dataType"])
+        (given,) = node.children
+        if _is_null(given):
+            return self._builder.literal(None, wanted)
+        decimal = given.kind == "Literal" and str(given.says["dataType"]).startswith("decimal(")
+        if decimal and pa.types.is_float64(wanted):
+            # As Java does: the nearest number.
+            return self._builder.literal(float(Decimal(given.says["value"])), wanted)
+        return self._as(self._value(given, guard), wanted, guard)
+
+    def _as(self, value: _Value, wanted: pa.DataType, guard: int | None) -> _Value:
+        """A struct field by field, where that cannot fail: none is computed under a null struct."""
+        if isinstance(value, int):
+            if self._builder.type_of(value).equals(wanted):
+                return value
+            return self._builder.call("cast", value, parameter=wanted, guard=guard)
+        if not pa.types.is_struct(wanted) or wanted.num_fields != len(value.fields):
+            raise NotInArrowError(f"cast of a struct as {wanted}")
+        pairs = zip(value.fields, wanted, strict=True)
+        fields = [(one.name, self._as(given, one.type, value.valid)) for (_, given), one in pairs]
+        return _Struct(tuple(fields), value.valid)
+
+
+def _is_reordered(node: ExpressionNode) -> bool:
+    """True if Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
+    in another order than it is written: one of another order overflows elsewhere."""
+    if node.kind not in ("Add", "Multiply"):
+        return False
+    operands = _operands(node, node.kind)
+    constants = [
+        all(part.kind != "AttributeReference" for part in each.walk()) for each in operands
+    ]
+    nested_last = len(_operands(node.children[-1], node.kind)) > 1
+    return len(operands) > 2 and (any(constants[:-1]) or (constants[-1] and nested_last))
+
+
+_TRANSPARENT = ("Alias", "Nvl", "If", "CaseWhen", "Coalesce", "Cast")
+"""Expressions that the optimiser may remove around a sum, where a condition is a constant."""
+
+
+def _operands(node: ExpressionNode, kind: str) -> list[ExpressionNode]:
+    """The operands of nested sums (``kind`` Add) or products, in order; else the node."""
+    if node.kind != kind and node.kind not in _TRANSPARENT:
+        return [node]
+    parts = [_operands(child, kind) for child in node.children]
+    nested = node.kind == kind or any(len(some) > 1 for some in parts)
+    return [part for some in parts for part in some] if nested else [node]
+
+
+def _is_null(node: ExpressionNode) -> bool:
+    return node.kind == "Literal" and node.says["value"] is None
+
+
+def _arrow(kind: Any) -> pa.DataType:
+    """The Arrow type of a Spark type's JSON. Texts of another collation compare in another way."""
+    if "collat" in json.dumps(kind):
+        raise NotInArrowError(f"the type {kind}")
+    try:
+        made: pa.DataType = to_arrow_type(st._parse_datatype_json_value(kind), timezone="UTC")
+    except (PySparkException, ValueError, KeyError, TypeError) as error:
+        raise NotInArrowError(f"the type {kind}") from error
+    return made
+
+
+def _spoken(kind: str) -> str:
+    """A Catalyst expression's name as its functions are written: ``RLike`` -> ``rlike``,
+    ``DateFormatClass`` -> ``date_format``."""
+    name = kind.removesuffix("Class").removesuffix("Expression")
+    if name.upper().startswith("RL"):
+        return name.lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -1,13 +1,19 @@
-"""The long-running Spark job of a stream thread: one task, whose Python worker hosts operators."""
+"""The long-running Spark job of a stream thread: one task, whose Python worker hosts operators.
+
+A daemon of the workers that has done its imports (0.7 s) beside the start of Spark takes the place
+of the one that Spark launches for the first job (`everflow.spark.launch.daemon.give`).
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -15,7 +21,9 @@ from pyspark.core.rdd import _prepare_for_python_RDD
 from pyspark.errors import PySparkException
 
 from everflow.errors import EverflowError, SetupError
-from everflow.spark.launch import daemon_ahead
+from everflow.sockets import remove_socket_folder, socket_folder_of_process
+from everflow.spark.launch.daemon import AHEAD, MODULE, SOCKET_VARIABLE
+from everflow.spark.launch.jvm_launch import deaf
 from everflow.spark.session import OURS, prepare_environment, running_context
 from everflow.travel.own_code import program_folders
 
@@ -25,6 +33,8 @@ _ahead: dict[int, ServingJob] = {}
 needs the worker takes it out."""
 _NAMED_BY = ("spark.job.description", "callSite.short")
 """Local properties from which Spark's UI takes the names of a job and of its stage."""
+_BY_SPARK = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
+"""Variables that Spark sets for a daemon and that libraries read when they are imported."""
 
 
 class SparkJobError(EverflowError):
@@ -47,13 +57,9 @@ class ServingJob:
     """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when
     that returns. Spark's UI shows it as ``name``; ``number`` is the stream thread's.
 
-    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. It
-    keeps its worker for as long as it runs, so all serving jobs have one daemon, which imports once
-    and forks a worker for each.
-
-    It has no rows, so it is no DataFrame: until the first one ran, Spark loads and compiles all of
-    Catalyst (3.8 s, 4.1 s of CPU; a plain job 1.4 s, 0.9 s of CPU), and many an instance never
-    needs it.
+    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. All
+    serving jobs have one daemon, which imports once and forks a worker for each. It has no rows, so
+    it is no DataFrame: Catalyst, which many an instance never needs, takes 2 s more to load.
     """
 
     def __init__(
@@ -105,23 +111,85 @@ def launch_daemon_ahead() -> None:
         return
     with suppress(SetupError):  # the start of Spark reports it
         prepare_environment()
-        daemon_ahead.launch(worker_environment())
+        launch_daemon(worker_environment())
+
+
+class _DaemonAhead(NamedTuple):
+    process: subprocess.Popen[bytes]
+    socket: str
+
+
+_daemon: list[_DaemonAhead] = []
+"""One at the most; it stays here when it has become the daemon."""
+
+
+def launch_daemon(workers: Mapping[str, str]) -> None:
+    """Let a daemon start for workers of this environment; returns at once. Nothing happens where
+    there is one, or where another launched this JVM. What goes wrong is found by the daemon that
+    Spark launches. Not for several threads at once."""
+    running = bool(_daemon) and _daemon[0].process.poll() is None
+    if running or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    _daemon.clear()
+    try:
+        folder = socket_folder_of_process()
+        process = _launched(path := str(folder / "p"), workers)
+    except OSError:
+        return
+    _daemon.append(_DaemonAhead(process, path))
+
+    def reap() -> None:
+        process.wait()  # it is this process's child, and nobody else's to be reaped
+        remove_socket_folder(folder)
+
+    threading.Thread(target=reap, name="everflow-daemon-ahead", daemon=True).start()
+
+
+def _launched(path: str, workers: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    environment = {
+        "PYTHONHASHSEED": "0",  # PySpark's, where none is set
+        **os.environ,
+        **workers,
+        **_BY_SPARK,
+        SOCKET_VARIABLE: path,
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen(1)
+        number = listening.fileno()
+        python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        return subprocess.Popen(
+            [python, "-m", MODULE, AHEAD, str(number)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(number,),
+            preexec_fn=_apart,
+        )
+
+
+def _apart() -> None:
+    deaf()
+    os.setpgid(0, 0)
+
+
+def discard_daemon() -> None:
+    """End it, if it is no daemon yet; Spark has ended then, or is somebody else's. Idempotent."""
+    for one in _daemon:
+        if one.process.stdin is not None:
+            one.process.stdin.close()
 
 
 def workers_ahead(context: SparkContext, threads: int) -> None:
-    """Start the workers of so many stream threads: their imports and Spark's first job take 1.5 s.
-    Returns at once; the job that then needs a worker reports a failure. Not for several threads at
-    once."""
+    """Start the workers of so many stream threads (imports and Spark's first job: 1.5 s). Returns
+    at once; the job that then needs a worker reports a failure. Not for several threads at once."""
     for number in range(threads):
         if number not in _ahead:
             name = f"everflow starts the worker of stream thread {number}"
-            job = ServingJob(context, number, name, _nothing)
+            job = ServingJob(context, number, name, lambda: None)
             _ahead[number] = job
             job.start()
-
-
-def _nothing() -> None:
-    """The work of a worker that is started ahead."""
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:
@@ -162,11 +230,8 @@ def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterab
 
 def worker_environment() -> dict[str, str]:
     """Environment of everflow's workers; Spark keeps one daemon per distinct environment, so the
-    user's functions run in others.
-
-    The program's folders come last on the workers' path (`everflow.spark.launch.daemon`): its
-    ``queue.py`` hides no library there.
-    """
+    user's functions run in others. The program's folders come last on the workers' path: its
+    ``queue.py`` hides no library there."""
     path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current folder
     own = program_folders(path)
     return {
@@ -180,5 +245,6 @@ def worker_environment() -> dict[str, str]:
         # their pages would be taken anew at 2 us each (joining 16,384 records: 3.5 ms, then 2.4).
         "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-        **daemon_ahead.variable(),
+        # By this the daemon that was started ahead is found; Spark has one for each environment.
+        **({SOCKET_VARIABLE: _daemon[0].socket} if _daemon else {}),
     }

@@ -1,10 +1,6 @@
-"""The Spark of an instance: its context, the SQL session for Columns, the workers' environment.
-
-An instance is one Spark application on one host: everflow's own, or one that the user has started,
-which is checked and adopted. Spark starts when PySpark is first asked for it:
-``pyspark.sql.functions`` ask the active SparkContext for its JVM, so a stand-in takes that place
-until then, and programs without Columns never wait.
-"""
+"""The Spark of an instance, its own or one of the user's, which is checked and adopted: its
+context, the SQL session for Columns, the workers' environment. A stand-in for the active
+SparkContext starts Spark when PySpark first asks for it, so programs without Columns never wait."""
 
 from __future__ import annotations
 
@@ -99,18 +95,16 @@ def adopt(running: SparkContext) -> SparkContext | None:
         hush_accumulators(running)
         _reap(running)
     if "PYSPARK_PYTHON" not in os.environ and "PYSPARK_DRIVER_PYTHON" not in os.environ:
-        # PySpark's default is the `python3` on the PATH, which need not be this one; then no
-        # function would find its packages.
+        # PySpark's default, the `python3` on the PATH, may have none of the functions' packages.
         running.pythonExec = sys.executable
     return running
 
 
 def _hush(running: SparkContext) -> None:
-    """Its JVM writes to the user's terminal: a hundred lines of Java for every attempt at a batch
-    that fails. What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to
-    log4j). The scheduler, which does not know whose a task is, only repeats what the executor and
-    the caller's exception say; that a worker was ended is no news; and a progress bar would stay on
-    the screen for as long as a resident step runs."""
+    """Its JVM writes to the user's terminal: a hundred lines of Java for every batch that fails.
+    What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to log4j); the
+    scheduler only repeats what the caller's exception says; that a worker was ended is no news; and
+    a progress bar would stay for as long as a resident step runs."""
     gateway: Any = running._gateway
     try:
         log4j = gateway.jvm.org.apache.logging.log4j
@@ -133,9 +127,8 @@ def _hush(running: SparkContext) -> None:
 
 
 def hush_py4j() -> None:
-    """Its gateway reports a call that an interrupt or the JVM's end cut off to the root logger,
-    which that configures: a traceback on the terminal for a Ctrl-C that is answered. It gets py4j's
-    own logger. Idempotent."""
+    """py4j's gateway reports a call that an interrupt or the JVM's end cut off to the root logger:
+    a traceback on the terminal for a Ctrl-C. It gets py4j's own logger. Idempotent."""
     gateway: Any = java_gateway
     gateway.logging = gateway.logger
 
@@ -148,8 +141,7 @@ def hush_accumulators(context: SparkContext) -> None:
 
 
 def _reap(running: SparkContext) -> None:
-    """A notebook's kernel waits half a minute at its end for a child process that nobody has
-    reaped."""
+    """A notebook's kernel waits half a minute at its end for a child that nobody has reaped."""
     process = getattr(running._gateway, "proc", None)
     if process is not None:
         threading.Thread(target=process.wait, name="everflow-spark-jvm", daemon=True).start()
@@ -252,8 +244,7 @@ def started_by(start: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def real_one_starts() -> Iterator[None]:
-    """The stand-in steps aside for the block, which starts a SparkContext, and comes back if it
-    failed."""
+    """The stand-in steps aside for the block, and comes back if no SparkContext was started."""
     before: object = SparkContext._active_spark_context
     SparkContext._active_spark_context = None
     try:
@@ -276,9 +267,8 @@ SQL_SETTINGS = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.sources.useV1SourceList": "",
     # Spark 4.2 asks at each row how large the Arrow batch is by now, which walks a column of nulls
-    # (keys, headers) from its start: 76 us a record with 50,000 rows in one, 5.5 with 2,000.
-    # Without the bound in bytes it is 2.6, but large records of a few tasks are more than the JVM
-    # may allocate.
+    # from its start: 76 us a record with 50,000 rows in one, 5.5 with 2,000. Without the bound in
+    # bytes it is 2.6, but large records of a few tasks are more than the JVM may allocate.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.sql.legacy.allowUntypedScalaUDF": "false",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
@@ -370,22 +360,20 @@ def session(
 
 def get_context(slots: int | None = None, stop: threading.Event | None = None) -> SparkContext:
     """The running SparkContext, or a new local one with everflow's settings: Spark without SQL,
-    which is all that ``pyspark.sql.functions`` and a resident step need. (SQL takes 1.5 s more, and
-    3.5 s of CPU.)
+    which takes 1.5 s more.
 
-    One that the user (or ``spark-submit``) started is adopted as it is. Safe to call from any
-    thread, any number of times. Raises SetupError where Java is missing, and for a Spark that
-    cannot serve (Spark Connect, a cluster). If it is interrupted while Spark starts, Spark's JVM
-    ends first; ``stop``, set meanwhile, ends it too, with some error of PySpark's.
+    One that the user (or ``spark-submit``) started is adopted as it is. From any thread, any number
+    of times. Raises SetupError where Java is missing, and for a Spark that cannot serve (Spark
+    Connect, a cluster). If it is interrupted while Spark starts, Spark's JVM ends first; ``stop``,
+    set meanwhile, ends it too, with some error of PySpark's.
     """
     with _lock:
         return _running() or _start(max(slots or 0, DEFAULT_SLOTS), {}, stop)
 
 
 def launch_ahead() -> None:
-    """Launch the JVM of everflow's own Spark now, beside what the caller does next, for
-    `get_context` to find it. Nothing happens where a Spark runs, or cannot be started: who starts
-    it is told."""
+    """Launch the JVM of everflow's own Spark now, for `get_context` to find it. Nothing happens
+    where a Spark runs, or cannot be started: who starts it gets the error."""
     with _lock, suppress(SetupError):
         if running_context() is None and "SPARK_REMOTE" not in os.environ:
             jvm_launch.launch_ahead(_launch_settings(DEFAULT_SLOTS, {}))
@@ -401,8 +389,7 @@ def start_when_asked() -> None:
 
 
 def get_session() -> SparkSession:
-    """everflow's own SQL session in the SparkContext that `get_context` gives: the same for every
-    topology, whatever is set in the user's, which it leaves alone."""
+    """everflow's own SQL session in `get_context`'s SparkContext; it leaves the user's alone."""
     global _own
     with _lock:
         context = get_context()
@@ -471,8 +458,7 @@ def is_plain(settings: Iterable[str]) -> bool:
 
 
 def _launch_settings(slots: int, wanted: Mapping[str, str]) -> SparkConf:
-    """Settings of everflow's own Spark, with ``wanted`` first; prepares the environment and this
-    process for it."""
+    """Settings of everflow's own Spark, ``wanted`` first; prepares the environment for it."""
     prepare_environment()
     share_one_area()  # before PySpark's threads have one each
     defaults = {
@@ -487,16 +473,14 @@ def prepare_environment() -> None:
     """Set the environment of Spark's JVM, where nobody has. SetupError where Java is missing."""
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
-    # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is
-    # another one.
+    # Workers must be the driver's interpreter, also where `python3` on the PATH is another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS)
 
 
 @contextmanager
 def interrupt_kept() -> Iterator[None]:
-    """A new SparkContext installs a handler of Ctrl-C that cancels every job, a running instance's
-    too: ours is not to have it."""
+    """A new SparkContext's handler of Ctrl-C would cancel every job: ours is not to have it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -509,8 +493,7 @@ def interrupt_kept() -> Iterator[None]:
 
 
 def context_settings(socket_folder: str) -> dict[str, str]:
-    """Settings of Spark itself; each line was measured or broke something without it (design
-    section 7)."""
+    """Each line was measured or broke something without it (design section 7)."""
     return {
         "spark.driver.memory": "1g",
         "spark.driver.host": "localhost",
@@ -565,13 +548,9 @@ def note_letters(users: SparkSession) -> None:
 def _own_session(users: SparkSession) -> SparkSession:
     note_letters(users)
     own = users.newSession()
-    given = {
-        key: value
-        for key, value in own.conf.getAll.items()
-        if key.startswith("spark.sql.") and own.conf.isModifiable(key)
-    }
-    for key in given:
-        own.conf.unset(key)
+    for key in own.conf.getAll:
+        if key.startswith("spark.sql.") and own.conf.isModifiable(key):
+            own.conf.unset(key)
     _warn_of_settings(users, own)
     for key, value in SQL_SETTINGS.items():
         own.conf.set(key, value)

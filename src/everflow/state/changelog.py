@@ -1,16 +1,14 @@
 """Store changes as changelog records and as stored values: the bytes, and nothing else (pure).
 
-A changelog record of a store is (key bytes of the store, plain value bytes or None for a delete,
-record time in ms): the same bytes as Kafka Streams writes, so its changelogs can be taken over. The
-local store keeps the record time in front of the value: ``8-byte big-endian timestamp + value
-bytes``. A window store's key is ``key bytes + 8-byte window start + 4-byte sequence number``, a
-session store's ``key bytes + 8-byte end + 8-byte start``, in the changelog and in the store alike.
+A changelog record is (key bytes, plain value bytes or None for a delete, record time in ms), as
+Kafka Streams writes it. The local store keeps the time in front of the value: ``8-byte big-endian
+timestamp + value bytes``. Keys are the same in both (`StoreSpec`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -48,12 +46,8 @@ def pack_values(values: Sequence[bytes | None], timestamps: Int64) -> list[bytes
 def last_values(
     keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Int64
 ) -> dict[bytes, bytes | None]:
-    """The fold of changelog records: key -> stored form of its last value, None where that is a
-    delete.
-
-    Records with a null key are skipped, as Kafka Streams does. The dictionary is in order of first
-    appearance.
-    """
+    """The fold of changelog records: key -> stored form of its last value, None for a delete; in
+    order of first appearance. Null keys are skipped, as Kafka Streams does."""
     folded: dict[bytes | None, bytes | None] = dict(
         zip(keys, pack_values(values, timestamps), strict=True),
     )
@@ -63,11 +57,6 @@ def last_values(
 
 def fold(changes: StoreChanges) -> dict[bytes, bytes | None]:
     return last_values(changes.keys, changes.values, changes.timestamps)
-
-
-def records(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
-    """The changelog records (key, value, timestamp in ms) of ``changes``, in order."""
-    return zip(changes.keys, changes.values, np.asarray(changes.timestamps).tolist(), strict=True)
 
 
 def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:

@@ -90,12 +90,8 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
     ``path``; ``doing`` completes "The state could not be ...". Other errors pass."""
     try:
         yield
-    except lmdb.Error as error:
+    except (lmdb.Error, OSError) as error:
         if not _of_the_disk(error):
-            raise
-        raise StateDiskError(message(path, doing, str(error))) from error
-    except OSError as error:
-        if error.errno not in _DISK_ERRNOS:
             raise
         raise StateDiskError(message(path, doing, str(error))) from error
 
@@ -124,9 +120,11 @@ def message(
     )
 
 
-def _of_the_disk(error: lmdb.Error) -> bool:
+def _of_the_disk(error: Exception) -> bool:
     """py-lmdb has a class for each of LMDB's own codes and for a full disk; what is left of the
     system's comes as plain Error (LMDB calls a write that was cut short an input/output error)."""
+    if isinstance(error, OSError):
+        return error.errno in _DISK_ERRNOS
     return isinstance(error, lmdb.DiskError) or (
         type(error) is lmdb.Error and "No such file" not in str(error)
     )

@@ -1,14 +1,16 @@
 """Where in a store lies what a range asks for: of keys, of windows and of sessions. Pure.
 
-For queries and processors alike, so that one name means one thing in both. Times in ms; those that
-no window has give an empty range.
+For queries and processors alike, so that one name means one thing in both: their stores are read
+by the methods of `StoreReads` and the classes behind it. Times in ms; those that no window has give
+an empty range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, overload
 
+from everflow.serdes import Serde
 from everflow.serdes.windowed import (
     TIME_MAX,
     session_key,
@@ -16,6 +18,8 @@ from everflow.serdes.windowed import (
     split_window_store_key,
     window_store_key,
 )
+from everflow.state.store import StoreSpec
+from everflow.windows import Windowed
 
 _SEQUENCE_MAX = b"\xff" * 4
 _LAST_SESSION = session_key(b"", TIME_MAX, TIME_MAX)
@@ -76,8 +80,7 @@ def _after_keys(last: bytes, suffix: bytes) -> bytes:
     """Stored keys from here on have a key above ``last``, or ``last`` and more than ``suffix``
     behind it.
 
-    A key that is a beginning of ``last`` may lie behind it in the store, as its times follow at
-    once.
+    A key that is a beginning of ``last`` may lie behind it, as its times follow at once.
     """
     return max(last[:length] + suffix for length in range(len(last) + 1)) + b"\x00"
 
@@ -113,3 +116,190 @@ def _touching(
         )
 
     return keep
+
+
+# --- the methods by which stores are read (KIP-67, KIP-617) ---------------------------------------
+
+Found = tuple[Windowed, Any]
+"""A key with its window or session, and the value."""
+
+
+class StoreReads:
+    """Of every kind. Results are key and value, decoded, in the order of the store's bytes. Whoever
+    has it says how a range is read (`_scan`)."""
+
+    _spec: StoreSpec
+    _keys: Serde
+
+    def all(self) -> Iterator[tuple[Any, Any]]:
+        """Key and value of every entry, in the order of the store's bytes: those of the key, and
+        behind them the times of a window or session. So those of one key are in order of time;
+        where its bytes begin those of another key (``b`` and ``b\\0``), that one's may lie between
+        them, as in Kafka Streams. A query gives one partition after the other."""
+        return self._scan(None, None)
+
+    def reverse_all(self) -> Iterator[tuple[Any, Any]]:
+        """`all` in the opposite order (a query: within each partition)."""
+        return self._scan(None, None, reverse=True)
+
+    def _key(self, key: Any) -> bytes:
+        raise NotImplementedError
+
+    def _bound(self, key: Any) -> bytes | None:
+        return None if key is None else self._key(key)
+
+    def _scan(
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        keep: Callable[[bytes], bool] | None = None,
+        *,
+        reverse: bool = False,
+    ) -> Iterator[tuple[Any, Any]]:
+        raise NotImplementedError
+
+    def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        """`_scan` of one key."""
+        return self._scan(*asked, reverse=reverse)
+
+    def _decode_key(self, stored_key: bytes) -> Any:
+        return self._keys.decode(stored_key)
+
+
+class KeyReads(StoreReads):
+    """Of a key-value store."""
+
+    def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
+        """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
+        return self._scan(*self._bounds(first, last))
+
+    def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
+        """`range`, from ``last`` down to ``first``."""
+        return self._scan(*self._bounds(first, last), reverse=True)
+
+    def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
+        """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's
+        serde writes (text for text keys)."""
+        start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key(prefix)
+        return self._scan(start, after_prefix(start))
+
+    def _bounds(self, first: Any, last: Any) -> tuple[bytes | None, bytes | None]:
+        return self._bound(first), None if last is None else self._key(last) + b"\x00"
+
+
+class TimedReads(StoreReads):
+    """Of a store whose keys end with times."""
+
+    _of_key: Callable[[bytes, int, int], KeyRange]
+    _of_keys: Callable[[bytes | None, bytes | None, int, int], KeyRange]
+
+    def _of(
+        self, key: Any, since: int, until: int, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        data = self._key(key)
+        return self._scan_of(data, self._of_key(data, since, until), reverse=reverse)
+
+    def _between(
+        self, first: Any, last: Any, since: int, until: int, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        asked = self._of_keys(self._bound(first), self._bound(last), since, until)
+        return self._scan(*asked, reverse=reverse)
+
+
+class WindowReads(TimedReads):
+    """Of a window store. Times are window *starts* in ms, both ends included."""
+
+    _of_key = staticmethod(windows_of)
+    _of_keys = staticmethod(windows_between)
+
+    def fetch_window(self, key: Any, start: int) -> Any:
+        """The value of ``key`` in the window that begins at ``start``, None if there is none."""
+        raise NotImplementedError
+
+    @overload
+    def fetch(self, key: Any, time_from: int, /) -> Any: ...
+
+    @overload
+    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]: ...
+
+    def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
+        """The windows of one key, in order of time; with one time `fetch_window`."""
+        if time_to is None:
+            return self.fetch_window(key, time_from)
+        return self._of(key, time_from, time_to)
+
+    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]:
+        """`fetch`, the latest window first."""
+        return self._of(key, time_from, time_to, reverse=True)
+
+    def fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
+        """Windows of all keys in an interval of time, in the order of `all`. On its way it passes
+        the windows of other times."""
+        return self._between(None, None, time_from, time_to)
+
+    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
+        """`fetch_all` in the opposite order."""
+        return self._between(None, None, time_from, time_to, reverse=True)
+
+    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Found]:
+        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        return self._between(first, last, time_from, time_to)
+
+    def backward_fetch_range(
+        self, first: Any, last: Any, time_from: int, time_to: int
+    ) -> Iterator[Found]:
+        """`fetch_range` in the opposite order."""
+        return self._between(first, last, time_from, time_to, reverse=True)
+
+    def _decode_key(self, stored_key: bytes) -> Windowed:
+        key, start = split_window_store_key(stored_key)
+        return Windowed(self._keys.decode(key), start, start + (self._spec.window_size_ms or 0))
+
+
+class SessionReads(TimedReads):
+    """Of a session store."""
+
+    _of_key = staticmethod(sessions_of)
+    _of_keys = staticmethod(sessions_between)
+
+    def fetch(self, key: Any) -> Iterator[Found]:
+        """All sessions of one key, in the order of their ends."""
+        return self._of(key, 0, TIME_MAX)
+
+    def backward_fetch(self, key: Any) -> Iterator[Found]:
+        """`fetch`, the latest session first."""
+        return self._of(key, 0, TIME_MAX, reverse=True)
+
+    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Found]:
+        """The sessions of one key that touch an interval of time, in the order of their ends."""
+        return self._of(key, earliest_end, latest_start)
+
+    def backward_find_sessions(
+        self, key: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Found]:
+        """`find_sessions`, the latest session first."""
+        return self._of(key, earliest_end, latest_start, reverse=True)
+
+    def fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
+        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
+        return self._between(first, last, 0, TIME_MAX)
+
+    def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
+        """`fetch_range` in the opposite order."""
+        return self._between(first, last, 0, TIME_MAX, reverse=True)
+
+    def find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Found]:
+        """`find_sessions` of the keys ``first <= key <= last`` by bytes."""
+        return self._between(first, last, earliest_end, latest_start)
+
+    def backward_find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Found]:
+        """`find_sessions_range` in the opposite order."""
+        return self._between(first, last, earliest_end, latest_start, reverse=True)
+
+    def _decode_key(self, stored_key: bytes) -> Windowed:
+        key, start, end = split_session_key(stored_key)
+        return Windowed(self._keys.decode(key), start, end)

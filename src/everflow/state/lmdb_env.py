@@ -47,10 +47,8 @@ FLUSH_MARKER = "flush-each-commit"
 _Result = TypeVar("_Result")
 
 
-class StoreClosedError(RetriableError):
+class StoreClosedError(RetriableError, code="EF-STORE-CLOSED"):
     """Another thread of this process closed the store; open it again."""
-
-    code = "EF-STORE-CLOSED"
 
 
 class StoreEnvironment:
@@ -86,24 +84,20 @@ class StoreEnvironment:
         self._closed = False
         self._env.reader_check()
         try:
-            self._databases = self._open_databases(names)
+            self.databases = self._open_databases(names)
         except BaseException:
             self._env.close()
             raise
 
     def _open_databases(self, names: tuple[bytes, ...]) -> dict[bytes, Any]:
-        """Handles outlive the transaction that opened them only if it is a write transaction that
-        commits: handles from a read transaction are gone in another process (py-lmdb resets it
-        instead of committing)."""
+        """Handles outlive the transaction that opened them only if it writes and commits: py-lmdb
+        resets a read transaction in another process."""
         try:
             return {name: self._env.open_db(name, create=False) for name in names}
         except lmdb.NotFoundError:
             return self.write(
                 lambda txn: {name: self._env.open_db(name, txn=txn) for name in names}
             )
-
-    def database(self, name: bytes) -> Any:
-        return self._databases[name]
 
     @property
     def stale(self) -> bool:
@@ -130,10 +124,9 @@ class StoreEnvironment:
 
     @contextmanager
     def read_beside(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """A read transaction for whoever helps a thread that holds a read or a write and waits: as
-        long as it does, nobody closes or resizes. `read` would wait for a resize that waits for
-        the one who is helped, and is refused behind `close`. lmdb's MapResizedError and
-        ReadersFullError as they come."""
+        """A read transaction for a helper of a thread that waits in a read or a write, so nobody
+        closes or resizes. `read` would wait for a resize that waits for that thread, and is refused
+        behind `close`. lmdb's MapResizedError and ReadersFullError as they come."""
         txn = self._env.begin()
         try:
             yield txn
@@ -143,10 +136,9 @@ class StoreEnvironment:
     def write(self, body: Callable[[lmdb.Transaction[bytes]], _Result]) -> _Result:
         """Run ``body`` in one write transaction: all of it is stored or nothing.
 
-        ``body`` may run several times (the map was full, or was resized by another process), so it
-        has no effect outside the transaction. Blocks while another process writes. RetriableError
-        if the map cannot grow, StateDiskError if the disk refuses the write, StoreClosedError after
-        `close`.
+        ``body`` may run several times (map full or resized), so it has no other effect. Blocks
+        while another process writes. RetriableError if the map cannot grow, StateDiskError if the
+        disk refuses, StoreClosedError after `close`.
         """
         self._check_process()
         with self._writing:
@@ -160,19 +152,12 @@ class StoreEnvironment:
                 except lmdb.MapFullError:
                     self._grow()
 
-    def flush(self) -> None:
-        with disk_errors(self.path, "flushed"):
-            self._env.sync(True)
-
     def copy_to(self, folder: Path) -> None:
         """Write what is committed at this moment into the empty ``folder``, as an environment of
         its own. It pins pages, and lets nobody of this process resize the map, for as long as the
         disk takes. StateDiskError, StoreClosedError."""
         with self.read(), disk_errors(folder, "copied"):
             self._env.copy(str(folder), compact=True)
-
-    def reader_check(self) -> int:
-        return self._env.reader_check()
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Close, waiting up to ``wait_s`` for the reads of other threads; if some go on, the last

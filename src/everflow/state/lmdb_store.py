@@ -1,11 +1,9 @@
 """`LmdbStore`: the local copy of one store of one task, holding committed data only (D4, D5).
 
-A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and
-the data: one database for a key-value store, a ring of them for a window or session store, one per
-time segment, so that expired windows go by emptying a database instead of deleting keys; both for a
-versioned store, one for the latest versions and a ring for older ones (`versioned_snapshot`). The
-ring has fixed names because databases that come and go would leave dead handles in the other
-processes that have the environment open.
+A folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data:
+one database for a key-value store, a ring of one per time segment for a window or session store,
+emptied when it expires; both for a versioned store (`versioned_snapshot`). The ring's names are
+fixed: databases that come and go would leave dead handles in other processes.
 
 Every write is one transaction with the metadata, so the store is the fold of its changelog up to
 its own position (I2), whatever is killed and when.
@@ -29,9 +27,9 @@ import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, StateFormatError, StoreMismatchError
 from everflow.records import ByteColumn, Int64, StoreChanges
-from everflow.serdes.base import binary_from_matrix
+from everflow.serdes.base import numbers_as_bytes
 from everflow.state import changelog, stored_keys
-from everflow.state.changelog import TIMESTAMP_BYTES, last_values
+from everflow.state.changelog import last_values
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
 from everflow.state.store import VERSIONED
@@ -76,8 +74,8 @@ def sorted_entries(
     again = pc.equal(ordered[:-1], ordered[1:])
     if pc.any(again).as_py() or ordered.null_count:
         return SortedEntries.of(last_values(keys, values, times))
-    stamps = np.ascontiguousarray(times.astype(">i8")).view(np.uint8).reshape(-1, TIMESTAMP_BYTES)
-    stored = pc.binary_join_element_wise(binary_from_matrix(stamps), values.column, pa.scalar(b""))
+    stamps = numbers_as_bytes(times, ">i8")
+    stored = pc.binary_join_element_wise(stamps, values.column, pa.scalar(b""))
     return SortedEntries(ordered.to_pylist(), stored.take(order).to_pylist())
 
 
@@ -97,10 +95,8 @@ def _nothing(name: str) -> None:
     """No point at which a test may end the process."""
 
 
-class StoreDamagedError(EverflowError):
+class StoreDamagedError(EverflowError, code="EF-STORE-DAMAGED"):
     """The store's files cannot be read; it is rebuilt from its changelog, the reason shown."""
-
-    code = "EF-STORE-DAMAGED"
 
 
 def segment_ms(retention_ms: int) -> int:
@@ -109,11 +105,8 @@ def segment_ms(retention_ms: int) -> int:
 
 
 class LmdbStore:
-    """One store of one task; the same object for every caller of `open` in a process, usable from
-    any thread.
-
-    Several processes may have it open. One writes at a time (LMDB's lock); readers never wait.
-    """
+    """One store of one task; the same object for every caller of `open` in a process, from any
+    thread. Of several processes one writes at a time (LMDB's lock); readers never wait."""
 
     def __init__(self, path: Path, environment: StoreEnvironment, kind: str) -> None:
         self.path = path
@@ -121,10 +114,10 @@ class LmdbStore:
         self._env = environment
         self._ahead = ReadingAhead(environment.read_beside)
         names = {KEY_VALUE: _DATA, VERSIONED: _SEGMENTS + _DATA}.get(kind, _SEGMENTS)
-        self._meta = environment.database(_META)
+        self._meta = environment.databases[_META]
         # To decode it takes ten times a point read, and it is the same between two commits.
         self._decoded: tuple[bytes, StoreMeta] | None = None
-        self._databases: list[Any] = [environment.database(name) for name in names]
+        self._databases: list[Any] = [environment.databases[name] for name in names]
 
     @staticmethod
     def open(
@@ -146,11 +139,6 @@ class LmdbStore:
         return _cache.open(
             path, lambda real: _open_files(real, kind, retention_ms, sync, map_bytes)
         )
-
-    @property
-    def retired(self) -> bool:
-        """True if the files behind this object were removed or replaced: open the store again."""
-        return self._env.stale
 
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot]:
@@ -214,10 +202,9 @@ class LmdbStore:
         """Restore: fold one chunk of the changelog into the store, in ONE transaction with its
         position (D9).
 
-        Null keys are skipped, None values delete; keys behind all present ones are appended, which
-        is fastest for the first chunk. A versioned store needs every record. Raises
-        StoreMismatchError if ``incarnation`` is given and is not the owner's, or for a position
-        before the store's own.
+        Null keys are skipped, None deletes; keys behind all present ones are appended, which is
+        fastest. A versioned store needs every record. StoreMismatchError if ``incarnation`` is not
+        None and not the owner's, or for a position before the store's own.
         """
         followed = self._followed(now_ms, incarnation, next_position)
         self._change(followed, self._writer(keys, values, timestamps))
@@ -231,28 +218,20 @@ class LmdbStore:
         self._change(lambda meta: replace(meta, cluster_id=cluster_id, topic_id=topic_id))
 
     def touch(self, now_ms: int, incarnation: str | None = None) -> None:
-        """Note that the store has followed its changelog to the end until ``now_ms``, though
-        nothing changed.
+        """Note that the store has followed its changelog to the end until ``now_ms`` without a
+        change.
 
-        Who follows it calls this now and then (the state updater, `Freshness` for tasks that run);
-        a store not touched for longer than ``delete.retention.ms`` is rebuilt (scenario 13). Waits
-        for a batch's apply in another process. Raises StoreMismatchError, nothing noted, if
-        ``incarnation`` is given and is not the owner's.
+        Called now and then: a store not touched for ``delete.retention.ms`` is rebuilt (scenario
+        13). Waits for another process's apply. StoreMismatchError, nothing noted, if
+        ``incarnation`` is not None and not the owner's.
         """
         self._change(self._followed(now_ms, incarnation, None))
-
-    def flush(self) -> None:
-        self._env.flush()
 
     def copy_to(self, folder: Path) -> LmdbStore:
         """A store of its own in the empty ``folder``, of what is committed at this moment: whoever
         reads for long reads that, and `close`s it. StateDiskError, StoreClosedError."""
         self._env.copy_to(folder)
         return LmdbStore.open(folder)
-
-    def reader_check(self) -> int:
-        """Free the slots of dead readers, which keep old pages; returns how many there were."""
-        return self._env.reader_check()
 
     def close(self) -> None:
         """Close it in this process; the next `open` opens it afresh. No thread may be using it."""
@@ -269,8 +248,6 @@ class LmdbStore:
         """`close` the store in this folder, if this process has it open."""
         _cache.drop(Path(os.path.realpath(path)))
 
-    # -- inside one transaction --------------------------------------------------------------------
-
     def _read_meta(self, txn: lmdb.Transaction[bytes]) -> StoreMeta:
         data = txn.get(_META, db=self._meta)
         if data is None:
@@ -283,9 +260,6 @@ class LmdbStore:
             self._decoded = known = data, StoreMeta.decode(data, str(self.path))
         return known[1]
 
-    def _put_meta(self, txn: lmdb.Transaction[bytes], meta: StoreMeta) -> None:
-        txn.put(_META, meta.encode(), db=self._meta)
-
     def _change(
         self,
         change: Callable[[StoreMeta], StoreMeta],
@@ -296,7 +270,8 @@ class LmdbStore:
 
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = change(self._read_meta(txn))
-            self._put_meta(txn, meta if write is None else write(txn, meta, reached))
+            meta = meta if write is None else write(txn, meta, reached)
+            txn.put(_META, meta.encode(), db=self._meta)
 
         self._env.write(body)
 
@@ -434,7 +409,7 @@ class _OpenStores:
     """The stores that this process has open, by path: LMDB forbids opening a file twice."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stores: dict[Path, LmdbStore] = {}
         # To resolve a path link by link takes as long as to read. The operating system does it
         # where the file is asked for, so an entry is right as long as the file is the same.
@@ -450,8 +425,8 @@ class _OpenStores:
                 return known
             real = Path(os.path.realpath(asked))
             store = self._stores.get(real)
-            if store is None or store.retired:
-                self._drop_retired()
+            if store is None or store._env.stale:
+                self.drop_retired()
                 store = open_files(real)
                 self._stores[real] = store
             self._asked_for[asked] = store
@@ -459,11 +434,8 @@ class _OpenStores:
 
     def drop_retired(self) -> None:
         with self._lock:
-            self._drop_retired()
-
-    def _drop_retired(self) -> None:
-        for gone in [at for at, store in self._stores.items() if store.retired]:
-            self._popped(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
+            for gone in [at for at, store in self._stores.items() if store._env.stale]:
+                self._popped(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
 
     def drop(self, path: Path) -> None:
         with self._lock:
@@ -476,7 +448,7 @@ class _OpenStores:
         return store
 
     def forget_inherited(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for store in self._stores.values():
             store._env.close()
         self._stores.clear()
@@ -521,11 +493,10 @@ def _open_files(
 def _open_environment(
     path: Path, kind: str | None, retention_ms: int | None, map_bytes: int | None
 ) -> LmdbStore:
-    # All names are registered whatever the kind: only the store's own metadata tells which kind it
-    # is.
+    # All names, whatever the kind: only the store's own metadata tells which it is.
     sizes = {} if map_bytes is None else {"map_bytes": map_bytes}
     environment = StoreEnvironment(path, (_META, *_DATA, *_SEGMENTS), **sizes)
-    database = environment.database(_META)
+    database = environment.databases[_META]
     try:
         with environment.read() as txn:
             known = txn.get(_META, db=database)

@@ -1,4 +1,5 @@
-"""Store specifications, and the view that operators read; `InMemoryStore` is the model. Pure.
+"""Store specifications, and the view that operators read; `InMemoryStore` is the model, and an
+`Overlay` is changes on top of a view. Pure.
 
 A versioned store holds versions of a key's value (KIP-889). A version is valid from its own time
 until that of the next one; the latest has no end. A deletion is a version without a value. The
@@ -11,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -141,14 +142,12 @@ class StoreSpec:
     """A store as the topology declares it.
 
     ``kind``: ``key_value``, ``versioned``, ``window`` or ``session``. Keys of window stores are
-    ``key bytes + 8-byte window start (ms, big endian) + 4-byte sequence number`` (Java's
-    WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
-    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind the store's own
-    time, see `StoreView.newest_ms`; of versioned stores the history retention, which is also how
-    late a version may come; of a processor's key-value store how long its entries live. ``logging``
-    False = no changelog, best effort. ``folds``: what makes each stored field of a built-in
-    aggregate (``count``, ``sum``, ...). ``private``: where Kafka Streams has such a store, it has
-    other bytes.
+    ``key bytes + 8-byte window start (ms, big endian) + 4-byte sequence number`` (WindowKeySchema),
+    of session stores ``key bytes + 8-byte end + 8-byte start`` (SessionKeySchema). ``retention_ms``
+    is how long windows are kept behind `StoreView.newest_ms`; of versioned stores the history
+    retention, also for late versions; of a processor's key-value store how long entries live.
+    ``logging`` False = no changelog, best effort. ``folds``: what makes each stored field of a
+    built-in aggregate (``count``, ``sum``, ...). ``private``: its bytes are not Kafka Streams'.
     """
 
     name: str
@@ -283,7 +282,11 @@ class OrderedEntries(Generic[T]):
     def get(self, key: bytes) -> T | None:
         return self._of.get(key)
 
-    def put(self, key: bytes, value: T) -> None:
+    def put(self, key: bytes, value: T | None) -> None:
+        """None removes it."""
+        if value is None:
+            self.remove(key)
+            return
         self._leave_readers_theirs()
         if key not in self._of:
             if key in self._gone:
@@ -393,10 +396,7 @@ class InMemoryStore(StoreView):
         for key, value, timestamp in zip(
             changes.keys, changes.values, changes.timestamps.tolist(), strict=True
         ):
-            if value is None:
-                self._entries.remove(key)
-            else:
-                self._entries.put(key, timestamp.to_bytes(8, "big", signed=True) + value)
+            self._entries.put(key, None if value is None else pack_value(timestamp, value))
         if self._retention_ms is not None:
             oldest = self._newest_ms - self._retention_ms
             while self._expiring and self._expiring[0][0] <= oldest:
@@ -437,7 +437,7 @@ class InMemoryVersions(InMemoryStore):
             put(history, time, value)
             self._await_end(key, history)
             if history[-1][0] == time:
-                self._show_latest(key, value, time)
+                self._entries.put(key, None if value is None else pack_value(time, value))
         self.stream_time = max(self.stream_time, int(times.max(initial=-1)))
         oldest = self.stream_time - self._history_ms
         while self._expiring and self._expiring[0][0] <= oldest:
@@ -462,8 +462,111 @@ class InMemoryVersions(InMemoryStore):
             self._awaited[key] = time
             heappush(self._expiring, (time, key))
 
-    def _show_latest(self, key: bytes, value: bytes | None, time: int) -> None:
-        if value is None:
-            self._entries.remove(key)
-        else:
-            self._entries.put(key, pack_value(time, value))
+
+class Overlay(Generic[T]):
+    """The content of ``below``, read as far as it is asked for, and changes since; ``read``
+    converts a stored entry to a `T`. A range shows the moment of the call."""
+
+    def __init__(self, below: StoreView, read: Callable[[bytes], T]) -> None:
+        self._below, self._read = below, read
+        self._live: OrderedEntries[T] = OrderedEntries()
+        self._since: dict[bytes, int] = {}
+        """The number of each changed key's first change."""
+        self._passed: tuple[dict[bytes | None, bytes], dict[bytes | None, bytes]] = {}, {}
+        """To where all entries below have changed, by where a range begins, and for ranges
+        backwards by where they end: whoever takes the first entry out, and asks for the first one
+        again, would meet all that it has taken out."""
+        self._uncounted: list[bytes] = []
+        self._covered = 0
+        """The number of changed keys that are below, without the `_uncounted` ones."""
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._since
+
+    def get(self, key: bytes) -> T | None:
+        return self._live.get(key)
+
+    def put(self, key: bytes, value: T | None) -> None:
+        if key not in self._since:
+            self._since[key] = len(self._since)
+            self._uncounted.append(key)
+        self._live.put(key, value)
+
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, T]]:
+        """Entries ``start <= key < end`` in the order of the keys, as they are now."""
+        passed = self._passed[reverse].get(end if reverse else start)
+        low, high = start, end
+        if passed is not None:
+            low, high = (start, passed) if reverse else (passed, end)
+        stored = self._below.range(low, high, reverse=reverse)
+        if not self._since:
+            read = self._read
+            return ((key, read(entry)) for key, entry in stored)
+        kept = self._unchanged(stored, end if reverse else start, len(self._since), reverse)
+        live = self._live.range(start, end, reverse=reverse)
+        return merge(live, kept, key=itemgetter(0), reverse=reverse)
+
+    def entries(self) -> int:
+        """The number of entries, as far as ``below`` knows it; reads only those that changed."""
+        found = self._below.get_many(self._uncounted)
+        self._covered += sum(entry is not None for entry in found)
+        self._uncounted = []
+        return max(0, self._below.entries() - self._covered) + len(self._live)
+
+    def _unchanged(
+        self,
+        stored: Iterator[tuple[bytes, bytes]],
+        bound: bytes | None,
+        moment: int,
+        reverse: bool,
+    ) -> Iterator[tuple[bytes, T]]:
+        last: bytes | None = None
+        first = True
+        since, read = self._since, self._read
+        for key, entry in stored:
+            at = since.get(key)
+            if at is not None and at < moment:
+                last = key
+                continue
+            if first:
+                self._note_passed(bound, last, reverse)
+                first = False
+            yield key, read(entry)
+        if first:
+            self._note_passed(bound, last, reverse)
+
+    def _note_passed(self, bound: bytes | None, last: bytes | None, reverse: bool) -> None:
+        if last is not None:
+            self._passed[reverse][bound] = last if reverse else last + b"\x00"
+
+
+class OverlayView(Overlay[bytes], StoreView):
+    """A `StoreView` with the running batch's changes, for operators that share a store (D5)."""
+
+    def __init__(self, below: StoreView) -> None:
+        super().__init__(below, bytes)
+        self.below = below
+
+    def remember(self, changes: StoreChanges) -> None:
+        for key, value, time in zip(
+            changes.keys, changes.values, changes.timestamps.tolist(), strict=True
+        ):
+            self.put(key, None if value is None else pack_value(time, value))
+
+    @property
+    def newest_ms(self) -> int:
+        """See `StoreView`; without the batch's own changes."""
+        return self.below.newest_ms
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        missing = [key for key in keys if key not in self]
+        found = dict(zip(missing, self.below.get_many(missing), strict=True)) if missing else {}
+        return [self.get(key) if key in self else found[key] for key in keys]
+
+    def range_many(self, bounds: Sequence[Bounds]) -> list[list[Entry]]:
+        return super().range_many(bounds) if self._since else self.below.range_many(bounds)
+
+    def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
+        return super().last_many(bounds) if self._since else self.below.last_many(bounds)

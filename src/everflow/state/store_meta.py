@@ -30,14 +30,13 @@ CLOCK_AHEAD_MS = 60_000
 class StoreMeta:
     """Written in the same transaction as the data, so it is always as true as they are.
 
-    ``position`` is the next changelog offset to be read (None: nothing loaded yet); ``topic_id``
-    and ``cluster_id`` name the changelog that it counts in. ``segments`` maps the sub-databases of
-    a window or session store to the time segment that each holds; ``stream_time`` is the
-    store's own, the highest window start or session end written (ms, -1 = none). ``updated_ms`` is
-    the wall clock at which the store was last known to have followed its changelog to the end,
-    before it ever did the moment it was begun (-1 = unknown): it has missed no delete since.
-    ``inputs``: what the group had committed of its task's input partitions (``topic-0``) when a
-    batch was applied last: it never commits less (note 064). Since format 2.
+    ``position``: next changelog offset to be read (None: nothing loaded yet), in the changelog
+    ``topic_id`` of ``cluster_id``. ``segments``: the time segment of each sub-database of a window
+    or session store. ``stream_time``: highest window start or session end written (ms, -1 = none).
+    ``updated_ms``: wall clock at which the store was last known to be at its changelog's end,
+    before that when it was begun (-1 = unknown): it has missed no delete since. ``inputs``:
+    committed offsets of the task's input partitions (``topic-0``) when a batch was applied last:
+    the group never commits less (note 064). Since format 2.
     """
 
     kind: str
@@ -57,6 +56,12 @@ class StoreMeta:
     @property
     def owner(self) -> Owner:
         return Owner(self.incarnation or "", self.last_batch or "")
+
+    @property
+    def expired_ms(self) -> int:
+        """Windows that start, and sessions and versions that end, at this time or before are not
+        shown, though their segment may still be there."""
+        return self.stream_time - (self.retention_ms or 0)
 
     def encode(self) -> bytes:
         """JSON, so that a person can read it. In this release's format, whichever it was read in:

@@ -1,9 +1,7 @@
 """`StoreSnapshot`: what a store holds at one moment, read inside one LMDB transaction.
 
-`ReadingAhead` reads a store that does not fit in memory: a page that is not in memory is a page
-fault, for which the thread waits some 0.1 ms, key by key, and disks serve many such reads at once.
-It reads some of many keys; where they had to wait, threads read all of them, for nothing but their
-pages (note 050).
+`ReadingAhead` is for a store that does not fit in memory: a page fault takes some 0.1 ms, and disks
+serve many at once. Where some of many keys had to wait, threads read all of them (note 050).
 """
 
 from __future__ import annotations
@@ -35,20 +33,17 @@ WAITS_MIN = 4
 THREADS = 16
 _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
-Transactions = Callable[[], AbstractContextManager[Any]]
 
-
+@dataclass(frozen=True)
 class ReadingAhead:
     """Prefetches pages of one environment. ``transactions`` opens read transactions beside the one
     that the caller has (`StoreEnvironment.read_beside`). Any thread."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    transactions: Callable[[], AbstractContextManager[Any]]
 
     def fetch(self, keys: Sequence[bytes], database: Any) -> None:
-        """Get the pages of these stored keys, which are read or written next, into memory, where
-        they are many and not there; blocks meanwhile. A hint: what it leaves out, or another
-        process writes in between, is fetched when it is needed."""
+        """Get the pages of many stored keys, which are read or written next, into memory; blocks. A
+        hint: what it leaves out is fetched when it is needed."""
         if len(keys) < KEYS_MIN:
             return
         before = _waits()
@@ -61,7 +56,7 @@ class ReadingAhead:
 
     def _read(self, keys: Sequence[bytes], database: Any) -> None:
         """Read in a transaction of its own, which LMDB needs for each thread."""
-        with self._transactions() as txn:
+        with self.transactions() as txn:
             for key in keys:
                 txn.get(key, None, database)
 
@@ -94,9 +89,11 @@ class StoreSnapshot(StoreView):
         databases: Sequence[Any],
         ahead: ReadingAhead,
     ) -> None:
-        self._ahead = ahead
-        self._txn = txn
-        self._databases = databases
+        self._txn, self._ahead = txn, ahead
+        versioned = meta.kind == VERSIONED
+        self._databases = databases[-1:] if versioned else databases
+        self._ring = databases[:-1]
+        """Of a versioned store: what its earlier versions are in."""
         self.meta = meta
         self._one = meta.kind in _IN_ONE
         """True if all entries that it shows are in its first database."""
@@ -117,7 +114,7 @@ class StoreSnapshot(StoreView):
             time = changelog.expiry_time(key, self.meta.kind)
             segment = time // (self.meta.segment_ms or SEGMENT_MS_MIN)
             for slot, held in self.meta.segments.items():
-                if held == segment and time > _expired_ms(self.meta):
+                if held == segment and time > self.meta.expired_ms:
                     database = self._databases[slot]
                     break
             else:
@@ -133,7 +130,7 @@ class StoreSnapshot(StoreView):
         if self._one:
             return self._get(keys, self._databases[0])
         times = changelog.expiry_times(keys, self.meta.kind)
-        expired = times <= _expired_ms(self.meta)
+        expired = times <= self.meta.expired_ms
         found = self._get_segments(keys, segments_of(times, self.meta))
         for index in np.flatnonzero(expired).tolist():
             found[index] = None
@@ -174,7 +171,7 @@ class StoreSnapshot(StoreView):
     ) -> Iterator[Entry]:
         if self._one:
             return self._scan(self._databases[0], start, end, reverse=reverse)
-        expired_ms, length = _expired_ms(self.meta), self.meta.segment_ms or SEGMENT_MS_MIN
+        expired_ms, length = self.meta.expired_ms, self.meta.segment_ms or SEGMENT_MS_MIN
         scans = []
         for slot, segment in self.meta.segments.items():
             entries = self._scan(self._databases[slot], start, end, reverse=reverse)
@@ -199,7 +196,7 @@ class StoreSnapshot(StoreView):
             found[at] = entries
         if self._one:
             return found
-        expired_ms = _expired_ms(self.meta)
+        expired_ms = self.meta.expired_ms
         return [
             sorted(_visible(iter(entries), self.meta.kind, expired_ms)) if entries else entries
             for entries in found
@@ -213,7 +210,7 @@ class StoreSnapshot(StoreView):
             return super().last_many(bounds)
         starts, stored = stored_keys.encode_short(firsts), stored_keys.encode_short(ends)
         unsure: set[int] = set()
-        expired_ms = -1 if self._one else _expired_ms(self.meta)
+        expired_ms = -1 if self._one else self.meta.expired_ms
         for database in self._shown_databases():
             self._ahead.fetch(stored, database)
             with self._txn.cursor(database) as cursor:
@@ -223,16 +220,16 @@ class StoreSnapshot(StoreView):
                     key = cursor.key()
                     if key < start:
                         continue
-                    if stored_keys.is_bucket(key) or self._is_expired(key[1:], expired_ms):
+                    if stored_keys.is_bucket(key) or (
+                        not self._one
+                        and changelog.expiry_time(key[1:], self.meta.kind) <= expired_ms
+                    ):
                         unsure.add(at)
                     elif (known := found[at]) is None or known[0] < key[1:]:
                         found[at] = key[1:], cursor.value()
         for at in unsure:  # among keys that it takes more than a look to tell apart
             found[at] = next(self.range(*bounds[at], reverse=True), None)
         return found
-
-    def _is_expired(self, key: bytes, expired_ms: int) -> bool:
-        return not self._one and changelog.expiry_time(key, self.meta.kind) <= expired_ms
 
     def _shown_databases(self) -> Sequence[Any]:
         if self._one:
@@ -263,8 +260,7 @@ class StoreSnapshot(StoreView):
                 there = cursor.set_range(stored_keys.lower_bound(start))
             else:
                 bound = stored_keys.upper_bound(end)
-                # From the first key behind the bound, which the filter leaves out, or from the
-                # very last one.
+                # From the first key behind the bound, which the filter leaves out, or the last.
                 there = (bound is not None and cursor.set_range(bound)) or cursor.last()
             if there:
                 stored = cursor.iterprev() if reverse else cursor.iternext()
@@ -329,12 +325,6 @@ class _Bounds:
 
 def segments_of(times: Int64, meta: StoreMeta) -> Int64:
     return np.asarray(times // (meta.segment_ms or SEGMENT_MS_MIN), dtype=np.int64)
-
-
-def _expired_ms(meta: StoreMeta) -> int:
-    """Windows that start (sessions that end) at this time or before are not shown, though their
-    segment may still be there."""
-    return meta.stream_time - (meta.retention_ms or 0)
 
 
 def _visible(entries: Iterator[Entry], kind: str, expired_ms: int) -> Iterator[Entry]:

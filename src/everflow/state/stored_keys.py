@@ -80,11 +80,10 @@ def in_range(
     *,
     reverse: bool = False,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Entries ``start <= key < end`` in key order, out of stored ones from ``lower_bound(start)``
-    on; with ``reverse`` in falling order, out of falling ones from ``upper_bound(end)`` on.
+    """Entries ``start <= key < end`` in key order, of stored ones from ``lower_bound(start)`` on;
+    ``reverse``: falling, from ``upper_bound(end)`` on.
 
-    Stops reading as soon as nothing can follow. Holds one group of long keys with a common
-    beginning in memory.
+    Stops once nothing can follow. Holds one group of long keys with a common beginning in memory.
     """
     group: list[tuple[bytes, bytes]] = []
     group_prefix = b""

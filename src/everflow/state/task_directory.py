@@ -58,10 +58,9 @@ process."""
 class ProcessMetadata:
     """What a restart has to know of the process before it.
 
-    ``process_id`` is the instance's uuid, kept over restarts. ``transactional_ids`` are all those
-    it may have open transactions under: a restart fences them first (D6). ``boot_id`` names the
-    boot of the operating system in which the folder was used last, ``clean_close`` whether
-    everything was flushed at the end of that use.
+    ``process_id``: the instance's uuid, kept over restarts. ``transactional_ids``: all that it may
+    have open transactions under, fenced first (D6). ``boot_id``: of the operating system's boot at
+    the last use, ``clean_close``: whether that use ended with everything flushed.
     """
 
     application_id: str
@@ -81,11 +80,8 @@ def system_boot_id() -> str:
 
 
 class StateDirectory:
-    """The folder of one application and instance, held exclusively from `open` until `close`.
-
-    Used by the driver only; workers get the paths of stores. Methods are not for concurrent use on
-    one task.
-    """
+    """The folder of one application and instance, held exclusively from `open` until `close`. The
+    driver's only; workers get paths of stores. One call at a time on one task."""
 
     def __init__(
         self,
@@ -237,9 +233,8 @@ class StateDirectory:
             return None
 
     def remove_task(self, task: TaskId) -> None:
-        """Take the task's stores out of the folder, at once and as a whole: killed in the middle,
-        they are there or not. The disk space is free after `sweep`. Who reads one of them meanwhile
-        reads on; nobody may write to it. StateDiskError."""
+        """Take the task's stores out of the folder, at once and as a whole, even if killed; `sweep`
+        frees the disk. Readers go on; nobody may write to it. StateDiskError."""
         shutil.rmtree(self._memory / str(task), ignore_errors=True)
         if not (self.path / str(task)).exists():
             return
@@ -254,9 +249,8 @@ class StateDirectory:
             shutil.rmtree(place, ignore_errors=True)
 
     def delete(self) -> None:
-        """Delete the folder with all that is in it, and release it; large stores take a while. Cut
-        off in the middle, each store is there or not. Nobody may use a store of it. StateDiskError.
-        """
+        """Delete the folder and release it, which may take a while; killed, each store is there or
+        not. Nobody may use a store of it. StateDiskError."""
         for task in self.tasks():
             self.remove_task(task)
         self.sweep()
@@ -305,12 +299,11 @@ class StateDirectory:
         )
 
     def close(self, *, clean: bool = True) -> None:
-        """Release the folder; stores in memory are gone. ``clean``: flush every store first,
-        against power cuts. Idempotent.
+        """Release the folder; stores in memory are gone. Idempotent.
 
-        Call it with ``clean`` only when no worker applies changes any more. A folder that is not
-        ours any more (`require_held`) is left as it is. StateDiskError if it cannot be noted that
-        the close was clean; the folder is released all the same.
+        ``clean``: flush every store first, against power cuts; only when no worker applies changes
+        any more. A folder that is not ours any more (`require_held`) stays as it is.
+        StateDiskError, and released, if the close cannot be noted.
         """
         if self._closed:
             return

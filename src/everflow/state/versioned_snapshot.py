@@ -1,8 +1,7 @@
 """A versioned store: `VersionedSnapshot`, read inside one LMDB transaction, and its writes.
 
-The last database holds the latest version of each key that has a value. The ring holds those before
-it by when they ended, under the key of a session: key, end, start; and a key's latest deletion,
-with its time as both. `version_changes` is pure.
+The last database holds each key's latest version with a value; the ring those before it by key,
+end, start, and a key's latest deletion, with its time as both. `version_changes` is pure.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-import lmdb
 import numpy as np
 
 from everflow.records import Int64
 from everflow.state import stored_keys
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.store import OPEN, History, Version, accepted
-from everflow.state.store_meta import StoreMeta
-from everflow.state.store_snapshot import SEGMENT_MS_MIN, ReadingAhead, StoreSnapshot
+from everflow.state.store_snapshot import SEGMENT_MS_MIN, StoreSnapshot
 
 DELETION, VALUE = b"\x00", b"\x01"
 """First byte of the value of an earlier version."""
@@ -34,16 +31,6 @@ _BEHIND = b"\x80"
 
 class VersionedSnapshot(StoreSnapshot):
     """A `VersionsView` of one moment; as a `StoreView` it shows the latest versions."""
-
-    def __init__(
-        self,
-        txn: lmdb.Transaction[bytes],
-        meta: StoreMeta,
-        databases: Sequence[Any],
-        ahead: ReadingAhead,
-    ) -> None:
-        super().__init__(txn, meta, databases[-1:], ahead)
-        self._ring = databases[:-1]
 
     @property
     def stream_time(self) -> int:
@@ -75,14 +62,14 @@ class VersionedSnapshot(StoreSnapshot):
         return found
 
     def begins_after(self, key: bytes, time: int) -> int:
-        first = max(time, self._expired)
+        first = max(time, self.meta.expired_ms)
         for segment, slot in self._segments():
             if (segment + 1) * (self.meta.segment_ms or SEGMENT_MS_MIN) <= first:
                 continue
             with self._txn.cursor(self._ring[slot]) as cursor:
                 for stored_key, _ in _of_key(cursor, key, first):
                     end, start = _TIMES.unpack_from(stored_key, len(stored_key) - _TIMES.size)
-                    if end <= self._expired:
+                    if end <= self.meta.expired_ms:
                         continue
                     if start > time:
                         return int(start)
@@ -100,12 +87,12 @@ class VersionedSnapshot(StoreSnapshot):
             yield key, Version(time, OPEN, value)
         for _, slot in self._segments():
             for entry in self._scan(self._ring[slot], None, None):
-                for one in _valid([entry], self._expired, OPEN):
+                for one in _valid([entry], self.meta.expired_ms, OPEN):
                     if one.value is not None:
                         yield entry[0][: -_TIMES.size], one
 
     def _earlier(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
-        asked = [(key, max(first, self._expired), last) for key, first, last in asked]
+        asked = [(key, max(first, self.meta.expired_ms), last) for key, first, last in asked]
         found: list[list[Version]] = [[] for _ in asked]
         for segment, slot in self._segments():
             ends_before = (segment + 1) * (self.meta.segment_ms or SEGMENT_MS_MIN)
@@ -128,13 +115,8 @@ class VersionedSnapshot(StoreSnapshot):
                     if last is not None:
                         del open_[at]
                         end, start = _TIMES.unpack_from(last, len(last) - _TIMES.size)
-                        found[at] = start if start == end > self._expired else None
+                        found[at] = start if start == end > self.meta.expired_ms else None
         return found
-
-    @property
-    def _expired(self) -> int:
-        """Versions that ended at this time or before are not shown."""
-        return self.meta.stream_time - (self.meta.retention_ms or 0)
 
     def _segments(self) -> list[tuple[int, int]]:
         return sorted((segment, slot) for slot, segment in self.meta.segments.items())

@@ -1,8 +1,7 @@
 """The test kit, for users too: a driver without a broker, a real broker, waits for conditions.
 
-What is here is public. Whoever reads the driver begins with `topology_test_driver`, then `topics`
-and `store_views`; `broker` has one broker and three (`broker_guard` is the process that ends them
-with their owner), and `kafka_proxy` brings faults between them and their clients.
+What is here is public. The driver is in `topology_test_driver`, `topics` and `store_views`;
+`broker` has one broker and three, `kafka_proxy` brings faults between them and their clients.
 May import everything; nothing below imports it.
 """
 

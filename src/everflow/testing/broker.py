@@ -1,8 +1,7 @@
 """A real Kafka broker as a child process: one KRaft node, for tests, benches and the demo.
 
-The broker is Kafka's own code, started from its jars; only its settings are those of a single node
-that should be up quickly. It is a faithful peer (transactions, groups, compaction), not a safe
-place for data: one replica, no fsync.
+The broker is Kafka's own code. It is a faithful peer (transactions, groups, compaction), not a
+safe place for data: one replica, no fsync.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from everflow.testing.broker_security import INSIDE, MUTUAL, SASL, BrokerSecurit
 from everflow.testing.waiting import wait_until
 
 _START_TIMEOUT_S = 180.0
-"""For machines that are slow or busy: it takes 3 s on a quick one, more than 60 s have been
-seen."""
+"""For machines that are slow or busy: more than 60 s have been seen."""
 _STOP_TIMEOUT_S = 20.0
 _PORT_ATTEMPTS = 3
 _LOG_LINES_SHOWN = 25
@@ -72,11 +70,9 @@ _SETTINGS = {
     # After SIGKILL a broker may register again only when its old session is over.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # No record twice a second that says nothing: there is no other node to hear it.
     "metadata.max.idle.interval.ms": "0",
-    # A mistyped topic must fail, not appear.
     "auto.create.topics.enable": "false",
-    # Test data carries old timestamps: nothing may be deleted because its record time is years ago.
+    # Test data carries old timestamps.
     "log.retention.ms": "-1",
     "log.retention.check.interval.ms": "86400000",
     "log.segment.delete.delay.ms": "1000",
@@ -109,13 +105,11 @@ class EmbeddedBroker:
     folder is deleted.
 
     Args:
-        data_folder: where topics and ``broker.log`` live; kept afterwards, and used again if it
-        holds a
-            broker's data. None: a temporary folder, deleted by ``close``.
+        data_folder: of topics and ``broker.log``; kept, and used again if it holds a broker's data.
+            None: a temporary folder, deleted by ``close``.
         host: the address of this machine that clients come in at, without ``security``.
         port: the port clients connect to; None: a free one.
-        heap: the broker's largest heap, in Java's notation; its JVM hears ``KAFKA_OPTS``, too, as
-        in Kafka's scripts.
+        heap: the broker's largest heap, in Java's notation; its JVM also hears ``KAFKA_OPTS``.
         config: broker settings over ours.
         security: clients come in with a password over TLS (``bootstrap_servers``) or a
             certificate (``mutual_servers``); see `BrokerSecurity`. None: anybody.
@@ -147,8 +141,6 @@ class EmbeddedBroker:
         self._progress = progress
         self._guard: subprocess.Popen[bytes] | None = None
 
-    # --- life cycle -------------------------------------------------------------------------------
-
     def __enter__(self) -> EmbeddedBroker:
         try:
             return self.start()
@@ -164,8 +156,7 @@ class EmbeddedBroker:
 
         Raises:
             SetupError: no Java, no jars, no free port, another broker on the folder, or the broker
-            ended (``EF-BROKER``, its
-                log's tail).
+                ended (``EF-BROKER``, its log's tail).
         """
         if self.running:
             return self
@@ -202,9 +193,8 @@ class EmbeddedBroker:
 
     @contextmanager
     def _folder_locked(self) -> Iterator[int]:
-        """The descriptor of a lock that the guard inherits: it lasts as long as the guard, and so
-        as the broker. Kafka's own lock comes late: before it, a second broker has overwritten the
-        first one's settings and opened its metadata log."""
+        """The descriptor of a lock that the guard inherits, so that it lasts as long as the broker.
+        Kafka's own comes late: a second broker has overwritten the first one's settings then."""
         with (self.data_folder / _LOCK_NAME).open("w") as file:
             try:
                 wait_until(lambda: _locked(file), _LOCK_TIMEOUT_S, "the folder's lock")
@@ -217,13 +207,11 @@ class EmbeddedBroker:
             yield file.fileno()
 
     def stop(self) -> None:
-        """Shut down in order (SIGTERM), by force after 20 s; data and ports are kept for
-        ``restart``."""
+        """Shut down in order (SIGTERM), by force after 20 s; data and ports are kept."""
         self._end("TERM", _STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Kill the broker (SIGKILL) and wait for its end; data and ports are kept for
-        ``restart``."""
+        """Kill the broker (SIGKILL) and wait for its end; data and ports are kept."""
         self._end("KILL", _STOP_TIMEOUT_S)
 
     def restart(self) -> EmbeddedBroker:
@@ -240,8 +228,7 @@ class EmbeddedBroker:
         self._say("CONT")
 
     def close(self) -> None:
-        """Stop and delete a temporary data folder; nothing of it is needed then, so it ends by
-        SIGKILL."""
+        """Stop, and delete a temporary data folder (it ends by SIGKILL then)."""
         if self._keep_data:
             self.stop()
         else:
@@ -250,8 +237,6 @@ class EmbeddedBroker:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
-    # --- what it offers ---------------------------------------------------------------------------
-
     @property
     def running(self) -> bool:
         """True from `start` until the process of the broker has ended."""
@@ -259,8 +244,7 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` for clients; known once started (SetupError before), unchanged over
-        restarts."""
+        """``host:port`` for clients, unchanged over restarts; SetupError before the start."""
         return self._address(self._doors[0])
 
     @property
@@ -273,14 +257,12 @@ class EmbeddedBroker:
 
     @property
     def security_folder(self) -> Path:
-        """The folder of a secure broker's certificates: ``ca.pem``, and ``client.pem`` for a
-        client."""
+        """The folder of a secure broker's ``ca.pem``, and ``client.pem`` for a client."""
         return self.data_folder / "security"
 
     @property
     def inside_servers(self) -> str:
-        """``host:port`` for the broker's owner: without security, with all rights. SetupError
-        before the start."""
+        """``host:port`` without security, with all rights; SetupError before the start."""
         return self._address(INSIDE)
 
     def _address(self, door: str) -> str:
@@ -315,12 +297,8 @@ class EmbeddedBroker:
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Create a topic and wait until every partition has a leader.
-
-        Raises:
-            KafkaException: the broker refused (exists already, wrong name or setting).
-            TimeoutError: no leaders in time.
-        """
+        """Create a topic and wait until every partition has a leader. Raises KafkaException where
+        the broker refuses it, TimeoutError for no leaders in time."""
         admin = self._admin()
         topic = NewTopic(
             name, num_partitions=partitions, replication_factor=1, config=dict(config or {})
@@ -335,8 +313,6 @@ class EmbeddedBroker:
             wait_until(led, timeout_s, f"leaders of {partitions} partitions of topic {name}")
         except AssertionError as late:
             raise TimeoutError(str(late)) from None
-
-    # --- inside -----------------------------------------------------------------------------------
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.inside_servers}, logger=_QUIET)
@@ -411,8 +387,7 @@ class EmbeddedBroker:
         while time.monotonic() < deadline:
             if not self.running:
                 return f"ended with exit code {self._guard.returncode if self._guard else None}"
-            # A plain socket finds out that nobody listens; a Kafka client would back off longer
-            # each time.
+            # A Kafka client would back off longer each time.
             if admin is None:
                 with suppress(OSError):
                     socket.create_connection((host, int(port)), timeout=1.0).close()
@@ -465,8 +440,7 @@ def _locked(file: IO[str]) -> bool:
 
 
 def _free_ports(wanted: int | None, doors: Sequence[str]) -> dict[str, int]:
-    """A port for each listener, the controller's too, all free a moment ago; the first has the
-    wanted one."""
+    """A free port for each listener, the controller's too; the first has the wanted one."""
     with ExitStack() as stack:
         ports = {}
         for name in (*doors, "CONTROLLER"):
@@ -556,8 +530,7 @@ class EmbeddedCluster:
         self.close()
 
     def start(self) -> EmbeddedCluster:
-        """Start all three at the same time, as none is ready without another; raises as
-        `EmbeddedBroker.start`."""
+        """Start all three at the same time; raises as `EmbeddedBroker.start`."""
         with ThreadPoolExecutor(len(self.brokers)) as pool:
             for started in [pool.submit(broker.start) for broker in self.brokers]:
                 started.result()
@@ -639,8 +612,6 @@ class EmbeddedCluster:
         for broker in self.brokers:
             broker.restart()
             self.wait_until_in_sync()
-
-    # --- inside -----------------------------------------------------------------------------------
 
     def _node(self, broker: EmbeddedBroker) -> int:
         return self.brokers.index(broker) + 1

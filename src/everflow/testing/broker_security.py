@@ -1,8 +1,4 @@
-"""What makes the embedded broker a secure one: certificates, users, listeners that ask for them.
-
-For tests of programs that will meet a secure cluster; a fresh authority signs each broker's
-certificates, and the users' passwords stand in a file beside its data.
-"""
+"""What makes the embedded broker a secure one: certificates, users, listeners that ask for them."""
 
 from __future__ import annotations
 
@@ -88,8 +84,7 @@ class BrokerSecurity:
 
 
 def write_client_settings(security: BrokerSecurity, folder: Path) -> Path:
-    """Writes `client.properties`, for the first user, in names that Java and everflow read; for
-    this user of the machine only."""
+    """Writes `client.properties`, for the first user; this user of the machine alone reads it."""
     name, word = next(iter(security.users.items()))
     login = f'{_LOGIN}.scram.ScramLoginModule required username="{name}" password="{word}";'
     lines = {

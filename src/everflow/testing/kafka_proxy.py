@@ -1,9 +1,7 @@
 """A proxy before Kafka's brokers that drops, holds, delays and refuses chosen requests.
 
-It speaks the protocol as far as it must: it knows which request a frame is, and puts its own
-addresses in the place of the brokers', so that a client that came to it stays with it. Everything
-else passes as it is. Whoever sets a fault gets a `WireFault`, which says whether it happened: a
-test that only hopes so shows nothing.
+It puts its own addresses in the place of the brokers', so that a client that came to it stays with
+it. Everything else passes as it is. A `WireFault` says whether the fault has happened.
 """
 
 from __future__ import annotations
@@ -15,62 +13,16 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from kafka.protocol.admin import DescribeClusterResponse
-from kafka.protocol.consumer import (
-    FetchRequest,
-    FetchResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-)
-from kafka.protocol.metadata import (
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    MetadataResponse,
-)
-from kafka.protocol.producer import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    EndTxnRequest,
-    EndTxnResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
+from kafka.protocol import admin, consumer, metadata, producer
+from kafka.protocol.api_key import ApiKey
 
 from everflow.sockets import require_size
 
-API_KEYS = {
-    "Produce": 0,
-    "Fetch": 1,
-    "ListOffsets": 2,
-    "Metadata": 3,
-    "OffsetCommit": 8,
-    "OffsetFetch": 9,
-    "FindCoordinator": 10,
-    "JoinGroup": 11,
-    "Heartbeat": 12,
-    "LeaveGroup": 13,
-    "SyncGroup": 14,
-    "ApiVersions": 18,
-    "CreateTopics": 19,
-    "DeleteRecords": 21,
-    "InitProducerId": 22,
-    "AddPartitionsToTxn": 24,
-    "AddOffsetsToTxn": 25,
-    "EndTxn": 26,
-    "TxnOffsetCommit": 28,
-    "DescribeCluster": 60,
-}
+NAMES: dict[int, str] = {int(key): key.name for key in ApiKey}
 """What faults may be set for, by Kafka's names."""
-NAMES = {key: name for name, key in API_KEYS.items()}
 _NODE_ENDPOINTS_SINCE = {"Produce": 10, "Fetch": 16}
 """KIP-951: from these versions on a refusal names the new leader's address."""
 
@@ -85,7 +37,7 @@ class Header(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Kafka's name of the request; its number where no fault can be set for it."""
+        """Kafka's name of the request; its number where it has none here."""
         return NAMES.get(self.key, str(self.key))
 
 
@@ -97,17 +49,19 @@ def header_of(frame: bytes) -> Header:
 
 
 def correlation_of(frame: bytes) -> int:
-    """The correlation id of an answer."""
     return int(struct.unpack_from(">i", frame)[0])
 
 
-_WITH_ADDRESSES: dict[int, Any] = {
-    API_KEYS["Produce"]: ProduceResponse,
-    API_KEYS["Fetch"]: FetchResponse,
-    API_KEYS["Metadata"]: MetadataResponse,
-    API_KEYS["FindCoordinator"]: FindCoordinatorResponse,
-    API_KEYS["DescribeCluster"]: DescribeClusterResponse,
-}
+def _message(name: str) -> Any:
+    """kafka-python's class of a request or an answer, such as ``EndTxnResponse``."""
+    return next(
+        getattr(kinds, name)
+        for kinds in (producer, consumer, metadata, admin)
+        if hasattr(kinds, name)
+    )
+
+
+_WITH_ADDRESSES = ("Produce", "Fetch", "Metadata", "FindCoordinator", "DescribeCluster")
 
 
 def _addresses(answer: Any, asked: Header) -> Iterator[Any]:
@@ -120,17 +74,10 @@ def _addresses(answer: Any, asked: Header) -> Iterator[Any]:
         yield from answer.node_endpoints or ()
 
 
-_REFUSALS: dict[str, tuple[Any, Any]] = {
-    "Produce": (ProduceRequest, ProduceResponse),
-    "Fetch": (FetchRequest, FetchResponse),
-    "FindCoordinator": (FindCoordinatorRequest, FindCoordinatorResponse),
-    "AddPartitionsToTxn": (AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
-    "TxnOffsetCommit": (TxnOffsetCommitRequest, TxnOffsetCommitResponse),
-    "AddOffsetsToTxn": (AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
-    "EndTxn": (EndTxnRequest, EndTxnResponse),
-    "InitProducerId": (InitProducerIdRequest, InitProducerIdResponse),
-    "Heartbeat": (HeartbeatRequest, HeartbeatResponse),
-}
+_REFUSABLE = (
+    *("Produce", "Fetch", "FindCoordinator", "AddPartitionsToTxn", "TxnOffsetCommit"),
+    *("AddOffsetsToTxn", "EndTxn", "InitProducerId", "Heartbeat"),
+)
 _ONE_FOR_EACH = {
     "responses": ("topic_data", "topics"),
     "topics": ("topics",),
@@ -148,8 +95,7 @@ _NONE = ("base_offset", "high_watermark", "node_id", "port", "producer_epoch")
 
 
 def _refused(kind: Any, asked: Any, version: int, code: int) -> Any:
-    """An answer, or a part of one, to this part of a request: the innermost parts have the
-    error."""
+    """An answer, or a part of one: the innermost parts have the error."""
     made = kind(version=version)
     fields = [one for one in kind.fields.values() if one.for_version_q(version)]
     parts = {one.name for one in fields} & _ONE_FOR_EACH.keys()
@@ -172,7 +118,7 @@ def _refused(kind: Any, asked: Any, version: int, code: int) -> Any:
 
 def refusal(frame: bytes, asked: Header, code: int) -> bytes:
     """A broker's answer to this request with the error ``code``, for all that it asks for."""
-    request, answer = _REFUSALS[asked.name]
+    request, answer = _message(f"{asked.name}Request"), _message(f"{asked.name}Response")
     wanted = request.decode(frame, version=asked.version, header=True)
     made = _refused(answer, wanted, asked.version, code)
     made.with_header(correlation_id=asked.correlation)
@@ -189,31 +135,23 @@ _LAST_ANSWERS_S = 10.0
 _Act = Literal["hold", "drop", "lose", "delay", "refuse"]
 
 
+@dataclass(eq=False, repr=False)
 class WireFault:
-    """A fault: its effect, the requests that it applies to, and how often it has happened. Any
-    thread."""
+    """A fault, and how often it has happened. Any thread."""
 
-    def __init__(
-        self,
-        proxy: KafkaProxy,
-        act: _Act,
-        api: str,
-        times: int | None,
-        applies: Callable[[Header, bytes], bool],
-        *,
-        seconds: float = 0.0,
-        code: int = 0,
-        breaks: bool = False,
-    ) -> None:
-        self._proxy = proxy
-        self.act, self.api, self.seconds, self.code = act, api, seconds, code
-        self.breaks = breaks
-        self._left = times
-        self._applies = applies
-        self._changed = threading.Condition()
-        self._happened = 0
-        self._answered = 0
-        self._let_go = asyncio.Event()
+    _proxy: KafkaProxy
+    act: _Act
+    api: str
+    _left: int | None
+    _applies: Callable[[Header, bytes], bool]
+    _: KW_ONLY
+    seconds: float = 0.0
+    code: int = 0
+    breaks: bool = False
+    _changed: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _happened: int = field(init=False, default=0)
+    _answered: int = field(init=False, default=0)
+    _let_go: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __repr__(self) -> str:
         return f"<WireFault: {self.act} {self.api}, happened {self.happened} times>"
@@ -232,15 +170,13 @@ class WireFault:
         the broker has answered them. Raises AssertionError if it does not."""
         with self._changed:
             self._left = 0
-        self._proxy._call(self._set_free())
+        self._proxy._loop.call_soon_threadsafe(self._let_go.set)
         self._wait(lambda: self._answered >= self._happened, timeout_s, "be answered")
 
     def end(self) -> None:
         """End the fault; held requests stay held until `release`."""
         with self._changed:
             self._left = 0
-
-    # --- of the proxy -----------------------------------------------------------------------------
 
     def _takes(self, header: Header, frame: bytes) -> bool:
         """True if it applies to this request, which it counts."""
@@ -260,9 +196,6 @@ class WireFault:
             if self.act == "lose":
                 self._happened += 1
             self._changed.notify_all()
-
-    async def _set_free(self) -> None:
-        self._let_go.set()
 
     def _wait(self, over: Callable[[], bool], timeout_s: float, what: str) -> None:
         with self._changed:
@@ -286,10 +219,7 @@ class KafkaProxy:
     A fault meets ``times`` requests (None: all from now on) of one kind, by Kafka's name
     (``"Produce"``, ``"EndTxn"``...), of clients whose ``client.id`` contains ``client`` and that
     name ``topic``. Where several are set for a kind, the first one that is left decides. Has a
-    thread of its own; its methods may be called from any.
-
-    Args:
-        upstream: ``host:port`` of a broker.
+    thread of its own; its methods may be called from any. ``upstream``: ``host:port`` of a broker.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -331,8 +261,6 @@ class KafkaProxy:
         assert self._front is not None, "the proxy is not started"
         return f"{_HOST}:{self._front.port}"
 
-    # --- faults -----------------------------------------------------------------------------------
-
     def hold(
         self,
         api: str,
@@ -356,8 +284,7 @@ class KafkaProxy:
     def lose_answer(
         self, api: str, times: int | None = 1, client: str = "", topic: str | None = None
     ) -> WireFault:
-        """The broker does what it is asked, and in place of the answer the connection breaks: the
-        client cannot know."""
+        """The broker does what it is asked; in place of the answer the connection breaks."""
         return self._set("lose", api, times, client, topic)
 
     def delay(
@@ -382,7 +309,7 @@ class KafkaProxy:
         """Answer with Kafka's error ``code``; the broker hears nothing of it. Of Produce, Fetch,
         FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit,
         EndTxn and Heartbeat; ValueError for any other."""
-        if api not in _REFUSALS:
+        if api not in _REFUSABLE:
             raise ValueError(f"a refusal of {api!r} cannot be made here")
         return self._set("refuse", api, times, client, topic, code=code)
 
@@ -398,8 +325,8 @@ class KafkaProxy:
     def _set(
         self, act: _Act, api: str, times: int | None, client: str, topic: str | None, **more: Any
     ) -> WireFault:
-        if api not in API_KEYS:
-            raise ValueError(f"{api!r} is none of {', '.join(API_KEYS)}")
+        if api not in NAMES.values():
+            raise ValueError(f"{api!r} is none of {', '.join(NAMES.values())}")
         name = None if topic is None else topic.encode()
 
         def applies(header: Header, frame: bytes) -> bool:
@@ -409,18 +336,16 @@ class KafkaProxy:
         self._faults.append(fault)
         return fault
 
-    # --- on its loop ------------------------------------------------------------------------------
-
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
 
     async def _open(self) -> None:
         self._flows = asyncio.Event()
         self._flows.set()
-        self._front = await self._door(*self._upstream)
+        self._front = await self._door(self._upstream)
 
-    async def _door(self, host: str, port: int) -> _Door:
-        door = _Door(host, port)
+    async def _door(self, upstream: tuple[str, int]) -> _Door:
+        door = _Door(upstream)
         door.server = await asyncio.start_server(
             lambda reader, writer: self._serve(door, reader, writer), _HOST, 0
         )
@@ -465,29 +390,28 @@ class KafkaProxy:
 
     async def _redirected(self, frame: bytes, asked: Header) -> bytes:
         """The answer, with a door of this proxy for each broker."""
-        kind = _WITH_ADDRESSES.get(asked.key)
-        if kind is None or asked.version < _NODE_ENDPOINTS_SINCE.get(asked.name, 0):
+        since = _NODE_ENDPOINTS_SINCE.get(asked.name, 0)
+        if asked.name not in _WITH_ADDRESSES or asked.version < since:
             return frame
-        answer = kind.decode(frame, version=asked.version, header=True)
+        answer = _message(f"{asked.name}Response").decode(frame, version=asked.version, header=True)
         named = [one for one in _addresses(answer, asked) if one.host]
         for one in named:
             node = int(one.broker_id if asked.name == "DescribeCluster" else one.node_id)
             address = str(one.host), int(one.port)
             if node not in self._doors:
-                self._doors[node] = await self._door(*address)
+                self._doors[node] = await self._door(address)
             self._doors[node].upstream = address
             one.host, one.port = _HOST, self._doors[node].port
         return bytes(answer.encode(header=True)) if named else frame
 
 
+@dataclass(eq=False)
 class _Door:
     """The listener for one broker."""
 
-    server: asyncio.Server
-    port: int
-
-    def __init__(self, host: str, port: int) -> None:
-        self.upstream = (host, port)
+    upstream: tuple[str, int]
+    server: asyncio.Server = field(init=False)
+    port: int = field(init=False)
 
 
 @dataclass(eq=False)
@@ -499,23 +423,19 @@ class _Asked:
     answer: bytes | None = field(default=None, repr=False)
 
 
+@dataclass(eq=False)
 class _Line:
     """A client's connection, and the proxy's to the broker behind it."""
 
-    def __init__(
-        self,
-        proxy: KafkaProxy,
-        door: _Door,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._proxy, self._door, self._reader, self._writer = proxy, door, reader, writer
-        self._order: deque[_Asked] = deque()
-        self._settled = asyncio.Event()
-        self._broken = False
+    _proxy: KafkaProxy
+    _door: _Door
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _order: deque[_Asked] = field(init=False, default_factory=deque)
+    _settled: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _broken: bool = field(init=False, default=False)
 
     def abort(self) -> None:
-        """Break both connections."""
         self._broken = True
         self._settled.set()
         self._writer.transport.abort()
@@ -623,4 +543,5 @@ def _framed(frame: bytes) -> bytes:
 
 def _wants_no_answer(frame: bytes, header: Header) -> bool:
     """True for a Produce request with acks=0."""
-    return bool(ProduceRequest.decode(frame, version=header.version, header=True).acks == 0)
+    request = producer.ProduceRequest.decode(frame, version=header.version, header=True)
+    return bool(request.acks == 0)

@@ -1,7 +1,6 @@
 """A plugin of pytest shows what a test waits for.
 
-It is loaded wherever everflow is installed. The capture of a test's output would hide that Spark or
-a broker still starts.
+The capture of a test's output would hide that Spark or a broker still starts.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def _write(config: Any, line: str) -> None:
-    """Above the report. The test's thread waits meanwhile: it writes nothing that would miss the
-    capture."""
+    """Above the report; the test's thread waits meanwhile, and so writes nothing."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     capture = config.pluginmanager.getplugin("capturemanager")
     if reporter is None:  # a worker of pytest-xdist

@@ -29,7 +29,8 @@ Home = Callable[[bytes], int | None]
 
 
 class DriverStores(Mapping[str, InMemoryStore]):
-    """Stores by name. A store of several partitions is shown as one, for reading only.
+    """Stores by name, and the `StoreAccess` of the driver's step. A store of several partitions is
+    shown as one, for reading only.
 
     ``specs``: each store, in how many partitions it is, and where a key is at home.
     """
@@ -66,10 +67,20 @@ class DriverStores(Mapping[str, InMemoryStore]):
         parts = self._parts[name]
         return parts[partition if len(parts) > 1 else 0]
 
+    @contextmanager
+    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
+        yield self.part(spec.name, task.task.partition)
+
+    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
+        """A global table has one partition here."""
+        return [0] * len(keys)
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        """There is no changelog to rebuild it from."""
+
 
 class MergedStore(InMemoryStore):
-    """The partitions of a store, to be read. A key that lies in several is there several times in
-    a `range`; it is looked for where queries look."""
+    """The partitions of a store, to be read; a `range` has a key as often as it is there."""
 
     def __init__(self, spec: StoreSpec, parts: Sequence[InMemoryStore], home: Home) -> None:
         self._parts, self._home = parts, home
@@ -92,30 +103,11 @@ class MergedStore(InMemoryStore):
         return merge(*parts, key=lambda entry: entry[0], reverse=reverse)
 
     def part_of(self, key: bytes) -> InMemoryStore:
-        """The partition that has a key: its own, else the first of the others, as queries look for
-        it."""
+        """The partition that has a key: its own, else the first of the others, as in queries."""
         home = self._home(key[: len(key) - self._suffix])
         parts = self._parts if home is None else [self._parts[home], *self._parts]
         having = (part for part in parts if part.get_many([key])[0] is not None)
         return next(having, parts[0])
-
-
-@dataclass(frozen=True)
-class MemoryAccess:
-    """`StoreAccess` over the driver's stores."""
-
-    stores: DriverStores
-
-    @contextmanager
-    def view(self, task: TaskContext, spec: StoreSpec) -> Iterator[InMemoryStore]:
-        yield self.stores.part(spec.name, task.task.partition)
-
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        """A global table has one partition here."""
-        return [0] * len(keys)
-
-    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
-        """There is no changelog to rebuild it from."""
 
 
 class ValueAndTimestamp(NamedTuple):
@@ -131,17 +123,26 @@ class _View(Telling):
     store: Callable[[], InMemoryStore]
     decode: Callable[[bytes], Any]
 
+    def all(self) -> Iterator[tuple[Any, Any]]:
+        """Keys and values in key-byte order, windows and sessions of a key in order of time."""
+        return ((key, found.value) for key, found in self.all_with_timestamps())
+
+    def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
+        """Keys, and values with their times, in the order of `all`."""
+        found = self.store().range(None, None)
+        return ((self._shown(key), self._value(stored)) for key, stored in found)
+
     def _find(self, key: Any, stored_key: Callable[[bytes], bytes]) -> ValueAndTimestamp | None:
         encoded = self.spec.key_serde.encode(key)
         found = None if encoded is None else self.store().get_many([stored_key(encoded)])[0]
         return None if found is None else self._value(found)
 
-    def _entries(self) -> Iterator[tuple[bytes, ValueAndTimestamp]]:
-        return ((key, self._value(stored)) for key, stored in self.store().range(None, None))
-
     def _value(self, stored: bytes) -> ValueAndTimestamp:
         timestamp, value = unpack_value(stored)
         return ValueAndTimestamp(self.decode(value), timestamp)
+
+    def _shown(self, stored_key: bytes) -> Any:
+        return self.spec.key_serde.decode(stored_key)
 
 
 class KeyValueView(_View):
@@ -156,21 +157,12 @@ class KeyValueView(_View):
         """Value and time of ``key``, None if absent."""
         return self._find(key, bytes)
 
-    def all(self) -> Iterator[tuple[Any, Any]]:
-        """Keys and values in key-byte order."""
-        return ((key, found.value) for key, found in self.all_with_timestamps())
-
-    def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
-        """Keys, and values with their times, in key-byte order."""
-        return ((self.spec.key_serde.decode(key), found) for key, found in self._entries())
-
 
 class VersionedView(KeyValueView):
     """Decoded read access to a versioned store; `get` and `all` show the latest versions."""
 
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
-        """The version of ``key`` at a time (ms); None if it had no value, or if the time is older
-        than the history retention and not in the latest version."""
+        """The version of ``key`` at a time (ms), as `ReadOnlyVersionedStore.get_as_of`."""
         encoded = self.spec.key_serde.encode(key)
         if encoded is None:
             return None
@@ -206,31 +198,14 @@ class WindowView(_View):
         """Value and time of ``key`` in the window that starts at ``start_ms``, None if absent."""
         return self._find(key, lambda encoded: window_store_key(encoded, start_ms))
 
-    def all(self) -> Iterator[tuple[Windowed, Any]]:
-        """Windows and values in key-byte order, the windows of a key in order of time."""
-        return ((window, found.value) for window, found in self.all_with_timestamps())
-
-    def all_with_timestamps(self) -> Iterator[tuple[Windowed, ValueAndTimestamp]]:
-        """Windows, and values with their times, in the order of `all`."""
-        for stored_key, found in self._entries():
-            key, start = split_window_store_key(stored_key)
-            yield (
-                Windowed(
-                    self.spec.key_serde.decode(key), start, start + (self.spec.window_size_ms or 0)
-                ),
-                found,
-            )
+    def _shown(self, stored_key: bytes) -> Windowed:
+        key, start = split_window_store_key(stored_key)
+        size_ms = self.spec.window_size_ms or 0
+        return Windowed(self.spec.key_serde.decode(key), start, start + size_ms)
 
 
 class SessionView(_View):
-    """Decoded read access to a session store. The time of a session's value is the session's
-    end."""
-
-    def all(self) -> Iterator[tuple[Windowed, Any]]:
-        """Sessions and values in key-byte order, the sessions of a key in order of time."""
-        for stored_key, found in self._entries():
-            key, start, end = split_session_key(stored_key)
-            yield Windowed(self.spec.key_serde.decode(key), start, end), found.value
+    """Decoded read access to a session store. The time of a value is its session's end."""
 
     def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
         """The sessions of ``key`` and their values, in order of time."""
@@ -239,8 +214,7 @@ class SessionView(_View):
     def find_sessions(
         self, key: Any, earliest_end: int, latest_start: int
     ) -> Iterator[tuple[Windowed, Any]]:
-        """`fetch` of the sessions that end at ``earliest_end`` or later and start at
-        ``latest_start`` or earlier."""
+        """`fetch` of sessions with an end >= ``earliest_end`` and a start <= ``latest_start``."""
         return (
             entry
             for entry in self.fetch(key)
@@ -252,3 +226,7 @@ class SessionView(_View):
         return next(
             (value for session, value in self.fetch(key) if session[1:] == (start_ms, end_ms)), None
         )
+
+    def _shown(self, stored_key: bytes) -> Windowed:
+        key, start, end = split_session_key(stored_key)
+        return Windowed(self.spec.key_serde.decode(key), start, end)

@@ -31,7 +31,7 @@ class TestRecord(NamedTuple):
 TestRecord.__test__ = False  # type: ignore[attr-defined]  # pytest takes classes called Test... for tests
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RawRecord:
     """A record as it is in Kafka."""
 
@@ -95,21 +95,10 @@ class InputTopic(Telling):
     ) -> None:
         """Pipe bytes, for instance ones that cannot be decoded."""
         place = self._place(key, partition)
-        self._pipe(
-            [
-                RawRecord(
-                    topic=self._topic,
-                    key=key,
-                    value=value,
-                    timestamp=timestamp,
-                    partition=place,
-                )
-            ]
-        )
+        self._pipe([RawRecord(self._topic, key, value, timestamp, partition=place)])
 
     def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: results come out once
-        per key, as from an instance."""
+        """Pipe ``(key, value[, timestamp[, headers]])`` as ONE micro-batch: one result per key."""
         self._pipe(self.written(records))
 
     def pipe_each(self, records: Iterable[tuple[Any, ...]]) -> None:
@@ -122,8 +111,7 @@ class InputTopic(Telling):
         self._next_ms += by_ms
 
     def written(self, records: Iterable[tuple[Any, ...]]) -> list[RawRecord]:
-        """``(key, value[, timestamp[, headers]])`` as they would be in Kafka, without running
-        anything."""
+        """``(key, value[, timestamp[, headers]])`` as they would be in Kafka; nothing runs."""
         return [self._raw(*_parts(record)) for record in records]
 
     def rewind(self) -> None:
@@ -149,14 +137,8 @@ class InputTopic(Telling):
             raise TypeError(
                 f"a record's timestamp is an int of ms or a datetime, found {timestamp!r}"
             ) from None
-        return RawRecord(
-            topic=self._topic,
-            key=key,
-            value=value,
-            timestamp=timestamp,
-            headers=tuple(headers),
-            partition=self._place(key, partition),
-        )
+        place = self._place(key, partition)
+        return RawRecord(self._topic, key, value, timestamp, tuple(headers), place)
 
 
 class OutputTopic(Telling):
@@ -200,8 +182,8 @@ class OutputTopic(Telling):
         return [record[:2] for record in self.read_records()]
 
     def read_table(self) -> dict[Any, Any]:
-        """The records not read yet as a table: the last value per key; a null value deletes. Keys
-        must be hashable."""
+        """The last value per key of the records not read yet; a null value deletes. Keys must be
+        hashable."""
         table: dict[Any, Any] = {}
         for record in self.read_records():
             if record.value is None:

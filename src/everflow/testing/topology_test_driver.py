@@ -4,15 +4,14 @@ It runs the very operators that an instance runs, in this process (Columns in th
 the test run, which starts where there are some), with stores in memory. Functions have gone through
 the same pickle as on their way to a worker, so what cannot travel fails here too, and what a
 function changes in a variable is changed in its own copy. Like Kafka Streams' driver it passes
-repartition topics on at once and commits after each input, so it shows every intermediate result;
-and its topics have one partition, unless ``partitions`` says more. With more it has a task, and
-stores, for each partition, and shows what is lost where equal keys do not meet.
+repartition topics on at once and commits after each input, so it shows every intermediate result.
+With several ``partitions`` it has a task, and stores, for each.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,18 +22,19 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.clock import in_utc
-from everflow.columns.key_partitions import java_partitions
+from everflow.columns.key_partitions import MURMUR2, java_partitions
 from everflow.dsl.expressions import checked_serde
-from everflow.dsl.topics import key_partitioner_of
+from everflow.dsl.lowering.stateless import key_partitioner_of
 from everflow.errors import TopologyError, naming_the_line
 from everflow.exact_texts import exact_ms
 from everflow.foreign_names import Telling
 from everflow.handlers import Handlers
 from everflow.instance.client_state import IllegalStateError
+from everflow.instance.tasks.task import ActiveTask
 from everflow.instance.thread.batch_counts import misplaced_keys, tables
 from everflow.instance.thread.columns import packed, prepared_columns
 from everflow.instance.thread.failure_text import ending
-from everflow.instance.thread.planning import IdleTimes
+from everflow.instance.thread.planning import IdleSources, IdleTimes
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.logs import moves
 from everflow.operators.stored_records import loaded_rows
@@ -52,18 +52,23 @@ from everflow.retry import waiting
 from everflow.serdes import Serde
 from everflow.snapshots.query_errors import StoreKindError, StoreNotFoundError
 from everflow.state.store import InMemoryStore, StoreSpec
-from everflow.testing.driver_topics import DriverSilence, DriverTopics
 from everflow.testing.store_views import (
     DriverStores,
+    Home,
     KeyValueView,
-    MemoryAccess,
     SessionView,
     VersionedView,
     WindowView,
 )
-from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
+from everflow.testing.topics import InputTopic, OutputTopic, Places, RawRecord
 from everflow.topology.batches import BatchInput
-from everflow.topology.graph import SinkNode, TimestampExtractor
+from everflow.topology.graph import FunctionExpr, SinkNode, StatefulNode, TimestampExtractor
+from everflow.topology.partitioners import (
+    key_partitioner,
+    key_partitioners,
+    partitions_of,
+    topics_into_stores,
+)
 from everflow.topology.patterns import pattern_sources, with_topics
 from everflow.topology.plan import (
     GlobalTable,
@@ -74,17 +79,15 @@ from everflow.topology.plan import (
     with_default_extractor,
 )
 from everflow.topology.program import Topology, checked_topology
-from everflow.topology.subtopologies import cut
+from everflow.topology.subtopologies import SubTopologies, cut, internal_topics, tasks
 from everflow.user_program import user_line
 from everflow.worker.columns import ColumnClient
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import DescribedFailure, RecordFailure, Sources, UndecodableRecord
-from everflow.worker.functions import BY_KEY
-from everflow.worker.global_records import GlobalRecords
 from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.worker.letters import Letters, take_letters
+from everflow.worker.letters import GlobalRecords, Letters, take_letters
 from everflow.worker.sink import columns_of
-from everflow.worker.task_step import StepResult, TaskStep
+from everflow.worker.task_step import BY_KEY, StepResult, TaskStep
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
@@ -97,9 +100,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             piping one raises RecordError, and nothing of it has an effect.
         exception_handlers: stage (``deserialization``, ``processing``, ``production``) -> what the
             setting ``<stage>.exception.handler`` would be; left out: "dead-letter".
-        emit_every_update: every intermediate result of a `InputTopic.pipe_batch`, as
-        ``emit.every.update`` gives; by default the
-            last per key (and window) of a batch.
+        emit_every_update: as the setting ``emit.every.update``: every intermediate result of a
+            `InputTopic.pipe_batch`; by default the last per key (and window) of a batch.
         initial_wall_clock_ms: the driver's wall clock, moved by `advance_wall_clock_time` only.
         default_timestamp_extractor: what gives records their time where their source does not say;
             None: it is theirs, and a negative one stops.
@@ -130,19 +132,20 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         topology = _with_topics(topology, topics, application_id)
         topology = with_default_extractor(topology, default_timestamp_extractor)
         subs = cut(topology)
-        self._topics = DriverTopics.of(topology, subs, application_id, partitions, where)
+        self._topics = DriverTopics(topology, subs, application_id, partitions, where)
         chosen = emitting_every_update(topology) if emit_every_update else topology
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
         handlers = Handlers.of(dead_letter_topic, exception_handlers or {})
         handlers.require_nodes({node.name for node in topology.nodes})
-        self._handlers = handlers
+        self._dead_letter_topic = handlers.topic
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
         kept = {spec.name: spec for spec in self._plan.whole_stores()}
         self._kept = {**self._specs, **kept}
         homes = self._topics.homes(topology, application_id)
+        anywhere: tuple[int, Home] = 1, lambda key: None
         self._stores = DriverStores(
-            {name: (spec, *homes.get(name, (1, _anywhere))) for name, spec in self._kept.items()}
+            {name: (spec, *homes.get(name, anywhere)) for name, spec in self._kept.items()}
         )
         self._stream_times: dict[TaskId, dict[str, int]] = {}
         inputs = [tp for task in self._topics.tasks for tp in self._topics.inputs[task]]
@@ -165,32 +168,23 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._silence = DriverSilence(self._plan, self._stream_times, self._topics.inputs)
         self._inputs: list[InputTopic] = []
         self._misplaced = set[str]()
-        self._sink = self._new_sink()
+        self._result, self._written = StepResult(), list[RawRecord]()
+        """Of the last micro-batch, with its dead letters."""
         self._decoder = LogDecoder.of(self._plan, handlers, self._topics.counts)
         with waiting("preparing the Columns of this topology in Spark"):
             columns = prepared_columns(self._plan)
         self._columns = ColumnClient(columns.path)
         self._closed = False
-        # As the workers get them: what cannot travel is refused here too, and a variable that a
-        # function changes is its own copy.
         step = TaskStep.of(
-            self._plan,
-            columns.prepared,
-            MemoryAccess(self._stores),
-            self._sink,
-            handlers=handlers,
+            self._plan, columns.prepared, self._stores, self._keep, handlers=handlers
         )
         self._packed = packed((step.sources, step.times, step.ops), self._plan)
         self._step = self._as_travelled(step)
         self._tables.load(self._wall_clock_ms)
 
     def _as_travelled(self, step: TaskStep) -> TaskStep:
-        """The step with deserialised copies of its operators, as in a worker."""
         sources, times, ops = self._packed.copy()
         return replace(step, sources=sources, times=times, ops=ops)
-
-    def _new_sink(self) -> _MemorySink:
-        return _MemorySink(self._handlers.topic, self._topics.count)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -221,8 +215,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._wall_clock_ms = self._start_ms
         for topic in self._inputs:
             topic.rewind()
-
-    # -- topics ------------------------------------------------------------------------------------
 
     @naming_the_line
     def create_input_topic(
@@ -264,31 +256,24 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return OutputTopic(found, topic, _serdes("create_output_topic", key, value))
 
     def produced_topics(self) -> set[str]:
-        """Topics that have been written to since the start or the last `reset`, whether or not they
-        have been read: outputs and internal topics, repartition topics and changelogs, by their
-        whole names."""
+        """Topics that have been written to since the start or the last `reset`: outputs and
+        internal topics (repartition topics and changelogs), by their whole names."""
         return set(self._outputs.produced)
 
-    # -- stores and time ---------------------------------------------------------------------------
-
     def get_key_value_store(self, name: str) -> KeyValueView:
-        """Read access to a key-value store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a key-value store. StoreNotFoundError; StoreKindError for another kind."""
         return KeyValueView(*self._view(name, "key_value"))
 
     def get_window_store(self, name: str) -> WindowView:
-        """Read access to a window store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a window store. StoreNotFoundError; StoreKindError for another kind."""
         return WindowView(*self._view(name, "window"))
 
     def get_session_store(self, name: str) -> SessionView:
-        """Read access to a session store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a session store. StoreNotFoundError; StoreKindError for another kind."""
         return SessionView(*self._view(name, "session"))
 
     def get_versioned_store(self, name: str) -> VersionedView:
-        """Read access to a versioned store. StoreNotFoundError, StoreKindError for another kind of
-        store."""
+        """Read access to a versioned store. StoreNotFoundError; StoreKindError for another kind."""
         return VersionedView(*self._view(name, "versioned"))
 
     def _view(
@@ -323,8 +308,6 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def wall_clock_ms(self) -> int:
         """The driver's wall clock in ms since the epoch; `advance_wall_clock_time` moves it."""
         return self._wall_clock_ms
-
-    # -- running -----------------------------------------------------------------------------------
 
     def pipe_batch(self, records: Mapping[InputTopic, Iterable[tuple[Any, ...]]]) -> None:
         """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp[,
@@ -387,9 +370,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 written = zip(
                     changes.keys, changes.values, changes.timestamps.tolist(), strict=True
                 )
-                partition = task.partition
                 self._outputs.add(
-                    RawRecord(topic=topic, key=key, value=value, timestamp=at, partition=partition)
+                    RawRecord(topic, key, value, at, partition=task.partition)
                     for key, value, at in written
                 )
         for topic, line in misplaced_keys(result.keys).items():
@@ -398,8 +380,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 moves.warning("%s", line)
         tables.add(result.printed)
         tables.flush()
-        self._outputs.add(self._sink.written)
-        return [record for record in self._sink.written if record.topic in self._looped]
+        self._outputs.add(self._written)
+        return [record for record in self._written if record.topic in self._looped]
 
     def _new_request(
         self, ends: Mapping[TopicPartition, int], idle_times: IdleTimes
@@ -419,7 +401,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 for task in self._topics.tasks
             ],
             application_id=self._plan.application_id,
-            global_tasks=self._tables.contexts(),
+            global_tasks=self._tables.contexts,
             idle=idle_times,
         )
 
@@ -432,13 +414,26 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             batch.run(request, read, self._computed)
         except (RecordFailure, DescribedFailure) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
-        return self._sink.result
+        return self._result
 
     def _computed(
         self, request: BatchRequest, decoded: BatchInput, trial: Trial | None
     ) -> BatchResult:
         step = self._step if trial is None else trial_of(self._step, trial)
         return step.run(request, decoded, self._columns, {})
+
+    def _keep(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
+        """The step's sink."""
+        take_letters(result, sources)
+        self._result, self._written = result, []
+        writer = _MemoryWriter(self._written.extend, self._topics.count)
+        for output in result.outputs:
+            for columns in columns_of(output, self._topics.count):
+                writer.write(*columns)
+        letters = Letters.of(self._dead_letter_topic, result.dead_letters, sources, 0)
+        if letters is not None:
+            writer.write(*letters.columns())
+        return BatchResult(outcome=COMMITTED)
 
     def _changelog(self, store: str) -> str:
         return f"{self._plan.application_id}-{self._specs[store].changelog}"
@@ -467,12 +462,11 @@ class _Outputs:
         }
         self._internal = frozenset(internal)
         self._chosen_per_record = any(not isinstance(target, str) for target in targets)
-        self._written: dict[str, deque[RawRecord]] = {}
+        self._written = defaultdict[str, deque[RawRecord]](deque)
         self.produced: set[str] = set()
 
     def of(self, topic: str) -> deque[RawRecord]:
-        """The records of a topic that have not been read; TopologyError for one that is never
-        written."""
+        """A topic's records that have not been read; TopologyError where none is ever written."""
         if topic not in self._fixed | self._internal and not self._chosen_per_record:
             near = difflib.get_close_matches(topic, self._fixed | self._internal, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -483,11 +477,11 @@ class _Outputs:
             raise TopologyError(
                 f"the topology does not write topic {topic!r}; it writes {writes}{internal}{hint}"
             )
-        return self._written.setdefault(topic, deque())
+        return self._written[topic]
 
     def add(self, records: Iterable[RawRecord]) -> None:
         for record in records:
-            self._written.setdefault(record.topic, deque()).append(record)
+            self._written[record.topic].append(record)
             self.produced.add(record.topic)
 
     def clear(self) -> None:
@@ -495,10 +489,6 @@ class _Outputs:
         self.produced.clear()
         for records in self._written.values():
             records.clear()
-
-
-def _anywhere(key: bytes) -> int | None:
-    return None
 
 
 def _serdes(operator: str, key: object, value: object) -> tuple[Serde, Serde]:
@@ -516,30 +506,6 @@ def _with_topics(topology: Topology, topics: Collection[str], application_id: st
     return with_topics(topology, topics, application_id)
 
 
-class _MemorySink:
-    """Keeps a micro-batch's effects for the driver instead of writing them. ``count``: partitions
-    of a topic."""
-
-    def __init__(self, dead_letter_topic: str | None, count: Callable[[str], int]) -> None:
-        self._dead_letter_topic, self._count = dead_letter_topic, count
-        self.result = StepResult()
-        """Of the last micro-batch."""
-        self.written: list[RawRecord] = []
-        """Its records, with its dead letters."""
-
-    def __call__(self, request: BatchRequest, result: StepResult, sources: Sources) -> BatchResult:
-        take_letters(result, sources)
-        self.result, self.written = result, []
-        writer = _MemoryWriter(self.written.extend, self._count)
-        for output in result.outputs:
-            for columns in columns_of(output, self._count):
-                writer.write(*columns)
-        letters = Letters.of(self._dead_letter_topic, result.dead_letters, sources, 0)
-        if letters is not None:
-            writer.write(*letters.columns())
-        return BatchResult(outcome=COMMITTED)
-
-
 Tell = Callable[[Iterable[RawRecord]], None]
 
 
@@ -555,6 +521,7 @@ class DriverTables:
         tell: Tell,
     ) -> None:
         self._tables = {table.source.topic: table for table in tables}
+        self.topics = tuple(self._tables)
         self._offsets = dict.fromkeys(self._tables, 0)
         self._loaded, self._due_ms = loaded, dict[str, int]()
         self._stores = stores
@@ -563,29 +530,18 @@ class DriverTables:
             handlers,
             lambda: _MemoryWriter(tell),
         )
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        return tuple(self._tables)
-
-    def contexts(self) -> list[TaskContext]:
-        """The tables as a batch's request names them."""
-        return [
-            TaskContext(
-                TaskId(table.subtopology, 0),
-                "",
-                "",
-                stores={table.store.name: StorePlace("", topic)},
-            )
-            for topic, table in self._tables.items()
-        ] + [
-            TaskContext(table.task, "", "", stores={table.store.name: StorePlace("", None)})
-            for table in self._loaded
+        places: list[tuple[int, str, str | None]] = [
+            *((table.subtopology, table.store.name, table.source.topic) for table in tables),
+            *((table.subtopology, table.store.name, None) for table in loaded),
         ]
+        self.contexts = [
+            TaskContext(TaskId(number, 0), "", "", stores={name: StorePlace("", topic)})
+            for number, name, topic in places
+        ]
+        """The tables as a batch's request names them."""
 
     def load(self, now_ms: int) -> None:
-        """Load those that are due by the driver's clock: all of them, the first time. Raises what
-        loading raises."""
+        """Load those that are due by the driver's clock; raises what loading raises."""
         for table in self._loaded:
             name, refresh_ms = table.store.name, table.node.refresh_ms
             if name in self._due_ms and (refresh_ms is None or now_ms < self._due_ms[name]):
@@ -633,11 +589,9 @@ def log_columns(
     rows: Sequence[tuple[RawRecord, int]], headers: bool
 ) -> dict[TopicPartition, LogColumns]:
     """Records and their offsets as they are read of a log."""
-    found: dict[TopicPartition, list[tuple[RawRecord, int]]] = {}
+    found = defaultdict[TopicPartition, list[tuple[RawRecord, int]]](list)
     for record, offset in rows:
-        found.setdefault(TopicPartition(record.topic, record.partition), []).append(
-            (record, offset)
-        )
+        found[TopicPartition(record.topic, record.partition)].append((record, offset))
     return {
         tp: LogColumns(
             keys=pa.array([record.key for record, _ in listed], pa.binary()),
@@ -684,10 +638,149 @@ class _MemoryWriter:
             places.tolist(),
         )
         self.tell(
-            RawRecord(topic=topic, key=k, value=v, timestamp=at, headers=tuple(h), partition=place)
+            RawRecord(topic, k, v, at, tuple(h), place)
             for k, v, at, h, place in zip(*columns, strict=True)
         )
 
     def begin(self) -> None: ...
     def send(self) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
+
+
+Partitions = int | Mapping[str, int]
+
+
+class DriverTopics:
+    """``counts``: partitions of the topics that tasks read, by their full names. ``inputs``: what
+    each task reads. ``by``: partitioners by topic."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        subs: SubTopologies,
+        application_id: str,
+        partitions: Partitions,
+        where: str | None,
+    ) -> None:
+        """With ``partitions`` 1 all topics have one, whatever the program says of them; else as on
+        a broker. TopologyError where equal keys would not meet, as at the start of an instance, and
+        for numbers below 1 and topics that the topology does not read."""
+        numbers = [partitions] if isinstance(partitions, int) else list(partitions.values())
+        if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
+            raise TopologyError(
+                f"partitions is a number above 0, or such numbers by topic, found {partitions!r}",
+                where=where,
+            )
+        full = {f"{application_id}-{one.name}": one.name for one in topology.repartition_topics}
+        self._others = partitions
+        self.counts: Mapping[str, int] = {}
+        if partitions == 1:
+            self.counts = dict.fromkeys([*subs.topics, *full], 1)
+        else:
+            known = {topic: self.count(topic) for topic in subs.topics}
+            internal = internal_topics(subs, known, application_id).repartition
+            self.counts = {**known, **{name: count for name, (count, _) in internal.items()}}
+        self.tasks = tasks(subs, self.counts, application_id)
+        inputs = {sub.index: sub.inputs(application_id) for sub in subs.subtopologies}
+        self.inputs = {
+            task: [
+                TopicPartition(topic, task.partition)
+                for topic in inputs[task.subtopology]
+                if task.partition < self.counts[topic]
+            ]
+            for task in self.tasks
+        }
+        by = key_partitioners(topology)
+        names = {**{topic: topic for topic in by}, **full}
+        self.by = {name: by[short] for name, short in names.items() if short in by}
+
+    def count(self, topic: str) -> int:
+        """Of a topic that is only written, too."""
+        others = self._others
+        other = others if isinstance(others, int) else others.get(topic, 1)
+        return self.counts.get(topic) or other
+
+    def places(self, topic: str, serde: Serde, said: str | FunctionExpr | None) -> Places:
+        """The partitioner of an input topic; ``said``: the one of its producer."""
+        count = self.count(topic)
+        by = self.by.get(topic, MURMUR2) if said is None else key_partitioner(said, (topic,))
+
+        def place(key: bytes | None, partition: int | None) -> int:
+            if partition is not None:
+                if not 0 <= partition < count:
+                    raise ValueError(
+                        f"{topic} has the partitions 0 to {count - 1}, not {partition}; "
+                        f"TopologyTestDriver(topology, partitions={partition + 1}) gives it more"
+                    )
+                return partition
+            if key is None or count == 1:
+                return 0
+            return int(partitions_of(by, topic, pa.array([key], pa.binary()), serde, count)[0])
+
+        return place
+
+    def homes(self, topology: Topology, application_id: str) -> dict[str, tuple[int, Home]]:
+        """Store -> its number of partitions, and where queries look for a key."""
+        nodes = [node for node in topology.nodes if isinstance(node, StatefulNode)]
+        serdes = {spec.name: spec.key_serde for node in nodes for spec in node.stores}
+        return {
+            name: (
+                max((self.counts.get(topic, 1) for topic in topics), default=1),
+                self._home(topics, serdes[name]),
+            )
+            for name, topics in topics_into_stores(topology, application_id).items()
+        }
+
+    def _home(self, topics: frozenset[str], serde: Serde) -> Home:
+        known = {topic: self.by[topic] for topic in sorted(topics) if topic in self.by}
+        if not known or len(known) < len(topics):
+            return lambda key: None
+        topic, by = next(iter(known.items()))
+        count = max(self.counts[one] for one in topics)
+        return lambda key: int(
+            partitions_of(by, topic, pa.array([key], pa.binary()), serde, count)[0]
+        )
+
+
+class DriverSilence:
+    """Idle sources of a test driver, by its wall clock (note 025). ``stream_times``: of the tasks,
+    as the driver keeps them; ``inputs``: partitions that each task reads."""
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        stream_times: Mapping[TaskId, Mapping[str, int]],
+        inputs: Mapping[TaskId, Sequence[TopicPartition]],
+    ) -> None:
+        self._plan, self._stream_times, self._inputs = plan, stream_times, inputs
+        self.subtopologies = sorted(plan.idle)
+        self.forget()
+
+    def forget(self) -> None:
+        self._idle_sources = IdleSources(self._plan.idle, lambda topics: True)
+
+    def due(self, subtopology: int, now_ms: int) -> IdleTimes:
+        """New stream times of idle sources in the tasks of a sub-topology."""
+        found = self._due((), now_ms)
+        return {task: names for task, names in found.items() if task.subtopology == subtopology}
+
+    def read(self, read: Collection[TopicPartition], moved: IdleTimes, now_ms: int) -> None:
+        """After a micro-batch: ``read`` had records, ``moved`` are the times it advanced."""
+        if not self.subtopologies:
+            return
+        self._due(read, now_ms)
+        self._idle_sources.advanced(self._tasks(), moved, now_ms)
+        self._due((), now_ms)
+
+    def _due(self, read: Collection[TopicPartition], now_ms: int) -> IdleTimes:
+        tasks = self._tasks()
+        available = {tp: OffsetRange(0, int(tp in read)) for task in tasks for tp in task.inputs}
+        return self._idle_sources.due(tasks, available, now_ms)
+
+    def _tasks(self) -> list[ActiveTask]:
+        return [
+            ActiveTask(
+                id=task, inputs=tuple(listed), stream_times=dict(self._stream_times.get(task, {}))
+            )
+            for task, listed in self._inputs.items()
+        ]

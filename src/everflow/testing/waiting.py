@@ -26,16 +26,12 @@ def wait_until(
 
     Args:
         condition: called about every 20 ms on the calling thread, less often where it takes long,
-        at least once and once more at the end;
-            an exception it raises ends the wait.
+            at least once and once more at the end; an exception it raises ends the wait.
         timeout_s: seconds, on the monotonic clock.
         what: the end of the sentence "waited 5 s for ...".
-        history: what happened meanwhile, or a function that returns it; the last 30 items are in
-        the failure.
+        history: what happened meanwhile, or a function that returns it.
 
-    Raises:
-        AssertionError: the condition stayed false; the message holds its last value and the
-        history.
+    Raises AssertionError with the last value and the last 30 items of the history.
     """
     deadline = time.monotonic() + timeout_s
     pause = Event()

@@ -1,26 +1,23 @@
 """The order in which a record reaches nodes, which is that in which Kafka Streams forwards. Pure.
 
-A record goes depth first: a node hands it to its first child, and to the next one when that child
-and all behind it are done; children are in the order in which they were added. Two sides of a join
-that come from one record therefore have an order, too (note 020).
-Where several results of one record come to one place by two ways, no order of the ways is right:
-the first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says
-how a record comes to each operator, in bytes that have the order of arrival (note 031).
+A record goes depth first, through children in the order in which they were added (note 020). Where
+several results of one record come to one place by two ways, no order of the ways is right: the
+first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says how
+a record comes to each operator, in bytes that have the order of arrival (note 031).
 
-Processors that share a store see it change record by record, so they run together, in one step
-(note 040). A processor that reads another one's results *directly* (through merges and children at
-most) is handed each while the other one still runs, as in Kafka Streams. Anything else between them
-takes the batch as a whole, and cannot run in the middle of a record.
+Processors that share a store run together, in one step (note 040). One that reads another one's
+results *directly* (through merges and children at most) is handed each while the other one still
+runs. Anything else between them takes the batch as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cmp_to_key
 from itertools import combinations
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from everflow.errors import TopologyError
 from everflow.topology.graph import (
@@ -43,9 +40,8 @@ begins."""
 
 
 class Way(NamedTuple):
-    """A way from the operator or topic that makes records to one that reads them: the numbers of
-    the edges, each of a node's children, as bytes. ``table_bytes``: the length of that part of a
-    record's path which lies behind the table that the record updates."""
+    """From the operator or topic that makes records to one that reads them. ``edges``: numbers
+    among a node's children; ``table_bytes``: the length of what lies behind the record's table."""
 
     maker: str
     edges: bytes
@@ -64,11 +60,7 @@ class Ways:
 
 def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
     """True if a record that reaches both nodes has been through ``first`` when a child that is
-    added to ``second`` now gets it. True where no record reaches both.
-
-    That is so where ``first`` comes before ``second``, or behind it: behind a child that is there
-    already.
-    """
+    added to ``second`` now gets it. True where no record reaches both."""
     children = _children(nodes)
     return first in _order(children, second) or _before(children, first, second)
 
@@ -80,22 +72,6 @@ def hands_on_first(nodes: Iterable[Node], first: str, second: str) -> bool:
     if first != second and second in _order(children, first):
         return False
     return first in _order(children, second) or _before(children, first, second)
-
-
-def order_of_arrival(nodes: Iterable[Node]) -> Callable[[str, str], int]:
-    """Compares two nodes' names: -1 where a record of both reaches the first one first, or where no
-    record reaches both and it was added first."""
-    listed = list(nodes)
-    children, added = _children(listed), [node.name for node in listed]
-    orders = [_order(children, name) for name in added]
-
-    def compared(one: str, other: str) -> int:
-        for order in orders:
-            if one in order and other in order:
-                return order.index(one) - order.index(other)
-        return added.index(one) - added.index(other)
-
-    return compared
 
 
 def in_order_of_arrival(nodes: Iterable[Node], node: MergeNode) -> list[str]:
@@ -175,10 +151,6 @@ def _ways(node: Node, sides: tuple[tuple[Way, ...], ...], group: tuple[str, ...]
     )
 
 
-def _meets(node: Node, sides: int) -> Iterable[Iterable[int]]:
-    return node.operator.meets(sides) if isinstance(node, StatefulNode) else (range(sides),)
-
-
 def _digits(number: int) -> bytes:
     """Two bytes that are never 0."""
     high, low = divmod(number, DIGIT)
@@ -207,7 +179,9 @@ class _Places:
         met = any(way.maker in self._met for way in ways)
         several = gives_several(node) or any(way.maker in self._several for way in ways)
         met_before, in_turn = met, False
-        for group in _meets(node, len(sides)):
+        count = len(sides)
+        meets = node.operator.meets(count) if isinstance(node, StatefulNode) else [range(count)]
+        for group in meets:
             pairs = combinations([one for side in dict.fromkeys(group) for one in behind[side]], 2)
             common = [one & other for one, other in pairs if one & other]
             if common:
@@ -218,17 +192,19 @@ class _Places:
         self.in_turn += [node.name] if in_turn else []
 
 
-def _before(children: Mapping[str, list[str]], first: str, second: str) -> bool:
+def _before(
+    children: Mapping[str, list[str]], first: str, second: str, otherwise: bool = True
+) -> bool:
+    """``otherwise``: the answer where no record reaches both."""
     given = {name for names in children.values() for name in names}
     for root in [name for name in children if name not in given]:
         order = _order(children, root)
         if first in order and second in order:
             return order.index(first) < order.index(second)
-    return True
+    return otherwise
 
 
 def _children(nodes: Iterable[Node]) -> dict[str, list[str]]:
-    """Each node's, in the order in which they were added."""
     listed = list(nodes)
     found: dict[str, list[str]] = {node.name: [] for node in listed}
     for node in listed:
@@ -250,7 +226,7 @@ def _order(children: Mapping[str, list[str]], root: str) -> list[str]:
 
 
 def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """For each processor that shares a store: all that do, as a record reaches them."""
+    """For each processor that shares a store: all that do, as records reach them."""
     groups: list[tuple[set[str], set[str]]] = []
     for node in graph.nodes:
         if not isinstance(node, StatefulNode) or not isinstance(node.operator, ProcessorOperator):
@@ -260,8 +236,14 @@ def together(graph: Graph) -> Mapping[str, tuple[str, ...]]:
             names, stores = names | group[0], stores | group[1]
             groups.remove(group)
         groups.append((names, stores))
+    children, added = _children(graph.nodes), [node.name for node in graph.nodes]
+
+    def later(one: str, other: str) -> int:
+        by_place = added.index(one) < added.index(other)
+        return -1 if _before(children, one, other, by_place) else 1
+
     found = {
-        name: tuple(sorted(names, key=cmp_to_key(order_of_arrival(graph.nodes))))
+        name: tuple(sorted(names, key=cmp_to_key(later)))
         for names, _ in groups
         if len(names) > 1
         for name in names
@@ -273,7 +255,7 @@ def ways_to(
     graph: Graph, node: Node, group: Collection[str]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
     """The links from others of its ``group`` to a processor, and the other nodes that it reads."""
-    found = list(_results_of(graph, node.inputs[0], group, None))
+    found = list(_results_of(graph, node.inputs[0], group))
     links = tuple(one for one in found if isinstance(one, Link))
     return links, tuple(one for one in found if not isinstance(one, Link))
 
@@ -294,25 +276,18 @@ def require_direct(graph: Graph) -> None:
                 )
 
 
-def _results_of(
-    graph: Graph, name: str, group: Collection[str], child: int | None
-) -> Iterator[Link | str]:
+def _results_of(graph: Graph, name: str, group: Collection[str]) -> Iterator[Link | str]:
     node = graph.node(name)
     if name in group:
-        yield Link(name, child)
+        yield Link(name, None)
     elif isinstance(node, MergeNode):
         for given in node.inputs:
-            yield from _results_of(graph, given, group, None)
+            yield from _results_of(graph, given, group)
     elif isinstance(node, ProjectNode) and node.label == CHILD and node.inputs[0] in group:
-        yield Link(node.inputs[0], _number(graph, node))
+        parent: Any = graph.node(node.inputs[0])  # a processor
+        number = parent.operator.children.index(node.name.removeprefix(f"{parent.name}-"))
+        yield Link(parent.name, number)
     elif isinstance(node, ProjectNode) and (node.predicate, node.key, node.value) == (None,) * 3:
-        yield from _results_of(graph, node.inputs[0], group, None)
+        yield from _results_of(graph, node.inputs[0], group)
     else:
         yield name
-
-
-def _number(graph: Graph, child: ProjectNode) -> int:
-    parent = graph.node(child.inputs[0])
-    assert isinstance(parent, StatefulNode)
-    assert isinstance(parent.operator, ProcessorOperator)
-    return parent.operator.children.index(child.name.removeprefix(f"{parent.name}-"))

@@ -1,7 +1,6 @@
 """Batches of records by slot, and what joins them.
 
-A record that fails is left out, and its batch is computed again. The functions' results for all
-other records are kept (`KnownResults`), so that none is called twice (note 041).
+Results of functions are kept (`KnownResults`), so that none is called twice (note 041).
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from everflow.records import EdgeBatch, Int64, KeyPlaces, joined_headers
 
 @dataclass(kw_only=True)
 class BatchInput:
-    """Decoded records of a micro-batch by slot (and the rows of the batch in which they stand), and
-    the metadata of all rows."""
+    """Decoded records by slot, with the batch's rows in which they stand; metadata of all rows."""
 
     batches: dict[int, EdgeBatch]
     rows: dict[int, Int64]
@@ -44,7 +42,6 @@ def _places(rows: Int64, count: int) -> pa.Array:
 
 
 def spread(column: pa.Array, rows: Int64, count: int) -> pa.Array:
-    """A column of ``count`` rows with the given one in ``rows``, null in the others."""
     return column.take(_places(rows, count))
 
 
@@ -82,7 +79,6 @@ def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
 
 
 def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
-    """All records of several batches of one type, one batch behind the other."""
     if len(batches) == 1:
         return batches[0]
     filled = [batch for batch in batches if len(batch)] or [batches[0]]
@@ -132,19 +128,16 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class KnownResults:
-    """Results of one micro-batch, by the slots that get them; owned by the thread that computes
-    it."""
+    """Of one micro-batch, by the slots that get them; owned by the thread that computes it."""
 
     _by_slot: dict[int, tuple[EdgeBatch, Made]] = field(default_factory=dict)
 
     def keep(self, slot: int, given: EdgeBatch, made: Made) -> None:
-        """The function that fills ``slot`` gave that for the records ``given``."""
         self._by_slot[slot] = given, made
 
     def of(self, slot: int, asked: EdgeBatch) -> tuple[Int64, Made]:
-        """The rows of ``asked`` whose results are known, and these results (with their rows in
-        ``asked``). A record is identified by its offset and by what the function would see of
-        it."""
+        """The rows of ``asked`` whose results are known, and these, with their rows in ``asked``. A
+        record is identified by its offset and by what the function would see of it."""
         nothing: Int64 = np.empty(0, np.int64)
         none = nothing, Made(nothing, asked.key.slice(0, 0), asked.value.slice(0, 0))
         if slot not in self._by_slot:
@@ -168,7 +161,7 @@ class KnownResults:
 
 
 def joined(parts: list[Made]) -> Made:
-    """The results of all ``parts``, which are of different records, by their rows."""
+    """``parts``: of different records."""
     rows = np.concatenate([one.rows for one in parts])
     order = np.argsort(rows, kind="stable")
     taken = pa.array(order, pa.int64())
@@ -178,7 +171,6 @@ def joined(parts: list[Made]) -> Made:
 
 
 def _common(given: EdgeBatch, asked: EdgeBatch) -> tuple[Int64, Int64]:
-    """The rows of both whose record the other has, too."""
     mine, theirs = np.zeros(len(given), bool), np.zeros(len(asked), bool)
     for source in np.unique(asked.source).tolist():
         for partition in np.unique(asked.partition).tolist():

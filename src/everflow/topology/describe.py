@@ -1,14 +1,9 @@
 """Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON, Mermaid and SVG. Pure.
 
-Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink
-shows the null-key filter that Kafka Streams puts before it, and projections that only prepare a
-value are folded into the node they prepare for. Nodes stand in the original's order (larger
-sub-tree first, then by name). Neighbours do too, except that the original sorts them while it is
-still counting, so behind a merge its order can depend on Java's hash order.
-
-The physical description names each node's execution path: ``Arrow`` (columns, in the Python
-worker), ``Catalyst`` (Spark's generated code, called from the worker) or ``Python`` (a function,
-record by record).
+So that the text is the original's, a repartition sink shows the null-key filter that Kafka Streams
+puts before it, and projections that only prepare a value are folded into the node they prepare for.
+Neighbours stand in the original's order, except that this sorts them while it is still counting, so
+that behind a merge it can depend on Java's hash order.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from html import escape
 from typing import Any, NamedTuple
@@ -27,33 +22,33 @@ from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     FunctionExpr,
+    FunctionNode,
     GlobalTableNode,
     Graph,
     LoadedTableNode,
     Node,
+    PrintNode,
+    ProjectNode,
     SinkNode,
     SourceNode,
     StatefulNode,
+    TakeNode,
     TimeFunction,
+    UnnestNode,
     WholeTableNode,
 )
 from everflow.topology.plan import (
     ARROW,
     PYTHON,
     AskOp,
-    Choice,
     ColumnsOp,
-    FunctionOp,
+    NodeOp,
     PhysicalPlan,
     PlanOp,
-    PrintOp,
     Projection,
     SinkOp,
     StatefulOp,
-    TakeOp,
     TimeOp,
-    UnnestOp,
-    columns_of,
     computed_by,
     why_not_arrow,
 )
@@ -144,36 +139,40 @@ def _topics_of(node: Node) -> tuple[str, ...]:
 
 
 def shown_nodes(sub: SubTopology | GlobalSubTopology) -> dict[str, Shown]:
-    """The described nodes of one sub-topology with their links and sizes."""
     if isinstance(sub, GlobalSubTopology):
         return _shown_global(sub.node)
     shown: dict[str, Shown] = {}
     stands_for: dict[str, list[str]] = {}  # names behind which a folded node's inputs stand
 
+    def standing(names: Iterable[str]) -> list[str]:
+        return [name for given in names for name in stands_for.get(given, [given])]
+
+    def show(name: str, node: Node, before: Iterable[str], stores: Iterable[str] = ()) -> Shown:
+        shown[name] = Shown(
+            name=name,
+            kind="Processor",
+            node=node,
+            stores=sorted(stores),
+            predecessors=list(dict.fromkeys(before)),
+        )
+        return shown[name]
+
     for node in sub.nodes:
-        inputs = [name for given in node.inputs for name in stands_for.get(given, [given])]
+        inputs = standing(node.inputs)
         if getattr(node, "label", None) in (PREPARE, JOINER):
             stands_for[node.name] = inputs
             continue
         if isinstance(node, StatefulNode) and node.parts:
-            stands_for[node.name] = _show_parts(node, stands_for, shown)
+            for part in node.parts:  # the nodes that Kafka Streams has for it
+                show(part.name, node, standing(part.inputs), part.stores)
+            read = {name for part in node.parts for name in part.inputs}
+            stands_for[node.name] = [part.name for part in node.parts if part.name not in read]
             continue
         if isinstance(node, SinkNode) and node.kind == "repartition":
-            filter_name = f"{node.name.removesuffix('-sink')}-filter"
-            shown[filter_name] = Shown(
-                name=filter_name, kind="Processor", node=node, predecessors=inputs
-            )
-            inputs = [filter_name]
+            inputs = [show(f"{node.name.removesuffix('-sink')}-filter", node, inputs).name]
         stores = (*node.stores, *node.reads) if isinstance(node, StatefulNode) else ()
-        kind, detail = _kind(node)
-        shown[node.name] = Shown(
-            name=node.name,
-            kind=kind,
-            detail=detail,
-            node=node,
-            stores=sorted(store.name for store in stores),
-            predecessors=list(dict.fromkeys(inputs)),
-        )
+        entry = show(node.name, node, inputs, (store.name for store in stores))
+        entry.kind, entry.detail = _kind(node)
     for entry in shown.values():
         for name in entry.predecessors:
             shown[name].successors.append(entry.name)
@@ -202,23 +201,6 @@ def _shown_global(node: WholeTableNode) -> dict[str, Shown]:
         size=1,
     )
     return {source.name: source, table.name: table}
-
-
-def _show_parts(
-    node: StatefulNode, stands_for: dict[str, list[str]], shown: dict[str, Shown]
-) -> list[str]:
-    """Adds the nodes that Kafka Streams has for a join; gives those that the next ones read."""
-    for part in node.parts:
-        inputs = [name for given in part.inputs for name in stands_for.get(given, [given])]
-        shown[part.name] = Shown(
-            name=part.name,
-            kind="Processor",
-            node=node,
-            stores=sorted(part.stores),
-            predecessors=list(dict.fromkeys(inputs)),
-        )
-    read = {name for part in node.parts for name in part.inputs}
-    return [part.name for part in node.parts if part.name not in read]
 
 
 def _in_order(shown: dict[str, Shown], names: dict[str, Shown] | list[str]) -> list[Shown]:
@@ -323,19 +305,19 @@ def physical_json(plan: PhysicalPlan, subtopology_of: Mapping[str, int]) -> str:
 
 
 def summary(listed: list[Road]) -> str:
-    """The number of nodes on each execution path, in a line: ``Arrow 4, Catalyst 2 nodes``."""
+    """``Arrow 4, Catalyst 2 nodes``."""
     counts = Counter(road.road for road in listed)
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
 
-def _of_projection(found: Projection | Choice) -> Road:
-    columns = columns_of(found)
+def _of_projection(found: Projection) -> Road:
+    columns = found.columns.values()
     texts = (str(column.column) for column, _ in columns)
     why = ", ".join(text.removeprefix("Column<'").removesuffix("'>") for text in texts)
-    if isinstance(found, Projection) and found.node.label == PREPARE:
+    if not isinstance(found.node, ProjectNode):
+        why = f"the {next(iter(found.columns))} is {why}"
+    elif found.node.label == PREPARE:
         why = "prepares values"
-    if isinstance(found, Choice):
-        why = f"the {found.what} is {why}"
     reasons = list(dict.fromkeys(filter(None, (why_not_arrow(*one) for one in columns))))
     by = computed_by(found)
     if by == PYTHON:
@@ -351,17 +333,17 @@ def _of_op(op: PlanOp | TimeOp) -> Iterator[Road]:
             yield Road(op.name, PYTHON, f"calls {_texts(extractor.fn)} for times", op.where)
         case TimeOp(extractor=extractor) if extractor is not None:
             yield Road(op.name, ARROW, f"times by {type(extractor).__name__}", op.where)
-        case FunctionOp():
-            yield Road(op.name, PYTHON, f"calls {_texts(op.fn)} for each record", op.where)
+        case NodeOp(node=FunctionNode(fn=fn)):
+            yield Road(op.name, PYTHON, f"calls {_texts(fn)} for each record", op.where)
         case AskOp():
             yield Road(op.name, PYTHON, f"calls {_texts(op.operator)} for entries", op.where)
-        case TakeOp():
-            answer = "true" if op.taken else "false"
+        case NodeOp(node=TakeNode(taken=taken)):
+            answer = "true" if taken else "false"
             yield Road(op.name, ARROW, f"the records whose answer is {answer}", None)
-        case UnnestOp():
+        case NodeOp(node=UnnestNode()):
             yield Road(op.name, ARROW, "a record for each element of a list", None)
-        case PrintOp():
-            yield Road(op.name, ARROW, f"prints {op.rows} rows of a batch at most", op.where)
+        case NodeOp(node=PrintNode(rows=rows)):
+            yield Road(op.name, ARROW, f"prints {rows} rows of a batch at most", op.where)
         case StatefulOp():
             stores = "store " + ", ".join(
                 spec.name for spec in (*op.stores, *op.reads, *op.looks_up)
@@ -388,7 +370,7 @@ def _serdes(verb: str, key: Any, value: Any) -> tuple[str, str]:
 
 
 def _functions(found: Any) -> Iterator[Callable[..., Any]]:
-    """The user's functions in a node's function or operator, at any depth of our records."""
+    """The user's functions, at any depth of our records."""
     if is_dataclass(found) and not isinstance(found, type):
         for field in fields(found):
             if not field.name.endswith("serde"):
@@ -418,8 +400,7 @@ _STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; 
 
 @dataclass(kw_only=True)
 class _Box:
-    """``lines``: what stands in it; ``kind``: topic, processor or store; ``tip``: shown when
-    pointed at; ``name``: of the topic or node, whole."""
+    """``kind``: topic, processor or store; ``name``: of the topic or node, whole."""
 
     lines: tuple[str, ...]
     kind: str
@@ -443,10 +424,9 @@ class _Box:
 
 
 def as_svg(topology: Graph) -> str:
-    """One ``<svg>`` element that needs no network and no script, in the colours of the page around
-    it. Each sub-topology is a block of rows: the topics it reads, its processors (with their
-    stores), the topics it writes; a row follows the longest way from a source. The dashboard finds
-    nodes, topics and sub-topologies by their ``data-`` attributes."""
+    """One ``<svg>`` element that needs no network and no script, in the colours of the page. Each
+    sub-topology is a block of rows, by the longest way from a source. The dashboard finds nodes,
+    topics and sub-topologies by their ``data-`` attributes."""
     parts: list[str] = []
     y, width = 0.0, 0.0
     for sub in in_numbers(topology):

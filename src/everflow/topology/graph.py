@@ -1,17 +1,16 @@
 """Frozen nodes of a topology: what the DSL produces and everything later reads.
 
-A node names its inputs (other nodes). Every node but a sink has one outgoing edge type; each
-consumer sees all records of it.
-Columns and operators are opaque here: this layer knows neither Spark nor stores.
+Every node but a sink has one outgoing edge type. Columns and operators are opaque here: this layer
+knows neither Spark nor stores.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
@@ -40,8 +39,7 @@ class TimestampExtractor:
 
     @property
     def remembers(self) -> bool:
-        """True if it needs the partition time: the highest time of the partition's records so far,
-        which is kept beside the committed offsets."""
+        """True if it needs the partition time: the highest of the partition's records so far."""
         return False
 
 
@@ -79,7 +77,6 @@ class TimeFunction(TimestampExtractor):
 
     @property
     def remembers(self) -> bool:
-        """True if the function is given the partition time."""
         return self.takes > 3
 
 
@@ -106,13 +103,12 @@ def extractor_named(text: str) -> TimestampExtractor | None:
 
 
 PREPARE = "PREPARE"
-"""Label of a projection that only prepares the value for the node behind it (inputs of an
-aggregate, elements to unnest): ``describe()`` shows it as part of that node."""
+"""Label of a projection that only prepares the value for the node behind it, as whose part
+``describe()`` shows it."""
 CHILD = "CHILD"
 """Label of a projection to what a processor has forwarded to one of its children."""
 JOINER = "JOINER"
-"""Label of a node that makes the value of a join's results: ``describe()`` shows it as part of the
-join."""
+"""Label of a node that makes the value of a join's results, as whose part it is shown."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,6 @@ def joined_sides(value: pa.DataType) -> dict[str, pa.DataType]:
 
 
 def columns_in_sight(edge: EdgeType, uses: frozenset[str]) -> pa.Schema:
-    """The columns of an edge that an expression of the user reads."""
     seen = {
         "key": edge.key,
         "value": edge.value,
@@ -172,6 +167,11 @@ class FunctionExpr:
 
     fn: Callable[..., Any]
     returns: pa.DataType
+
+
+Partitioner = ColumnExpr | FunctionExpr | str
+"""Gives each record's partition, several or none; or names the hash of its key, one of
+`everflow.columns.key_partitions.BY_HASH`."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,6 @@ class SourceNode(Node):
         return self.names_of_topics()
 
     def names_of_topics(self, what: str = "") -> dict[str, str]:
-        """A name for something that is kept of each topic beside the committed offsets."""
         alone = len(self.topics) == 1 and self.reading.pattern is None
         names = {topic: self.name if alone else f"{self.name}/{topic}" for topic in self.topics}
         return {topic: f"{name}{what}" for topic, name in names.items()}
@@ -241,8 +240,7 @@ class SourceNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectNode(Node):
-    """Stateless Column operator, runs in Catalyst: rows where ``predicate`` is true (NULL counts as
-    false), with a new key and/or value (None = unchanged)."""
+    """Rows where ``predicate`` is true (NULL is false), with a new key, value (None: unchanged)."""
 
     label: str  # FILTER, MAP, MAPVALUES, KEY-SELECT, BRANCHCHILD ...
     predicate: ColumnExpr | None = None
@@ -275,8 +273,7 @@ def beside(answer: pa.DataType, value: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True)
 class TakeNode(Node):
-    """The records of an input whose answer `beside` the value is ``taken``, without it: a predicate
-    that only one call may answer divides a stream. Runs in a step."""
+    """The records whose answer `beside` the value is ``taken``, without it. Runs in a step."""
 
     label: str
     taken: bool
@@ -293,8 +290,7 @@ class PrintNode(Node):
 
 @dataclass(frozen=True)
 class UnnestNode(Node):
-    """flat_map / flat_map_values given as an array Column: unnests the list in the input's value (a
-    preceding ProjectNode has put it there), in a step. ``keyed``: elements are ``struct<key,
+    """Unnests the list in the input's value, in a step. ``keyed``: elements are ``struct<key,
     value>`` and replace the key too; null or empty lists emit nothing."""
 
     keyed: bool = False
@@ -343,10 +339,14 @@ class Operator:
     joins: ClassVar[bool] = False
     """True if the records of all its sides make results, in one order (a join). Else those behind
     the first side are updates of tables that it looks up."""
-    row_by_row: ClassVar[bool] = False
-    """True if its sides are one flow of records: in each row a record and its lookup result."""
     passes_on: ClassVar[bool] = False
     """True if its results are updates of the table that it reads."""
+    old_from: ClassVar[tuple[int, ...]] = ()
+    """As `old_sides`, where its own results are asked what they were: it gives their ``old``
+    itself. Empty: its store tells."""
+    old_input: ClassVar[bool] = False
+    """True if the node's last input is no side, but what the entries of its first one were, row
+    by row: no table behind that tells it."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes
@@ -383,7 +383,6 @@ class Operator:
 
     @property
     def one_result(self) -> bool:
-        """True if a record gives one result at most."""
         return False
 
     @property
@@ -396,18 +395,6 @@ class Operator:
     def old_sides(self) -> tuple[int, ...]:
         """The sides whose updates come with what each entry was (`EdgeBatch.old`)."""
         return ()
-
-    @property
-    def old_from(self) -> tuple[int, ...]:
-        """As `old_sides`, where its own results are asked what they were: it gives their ``old``
-        itself. Empty: its store tells."""
-        return ()
-
-    @property
-    def old_input(self) -> bool:
-        """True if the node's last input is no side, but what the entries of its first one were, row
-        by row: no table behind that tells it."""
-        return False
 
     @property
     def asked(self) -> Operator | None:
@@ -468,23 +455,22 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SharingProcessor:
-    """A processor as it is run: its records in order, the updates of each table that it reads, its
-    stores and times in each task.
+    """A processor as it is run. The clocks of its ``inputs`` say when each of ``wall_clocks`` was
+    last due.
 
-    ``clocks``: when each of ``wall_clocks`` was last due in each task, -1 = never. ``links``: who
-    hands it records while they run. ``idle``: to what stream time is moved behind the records, in
-    tasks whose sources are silent.
+    ``links``: who hands it records while they run. ``idle``: to what stream time is moved behind
+    the records, in tasks whose sources are silent.
     """
 
     name: str
     operator: ProcessorOperator
-    batch: EdgeBatch
-    updates: tuple[EdgeBatch, ...]
-    stores: Mapping[int, Mapping[str, StoreView]]
-    stream_times: Mapping[int, int]
-    clocks: Mapping[int, Mapping[str, int]]
+    inputs: Inputs
     links: tuple[Link, ...] = ()
     idle: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> EdgeBatch:
+        return self.inputs.sides[0]
 
 
 class ProcessorOperator(Operator):
@@ -504,7 +490,6 @@ class ProcessorOperator(Operator):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See `Operator`: when each of its methods was last called."""
         return tuple(self.wall_clocks)
 
     @property
@@ -521,8 +506,8 @@ class ProcessorOperator(Operator):
 
 @dataclass(frozen=True)
 class Part:
-    """One of several nodes as which Kafka Streams describes a node: what it reads (parts, or inputs
-    of the node), and its stores. Those that no part reads are read by whoever reads the node."""
+    """One of several nodes as which Kafka Streams describes a node. ``inputs``: parts, or inputs of
+    the node. Those that no part reads are read by whoever reads the node."""
 
     name: str
     inputs: tuple[str, ...]
@@ -540,6 +525,13 @@ class StatefulNode(Node):
     """Stores of tables that it reads and others write."""
     parts: tuple[Part, ...] = ()
     """The nodes that ``describe()`` shows for it; empty: itself."""
+
+    def giving_every_update(self) -> StatefulNode:
+        """The node whose operator gives every intermediate result, if it is one that can."""
+        operator: Any = self.operator
+        if not hasattr(operator, "emit_every_update"):
+            return self
+        return replace(self, operator=replace(operator, emit_every_update=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -559,19 +551,13 @@ class GlobalTableNode(WholeTableNode):
     topic: str
 
 
-class Rows(Protocol):
-    """The rows of a table, in the instance's process."""
-
-    def rows(self) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """Keys and values in the types of the table's edge, as they are now; raises anything."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadedTableNode(WholeTableNode):
     """A table of ``rows``, read as a whole at the start and again every ``refresh_ms`` (None:
-    never; note 033)."""
+    never; note 033): keys and values in the types of the edge, as they are when it is called in the
+    instance's process; it raises anything."""
 
-    rows: Rows
+    rows: Callable[[], Iterator[tuple[pa.Array, pa.Array]]]
     refresh_ms: int | None
 
     @property
@@ -583,23 +569,21 @@ class LoadedTableNode(WholeTableNode):
 
 @dataclass(frozen=True)
 class SinkNode(Node):
-    """Writes to a topic. ``topic`` is a name, a ColumnExpr/FunctionExpr giving one per record, or
-    for ``kind='repartition'`` the internal name without the application id prefix. Repartition
-    sinks drop null keys, unless a join behind them takes those (KIP-962)."""
+    """``topic``: a name, what gives one per record, or for ``kind='repartition'`` the internal name
+    without the application id. That kind drops null keys, unless a join behind it takes those
+    (KIP-962)."""
 
     topic: str | ColumnExpr | FunctionExpr
     key_serde: Serde
     value_serde: Serde
     kind: str = "sink"
-    partitioner: ColumnExpr | FunctionExpr | str | None = None
-    """Gives each record's partition, several or none; or names the hash of its key, one of
-    `everflow.columns.key_partitions.BY_HASH`. None: by its key, as in Kafka Streams."""
+    partitioner: Partitioner | None = None
+    """None: by its key, as in Kafka Streams."""
 
 
 @dataclass(frozen=True)
 class RepartitionTopic:
-    """An internal topic that cuts sub-topologies; ``name`` without the application id prefix, with
-    ``-repartition``."""
+    """An internal topic; ``name`` without the application id prefix, with ``-repartition``."""
 
     name: str
     partitions: int | None = None
@@ -638,9 +622,8 @@ def same_type(left: pa.DataType, right: pa.DataType) -> bool:
 
 
 def write_alike(one: Serde | None, other: Serde | None) -> bool:
-    """True if two serdes write equal values as equal bytes, so that equal keys meet: also where
-    they are not equal themselves. What they do not write tells them apart for nobody: the size of
-    time windows, which fields of a JSON type may be null."""
+    """True if two serdes write equal values as equal bytes, so that equal keys meet: whatever they
+    do not write, as the size of time windows, or which fields of a JSON type may be null."""
     if one is None or other is None:
         return one is other
     if one == other:
@@ -668,7 +651,7 @@ def _same_of_users(one: Any, other: Any) -> bool:
 
 
 def column_names(key: pa.DataType, value: pa.DataType) -> list[str]:
-    """The names that a Column on an edge may use, with types; of structs one level deep."""
+    """For messages: with types; of structs one level deep."""
     names: list[str] = []
     for root, type_ in (("key", key), ("value", value)):
         if pa.types.is_struct(type_):

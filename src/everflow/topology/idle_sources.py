@@ -1,8 +1,7 @@
 """Sources whose idle partitions advance stream time by the wall clock (note 025). Pure.
 
-Beside each committed offset stand the stream times of all operators with a state in that task,
-without which a restart would let late records in, and the layouts of the stores, as far as there is
-room. Brokers take 4,096 bytes and refuse the whole commit where they are longer
+Beside each committed offset stand the stream times of the task's operators with a state, and the
+layouts of the stores, as far as there is room. Brokers refuse a commit with more than 4,096 bytes
 (``offset.metadata.max.bytes``), so `require_room` refuses such a program while it is built.
 """
 
@@ -21,11 +20,9 @@ class IdleSource:
     """An input topic of a sub-topology whose silence counts.
 
     Attributes:
-        kept: under which name its time is kept beside the committed offsets: the highest of its
-            records, or what it was moved to.
+        kept: under which name its time, that of its records or what it was moved to, is kept.
         after_ms: how long a partition has to be silent.
-        fed_by: topics that have to be consumed, too, before silence means that there is nothing:
-            those from which a repartition topic is written.
+        fed_by: topics from which a repartition topic is written, to be consumed before.
     """
 
     kept: str
@@ -62,7 +59,6 @@ def idle_sources(graph: Graph, application_id: str) -> dict[str, dict[str, IdleS
 
 
 def _feeding(graph: Graph, source: SourceNode) -> list[SourceNode]:
-    """The source, and of a repartition topic all sources behind it."""
     found = {source.name: source}
     todo = [source]
     while todo:
@@ -122,7 +118,6 @@ def _times_bytes(sub: SubTopology, idle: _Idle) -> int:
 
 
 def _timed(node: Node, idle: _Idle) -> list[str]:
-    """The names of times that are kept: of an operator and its clocks, or of a source."""
     if isinstance(node, SourceNode):
         moved = [one.kept for one in idle.get(node.name, {}).values()]
         return [*node.partition_times().values(), *moved]

@@ -1,8 +1,7 @@
 """By which partitioner the keys of each topic are spread; topics whose keys meet have one. Pure.
 
-A topic of the user's has that of its producers, which its source names (``partitioner=``); left
-out, it is Kafka Streams'. A repartition topic has that of the topics that it meets in a stateful
-operator, so that equal keys meet in one task whoever wrote them.
+A repartition topic has that of the topics that it meets in a stateful operator, so that equal keys
+meet in one task whoever wrote them.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from everflow.topology.graph import FunctionExpr, Graph, Node, SinkNode, SourceN
 
 @dataclass(frozen=True)
 class KeyFunction:
-    """A user's function of (topic, key, value, number of partitions), as `to` takes one. Here the
-    key alone says the partition: it is called with None in place of a value, and with one of the
-    source's ``topics``, whatever topic is written. Raises what the function raises, and ValueError
-    for an answer that is no partition."""
+    """A user's function of (topic, key, None, number of partitions), called with one of the
+    source's ``topics``, whatever topic is written. Raises what that raises, and ValueError for an
+    answer that is no partition."""
 
     fn: Callable[..., Any]
     topics: tuple[str, ...]
@@ -45,9 +43,8 @@ class KeyFunction:
 
 
 OF_WINDOWS = "windowed"
-"""Partitioner of windowed keys on topics that others read: by murmur2 of the key without its
-window, so that all windows of a key lie in one partition (Kafka Streams'
-``WindowedStreamPartitioner``)."""
+"""Of windowed keys: by murmur2 of the key without its window, so that all windows of a key lie in
+one partition (Kafka Streams' ``WindowedStreamPartitioner``)."""
 KeyPartitioner = str | KeyFunction
 """One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function."""
 
@@ -104,8 +101,7 @@ def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
 
 
 def spread_otherwise(graph: Graph) -> dict[str, str]:
-    """Stores whose keys come through a repartition topic that is not spread as Java does it, and by
-    what it is, in words: with another one they would be in other tasks."""
+    """Stores behind a repartition topic that is not spread as Java does it, and by what it is."""
     by = key_partitioners(graph)
     found: dict[str, str] = {}
     for node, topics in _meetings(graph):
@@ -138,7 +134,6 @@ def usual(key_serde: Serde) -> str:
 
 
 def key_partitioner(given: str | FunctionExpr, topics: tuple[str, ...]) -> KeyPartitioner:
-    """The partitioner as it is called, of one that a program gives."""
     return KeyFunction(given.fn, topics) if isinstance(given, FunctionExpr) else given
 
 
@@ -148,8 +143,7 @@ def _id(partitioner: KeyPartitioner) -> object:
 
 
 def _meetings(graph: Graph) -> list[tuple[StatefulNode, frozenset[str]]]:
-    """Stateful operators, and the topics whose keys each relies on: those behind its inputs, and
-    those behind the tables that it reads."""
+    """Stateful operators, and the topics behind the inputs and tables that each reads."""
     topics_of: dict[str, frozenset[str]] = {}
     of_store: dict[str, frozenset[str]] = {}
     found = []

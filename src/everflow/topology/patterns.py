@@ -1,10 +1,8 @@
 """Sources whose topics a pattern names: which of the existing topics they read. Pure (note 037).
 
-While a program is built, such a source has its pattern in the place of a topic. At a start, and in
-the test driver, the topics that match as a whole take that place.
-Of topics that are created, or get partitions, while a program runs, `growth` finds those that it
-can read: sub-topologies, internal topics and existing tasks stay as they are. A topic that would
-change one of them is left out, and the reason is logged.
+Until a start, such a source has its pattern in the place of a topic. Of topics that are created, or
+get partitions, while a program runs, `growth` finds those that it can read: sub-topologies,
+internal topics and existing tasks stay as they are.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from everflow.errors import TopologyError
-from everflow.topology.graph import Graph, Node, SourceNode
+from everflow.topology.graph import Graph, SourceNode
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut, internal_topics
 
 _INTERNAL = ("-changelog", "-repartition")
+_Program = TypeVar("_Program", bound=Graph)
 
 
 def pattern_sources(graph: Graph) -> list[SourceNode]:
-    """The sources that have a pattern."""
     return [
         node
         for node in graph.nodes
@@ -41,7 +39,8 @@ def matched(graph: Graph, existing: Iterable[str], application_id: str) -> dict[
     }
     found: dict[str, SourceNode] = {}
     for topic in sorted(existing):
-        if topic.startswith("__") or _internal(topic, application_id):
+        own = topic.startswith(f"{application_id}-") and topic.endswith(_INTERNAL)
+        if topic.startswith("__") or own:
             continue
         for node in pattern_sources(graph):
             assert node.reading.pattern is not None
@@ -60,8 +59,7 @@ def matched(graph: Graph, existing: Iterable[str], application_id: str) -> dict[
 
 
 def with_topics(topology: Topology, existing: Iterable[str], application_id: str) -> Topology:
-    """The topology whose patterns are replaced by the topics there are; TopologyError for a pattern
-    that none matches."""
+    """Patterns become the topics there are; TopologyError for one that none matches."""
     sources = pattern_sources(topology)
     if not sources:
         return topology
@@ -79,18 +77,7 @@ def with_topics(topology: Topology, existing: Iterable[str], application_id: str
                 where=source.where,
                 code="EF-SOURCE-TOPIC",
             )
-    return replace(topology, nodes=tuple(_with(node, topics) for node in topology.nodes))
-
-
-def _with(node: Node, topics: Mapping[str, tuple[str, ...]]) -> Node:
-    return replace(node, topics=topics[node.name]) if node.name in topics else node  # type: ignore[call-arg]
-
-
-def _internal(topic: str, application_id: str) -> bool:
-    return topic.startswith(f"{application_id}-") and topic.endswith(_INTERNAL)
-
-
-_Program = TypeVar("_Program", bound=Graph)
+    return _reading(topology, topics)
 
 
 @dataclass(frozen=True)
@@ -107,9 +94,8 @@ class TopicGrowth:
 def growth(
     topology: Graph, counts: Mapping[str, int], existing: Mapping[str, int], application_id: str
 ) -> TopicGrowth:
-    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all that
-    there are. A new topic, or one with more partitions (`resizable`), is taken or left out by
-    itself, in the order of names."""
+    """``counts``: partitions of the user's topics that the program reads; ``existing``: of all.
+    Each new or wider topic is taken or left out by itself, in the order of names."""
     taken: dict[str, int] = {}
     left_out: dict[str, str] = {}
     where: dict[str, str] = {}
@@ -129,7 +115,8 @@ def growth(
             if source is None or not partitions:
                 continue
             where[topic] = str(source.where)
-            wider = _with_topic(topology, source, topic)
+            # Behind the topics that there are: what was numbered keeps its number.
+            wider = _reading(topology, {source.name: (*source.topics, topic)})
             other = _internal_partitions(
                 wider, {**counts, **taken, topic: partitions}, application_id
             )
@@ -165,7 +152,6 @@ def resizable(topology: Graph) -> dict[str, SourceNode]:
 def may_grow(
     topology: Graph, counts: Mapping[str, int], topic: str, partitions: int, application_id: str
 ) -> bool:
-    """True if the program reads more partitions of a topic while it runs."""
     if topic not in resizable(topology) or partitions <= counts[topic]:
         return False
     return not _differing(topology, counts, {topic: partitions}, application_id)
@@ -193,12 +179,11 @@ def _internal_partitions(
     }
 
 
-def _with_topic(topology: _Program, source: SourceNode, topic: str) -> _Program:
-    """Behind the topics that there are: what was numbered keeps its number."""
-    nodes = tuple(
-        replace(node, topics=(*node.topics, topic))
-        if isinstance(node, SourceNode) and node.name == source.name
+def _reading(topology: _Program, topics: Mapping[str, tuple[str, ...]]) -> _Program:
+    nodes = (
+        replace(node, topics=topics[node.name])
+        if isinstance(node, SourceNode) and node.name in topics
         else node
         for node in topology.nodes
     )
-    return replace(topology, nodes=nodes)
+    return replace(topology, nodes=tuple(nodes))

@@ -1,18 +1,15 @@
 """The physical plan of a topology: its operators in one order, Columns among them. Pure.
 
-A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one
-operator. `everflow.worker.task_step` runs the operators.
-Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind
-it has several input slots. Projections that are computed by the same means, over the same records,
-are one operator.
-Columns that call Python functions are computed by stages, over all columns made so far. Spark's
-optimiser cuts a selection there: what the functions read, the functions, what is made of their
-results. `everflow.spark.columns.staged` finds the stages; a worker runs them.
+`everflow.worker.task_step` runs the operators. Merges are dissolved: a projection behind a merge
+exists once per input path, and an operator behind it has several input slots. Projections that are
+computed by the same means, over the same records, are one operator.
+Columns that call Python functions are computed by stages, where Spark's optimiser cuts a selection:
+`everflow.spark.columns.staged` finds them; a worker runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from types import FunctionType
@@ -56,8 +53,6 @@ from everflow.topology.partitioners import KeyPartitioner, key_partitioners, key
 # --- the parts ------------------------------------------------------------------------------------
 
 DEAD_LETTER_SLOT = 0
-"""Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
-
 DEAD_LETTER_TYPE = EdgeType(
     pa.binary(),
     pa.struct(
@@ -69,35 +64,32 @@ DEAD_LETTER_TYPE = EdgeType(
         ]
     ),
 )
-"""Records as they came that are left out: why, what the handler said (`Response`), and JSON of the
-error's class, stack and stage, and of node, task and attempt."""
+"""Records that are left out, as they came: the error, the handler's `Response`, and JSON about it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
+    """One input topic, by its full name: ``index`` is the ``source`` column of its rows."""
 
-    index: int
+    index: int = 0
     topic: str
     subtopology: int
     node: str
     key_serde: Serde
     value_serde: Serde
-    offset_reset: str | None
+    offset_reset: str | None = None
     kind: str
-    merged: bool
-    """True where the sub-topology reads several topics, so that its partitions are merged by time
-    (D3)."""
-    slot: int
+    merged: bool = False
+    """True where the sub-topology reads several topics: partitions are merged by time (D3)."""
+    slot: int = -1
     """The slot of its decoded records."""
     own_times: bool = True
-    """True if its records keep the times that they have in Kafka: a negative one stops the
-    application."""
+    """True if its records keep their times in Kafka: a negative one stops the application."""
     idle: IdleSource | None = None
     """How it advances stream time while it is idle; None: it does not."""
     partitioner: KeyPartitioner | None = None
-    """Spreads its keys over its partitions, where a store relies on that; None: it does not matter,
-    or this application writes the topic."""
+    """Where a store relies on it; None: no matter, or this application writes the topic."""
 
 
 @dataclass(frozen=True)
@@ -110,44 +102,21 @@ class Slot:
     type: EdgeType
 
 
-@dataclass(frozen=True)
-class Projection:
-    """A ProjectNode on one input slot."""
-
-    node: ProjectNode
-    input: int
-    output: int
-
-
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A Column that says something of each record beside its value: a sink's ``topic``, a source's
-    ``time``. The output's value is a struct of it, named ``what``, and the value."""
+class Projection:
+    """Columns over the records of one slot, by what they make, with its types. Of a ProjectNode:
+    which records are ``kept``, their ``key``, their ``value``. Of a sink or a source: what is said
+    of each record beside its value, a ``topic``, a ``partition`` or a ``time``; the output's value
+    is a struct of it, called so, and the value."""
 
-    node: SinkNode | SourceNode
-    what: str
-    column: ColumnExpr
-    type: pa.DataType
+    node: ProjectNode | SinkNode | SourceNode
+    columns: Mapping[str, tuple[ColumnExpr, pa.DataType]]
     input: int
     output: int
 
 
 ARROW, CATALYST, PYTHON = "Arrow", "Catalyst", "Python"
-"""The execution paths of a Column: an Arrow expression, Spark's generated code, a Python
-function."""
-
-
-def columns_of(found: Projection | Choice) -> tuple[tuple[ColumnExpr, pa.DataType], ...]:
-    """Its Columns, with the types of what is made of them."""
-    if isinstance(found, Choice):
-        return ((found.column, found.type),)
-    node = found.node
-    listed = (
-        (node.predicate, pa.bool_()),
-        (node.key, node.out.key),
-        (node.value, node.out.value),
-    )
-    return tuple((given, kind) for given, kind in listed if given is not None)
+"""The execution paths of a Column."""
 
 
 def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
@@ -157,20 +126,20 @@ def why_not_arrow(column: ColumnExpr, kind: pa.DataType) -> str:
     return column.why if column.arrow is None else ""
 
 
-def computed_by(found: Projection | Choice) -> str:
-    columns = columns_of(found)
+def computed_by(found: Projection) -> str:
+    columns = found.columns.values()
     if not any(why_not_arrow(*one) for one in columns):
         return ARROW
     return PYTHON if any(column.calls for column, _ in columns) else CATALYST
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ColumnsOp:
-    """Columns over the records of slot ``input``: projections of them, or of what an earlier one
-    of these projections gives, which are computed together (one alone, if it calls functions)."""
+    """Projections of the records of slot ``input``, or of what an earlier one of them gives, which
+    are computed together (one alone, if it calls functions). Only the planner changes it."""
 
-    projections: tuple[Projection | Choice, ...]
     input: int
+    projections: list[Projection] = field(default_factory=list)
     outputs: tuple[int, ...] = ()
     """The slots that other operators read."""
 
@@ -184,8 +153,7 @@ class ColumnsOp:
 
     @property
     def uses(self) -> frozenset[str]:
-        """The columns that its Columns read, by the names that users see."""
-        columns = (column for one in self.projections for column, _ in columns_of(one))
+        columns = (column for one in self.projections for column, _ in one.columns.values())
         return frozenset(name for column in columns for name in column.uses)
 
 
@@ -219,13 +187,18 @@ class _Step:
     where: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionOp(_Step):
-    """A FunctionNode: calls the user's function record by record."""
+StepNode = FunctionNode | PrintNode | TakeNode | UnnestNode
 
-    op: str
-    fn: Callable[..., Any]
-    type: EdgeType
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOp(_Step):
+    """A stateless node whose records a step takes as they come."""
+
+    node: StepNode
+
+    @staticmethod
+    def of(node: StepNode, inputs: tuple[int, ...], output: int = -1) -> NodeOp:
+        return NodeOp(name=node.name, where=node.where, node=node, inputs=inputs, output=output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,32 +211,8 @@ class AskOp(_Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakeOp(_Step):
-    """A TakeNode."""
-
-    taken: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrintOp(_Step):
-    """A PrintNode."""
-
-    title: str
-    rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnnestOp(_Step):
-    """An UnnestNode."""
-
-    keyed: bool
-    type: EdgeType
-
-
-@dataclass(frozen=True, kw_only=True)
 class Through:
-    """What makes of rows in slot ``input``, which were found in a store, what the stateless
-    ``nodes`` behind it make of its records; it is in slot ``output``."""
+    """What the stateless ``nodes`` behind a store make of rows that were found in it."""
 
     nodes: tuple[str, ...]
     input: int
@@ -288,8 +237,7 @@ class StatefulOp:
     output: int
     where: str | None
     together: tuple[str, ...] = ()
-    """All processors that share stores with it, itself included, in the order in which a record
-    reaches them; empty: none does."""
+    """It and all processors that share stores with it, as a record reaches them; or empty."""
     links: tuple[Link, ...] = ()
     """The processors among them that hand it records directly."""
     idle: tuple[str, ...] = ()
@@ -321,12 +269,11 @@ class SinkOp(_Step):
     value_serde: Serde
     drop_null_keys: bool
     partitioner: str | Callable[..., Any] | None = None
-    """A function; or "column": the input's value is ``struct<partition, value>``; or how the bytes
-    of the key say it, one of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`. None: as
-    Java does."""
+    """A function; or "column": the input's value is ``struct<partition, value>``; or a
+    `KeyPartitioner`'s name. None: as Java does."""
 
 
-StepOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | StatefulOp | SinkOp
+StepOp = NodeOp | AskOp | StatefulOp | SinkOp
 PlanOp = ColumnsOp | StepOp
 
 
@@ -339,7 +286,7 @@ def _made(op: PlanOp) -> tuple[int, ...]:
 
 
 def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
-    """Operators, each behind those it reads, and those that run together side by side."""
+    """Each behind those it reads, and those that run together side by side."""
     makers = {slot: op for op in ops for slot in _made(op)}
     by_name = {op.name: op for op in ops if isinstance(op, StatefulOp)}
     found: dict[int, PlanOp] = {}
@@ -409,7 +356,7 @@ class PhysicalPlan:
 
     @property
     def columns(self) -> tuple[ColumnsOp, ...]:
-        """All that compute Columns, as they run; those of looked-up rows behind the records'."""
+        """As they run; those of looked-up rows behind the records'."""
         found: list[Any] = []
         for op in (*self.times, *self.ops):
             found += [op]
@@ -428,7 +375,6 @@ class PhysicalPlan:
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
     def whole_stores(self) -> tuple[StoreSpec, ...]:
-        """The stores of global tables, of topics and of DataFrames."""
         tables: list[GlobalTable | LoadedTable] = [*self.global_tables, *self.loaded_tables]
         return tuple(table.store for table in tables)
 
@@ -439,7 +385,7 @@ class PhysicalPlan:
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
-        """Sub-topologies that the wall clock runs, and how often (ms): for their fastest."""
+        """Sub-topologies that the wall clock runs, and how often (ms)."""
         found: dict[int, int] = {}
         for op in self.stateful:
             if (every_ms := op.operator.wall_clock_interval_ms) is not None:
@@ -448,7 +394,7 @@ class PhysicalPlan:
 
     @property
     def idle(self) -> Mapping[int, Mapping[str, IdleSource]]:
-        """Inputs whose silence moves stream time, by sub-topology and topic."""
+        """By sub-topology and topic."""
         found: dict[int, dict[str, IdleSource]] = {}
         for source in self.sources:
             if source.idle is not None:
@@ -456,9 +402,8 @@ class PhysicalPlan:
         return found
 
     def value_results(self, store: str) -> ResultDecoder:
-        """Reads a column of a store's value bytes (without the 8-byte timestamp) as the table shows
-        them: of built-in aggregates the results, not the state that is kept for them. KeyError for
-        an unknown store."""
+        """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
+        built-in aggregates the results. KeyError for an unknown store."""
         for whole in self.whole_stores():
             if whole.name == store:
                 return whole.value_serde
@@ -501,8 +446,8 @@ def _has_function(value: Any) -> bool:
 
 
 class Ticket(NamedTuple):
-    """Stands for a number of Columns that are prepared at the first request: a socket of the
-    driver, and what to ask for there (`everflow.spark.columns.prepared_later`)."""
+    """Stands for Columns that are prepared at the first request: a socket of the driver, and what
+    to ask for there (`everflow.spark.columns.prepared_later`)."""
 
     door: str
     number: int
@@ -510,8 +455,7 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Compute:
-    """Spark's code makes the columns ``made`` in the instance's JVM, where it has this
-    ``number``."""
+    """Spark's code, which has this ``number`` in the instance's JVM, makes the columns ``made``."""
 
     number: int | Ticket
     made: pa.Schema
@@ -560,59 +504,27 @@ _Graph = TypeVar("_Graph", bound=Graph)
 
 
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
-    """The operators in order. ``subtopology_of``: the number of each node's sub-topology."""
     return _Planner(topology, subtopology_of, application_id).finish()
 
 
 def emitting_every_update(topology: Graph) -> Graph:
-    """The topology with ``emit.every.update``: stateful operators give every intermediate result,
-    as Kafka Streams does without its record cache, instead of the last one per key (and window) of
-    a micro-batch."""
-
-    nodes = list(topology.nodes)
-    for at, node in enumerate(nodes):
-        if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
-            nodes[at] = replace(node, operator=replace(node.operator, emit_every_update=True))
+    """The topology with ``emit.every.update``: every intermediate result, instead of the last one
+    per key (and window) of a micro-batch."""
+    nodes = (
+        node.giving_every_update() if isinstance(node, StatefulNode) else node
+        for node in topology.nodes
+    )
     return replace(topology, nodes=tuple(nodes))
 
 
 def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | None) -> _Graph:
     """The topology with ``default.timestamp.extractor`` for the user's topics that have none."""
-
     nodes = list(topology.nodes)
     for at, node in enumerate(nodes):
         if isinstance(node, SourceNode) and node.kind != "repartition":
             time = node.reading.timestamp or extractor
             nodes[at] = replace(node, reading=replace(node.reading, timestamp=time))
     return replace(topology, nodes=tuple(nodes))
-
-
-def _step_op(
-    node: FunctionNode | TakeNode | UnnestNode, inputs: tuple[int, ...], output: int
-) -> FunctionOp | TakeOp | UnnestOp:
-    found: dict[str, Any] = {"name": node.name, "inputs": inputs, "output": output}
-    found["where"] = node.where
-    match node:
-        case FunctionNode():
-            return FunctionOp(**found, op=node.op, fn=node.fn, type=node.out)
-        case TakeNode():
-            return TakeOp(**found, taken=node.taken)
-        case UnnestNode():
-            return UnnestOp(**found, keyed=node.keyed, type=node.out)
-
-
-@dataclass
-class _Columns:
-    """Projections that become one `ColumnsOp`."""
-
-    input: int
-    projections: list[Projection | Choice] = field(default_factory=list)
-
-    def op(self, read: Collection[int]) -> ColumnsOp:
-        """``read``: the slots that operators read."""
-        made = (projection.output for projection in self.projections)
-        outputs = tuple(slot for slot in made if slot in read)
-        return ColumnsOp(projections=tuple(self.projections), input=self.input, outputs=outputs)
 
 
 class _Planner:
@@ -632,11 +544,9 @@ class _Planner:
         self._sources: list[Source] = []
         self._global_tables: list[GlobalTable] = []
         self._loaded_tables: list[LoadedTable] = []
-        self._times: list[_Columns | TimeOp] = []
-        self._ops: list[_Columns | StepOp] = []
-        self._through: list[tuple[str, Through]] = []
-        """With the names of the nodes whose operators look rows up."""
-        self._columns: dict[tuple[int, str], _Columns] = {}
+        self._times: list[ColumnsOp | TimeOp] = []
+        self._ops: list[PlanOp] = []
+        self._columns: dict[tuple[int, str], ColumnsOp] = {}
         """Columns that others may join, by their input slot and execution path."""
         self._sides: dict[str, tuple[tuple[str, ...], ...]] = {}
         """The nodes that each side of an operator or a sink reads."""
@@ -649,12 +559,25 @@ class _Planner:
         self._slots.append(Slot(len(self._slots), name, edge))
         return len(self._slots) - 1
 
-    def _project(self, found: Projection | Choice, ops: list[Any]) -> int:
-        """Put a projection to those that are computed with it, or behind ``ops``; its output."""
+    def _project(self, node: ProjectNode, given: int, ops: list[Any]) -> int:
+        """The slot of its results; the same where it only names a place (to_stream, split)."""
+        listed = (
+            ("kept", node.predicate, pa.bool_()),
+            ("key", node.key, node.out.key),
+            ("value", node.value, node.out.value),
+        )
+        columns = {what: (column, kind) for what, column, kind in listed if column is not None}
+        if not columns:
+            return given
+        out = self._slot(node.name, node.out)
+        return self._computed(Projection(node=node, columns=columns, input=given, output=out), ops)
+
+    def _computed(self, found: Projection, ops: list[Any]) -> int:
+        """Put it to those that are computed with it, or behind ``ops``; its output."""
         by = computed_by(found)
         columns = self._columns.get((found.input, by))
         if columns is None:
-            columns = _Columns(found.input)
+            columns = ColumnsOp(input=found.input)
             ops.append(columns)
         columns.projections.append(found)
         if by != PYTHON:  # a call would see what a filter beside it drops
@@ -674,25 +597,14 @@ class _Planner:
             case MergeNode():
                 for name in in_order_of_arrival(self._topology.nodes, node):
                     yield from self._outputs[name]
-            case ProjectNode(predicate=None, key=None, value=None):
-                yield from self._inputs(node)  # it only names a place (to_stream, split)
             case ProjectNode():
                 for slot in self._inputs(node):
-                    out = self._slot(node.name, node.out)
-                    yield self._project(Projection(node, slot, out), self._ops)
+                    yield self._project(node, slot, self._ops)
             case SinkNode():
                 self._place_sink(node)
             case PrintNode():
                 self._sides[node.name] = (node.inputs,)
-                self._ops.append(
-                    PrintOp(
-                        name=node.name,
-                        title=node.title,
-                        rows=node.rows,
-                        inputs=self._inputs(node),
-                        where=node.where,
-                    )
-                )
+                self._ops.append(NodeOp.of(node, self._inputs(node)))
             case GlobalTableNode():
                 self._global_tables.append(self._global_table(node))
             case LoadedTableNode():
@@ -719,7 +631,6 @@ class _Planner:
                     value_serde=node.value_serde,
                     offset_reset=node.reading.offset_reset,
                     kind=node.kind,
-                    merged=False,
                     slot=slot,
                     own_times=node.extractor is None,
                     idle=self._idle.get(node.name, {}).get(topic),
@@ -729,7 +640,6 @@ class _Planner:
             yield slot if node.extractor is None else self._place_times(node, topic, slot)
 
     def _place_times(self, node: SourceNode, topic: str, slot: int) -> int:
-        """The slot of a topic's records with the times that the source's extractor gives them."""
         extractor = node.extractor
         if isinstance(extractor, ColumnExpr):
             slot = self._choice(node, "time", extractor, pa.int64(), slot, self._times)
@@ -749,16 +659,12 @@ class _Planner:
 
     def _global_table(self, node: GlobalTableNode) -> GlobalTable:
         source = Source(
-            index=0,
             topic=node.topic,
             subtopology=self._sub[node.name],
             node=node.source,
             key_serde=node.store.key_serde,
             value_serde=node.store.value_serde,
-            offset_reset=None,
             kind="global",
-            merged=False,
-            slot=-1,
         )
         return GlobalTable(source.subtopology, node.store, source)
 
@@ -778,7 +684,7 @@ class _Planner:
         inputs = tuple(slot for side in sides for slot in side)
         out = self._slot(node.name, node.out)
         if not isinstance(node, StatefulNode):
-            self._ops.append(_step_op(node, inputs, out))
+            self._ops.append(NodeOp.of(node, inputs, out))
             yield out
             return
         op = StatefulOp(
@@ -795,10 +701,11 @@ class _Planner:
             links=links,
             idle=self._idle_names(node),
             old_sides=self._old_sides(node, node.operator.old_sides),
+            through=tuple(
+                self._place_through(node, names) for names in dict.fromkeys(node.operator.through)
+            ),
         )
         self._ops.append(op)
-        for names in dict.fromkeys(node.operator.through):
-            self._through.append((node.name, self._place_through(node, names)))
         yield out
 
     # -- tables that are asked (note 035) ----------------------------------------------------------
@@ -815,14 +722,12 @@ class _Planner:
 
     def _again(self, node: Node, given: int, ops: list[Any], subtopology: int) -> int:
         """A stateless node of a table once more, on other rows; its output."""
+        if isinstance(node, ProjectNode):
+            return self._project(node, given, ops)
         out = self._slot(node.name, node.out)
         match node:
-            case ProjectNode(predicate=None, key=None, value=None):
-                return given
-            case ProjectNode():
-                self._project(Projection(node, given, out), ops)
             case FunctionNode():
-                ops.append(_step_op(node, (given,), out))
+                ops.append(NodeOp.of(node, (given,), out))
             case StatefulNode():
                 assert isinstance(node.operator.asked, ProcessorOperator)
                 ask = AskOp(
@@ -844,8 +749,7 @@ class _Planner:
         return {side: self._old_of(node.inputs[side]) for side in sides}
 
     def _old_of(self, name: str) -> int:
-        """The slot of what a table's entries were before its updates, row by row, where an operator
-        asks for it: Kafka Streams' ``enableSendingOldValues``."""
+        """The slot of what entries were: Kafka Streams' ``enableSendingOldValues``."""
         if name in self._old:
             return self._old[name]
         node = self._topology.node(name)
@@ -927,61 +831,47 @@ class _Planner:
         slot: int,
         ops: list[Any],
     ) -> int:
-        """The slot of an input's records with what a Column says of each beside its value."""
         edge = self._slots[slot].type
         value = pa.struct([(what, kind), ("value", edge.value)])
         out = self._slot(node.name, EdgeType(edge.key, value))
-        found = Choice(node=node, what=what, column=column, type=kind, input=slot, output=out)
-        return self._project(found, ops)
+        columns = {what: (column, kind)}
+        return self._computed(Projection(node=node, columns=columns, input=slot, output=out), ops)
 
     # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
         for node in self._topology.nodes:
             self._outputs[node.name] = tuple(self._place(node))
-        through = [one for _, one in self._through]
-        read = {one.output for one in through}
-        for op in (*self._times, *self._ops, *(op for one in through for op in one.ops)):
-            read.update([op.input] if isinstance(op, _Columns) else op.inputs)
-        times = [one.op(read) if isinstance(one, _Columns) else one for one in self._times]
-        ops = [self._finished(one, read) for one in self._ops]
+        stateful = (op for op in self._ops if isinstance(op, StatefulOp))
+        through = [one for op in stateful for one in op.through]
+        every = [*self._times, *self._ops, *(op for one in through for op in one.ops)]
+        read = {one.output for one in through}.union(*(op.inputs for op in every))
+        for op in every:
+            if isinstance(op, ColumnsOp):
+                op.outputs = tuple(one.output for one in op.projections if one.output in read)
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
-        columns = (op for op in (*times, *ops) if isinstance(op, ColumnsOp))  # a getter sees none
+        ops = (*self._times, *self._ops)
+        columns = (op for op in ops if isinstance(op, ColumnsOp))  # a getter sees no headers
         headers = self._needs_headers() or any("headers" in op.uses for op in columns)
         return PhysicalPlan(
             application_id=self._app,
             sources=sources,
             slots=tuple(self._slots),
-            times=tuple(times),
-            ops=in_turn(ops),
+            times=tuple(self._times),
+            ops=in_turn(self._ops),
             headers=headers,
             global_tables=tuple(self._global_tables),
             loaded_tables=tuple(self._loaded_tables),
             ways=ways_in_turn(self._topology.nodes, self._sides, self._together, self._sub),
         )
 
-    def _finished(self, op: _Columns | StepOp, read: Collection[int]) -> PlanOp:
-        if isinstance(op, _Columns):
-            return op.op(read)
-        mine = [one for name, one in self._through if name == op.name]
-        if not isinstance(op, StatefulOp) or not mine:
-            return op
-        return replace(
-            op,
-            through=tuple(
-                replace(one, ops=tuple(self._finished(stage, read) for stage in one.ops))
-                for one in mine
-            ),
-        )
-
     def _needs_headers(self) -> bool:
-        """True if a processor or a timestamp function of the user may read headers, or a sink
-        writes them: a result has the headers of the record that made it."""
+        """True if the user's code may read headers, or a sink writes them."""
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (isinstance(node, SinkNode) and node.kind != "repartition")

@@ -25,8 +25,7 @@ class Topology(Graph, Telling):
     """The whole program. ``nodes`` in topological order (inputs first)."""
 
     def describe(self) -> str:
-        """The topology in Kafka Streams' text format, sub-topologies numbered; the artefact to
-        review before an upgrade."""
+        """The topology in Kafka Streams' text format: what to review before an upgrade."""
         return as_text(self)
 
     def describe_physical(self) -> str:

@@ -1,11 +1,8 @@
 """Says what a store's bytes mean; refuses to read them as something else. Pure.
 
 Equal words mean bytes that are read alike (note 013). They are written beside every committed
-offset, so they are known wherever state is: also to an instance that has nothing but the
-changelogs.
-`fingerprint` lists what must be the same in all instances of a group: the same sub-topologies,
-reading the same topics, with stores of the same kind, retention and types. Stateless operators may
-change in a rolling upgrade.
+offset, so that an instance with nothing but changelogs knows them. `fingerprint` lists what must be
+the same in all instances of a group: stateless operators may change in a rolling upgrade.
 """
 
 from __future__ import annotations
@@ -59,7 +56,6 @@ Kept = StoreLayout | str
 
 
 def layout_of(store: StoreSpec) -> StoreLayout:
-    """The layout that the program gives a store."""
     size = "" if store.window_size_ms is None else f" of {store.window_size_ms} ms"
     key = serde_words(store.key_serde, key=True)
     return StoreLayout(f"{store.kind}{size}", key, serde_words(store.value_serde, store.folds))
@@ -115,8 +111,7 @@ def from_json(data: Mapping[str, Any]) -> dict[str, Kept]:
 
 
 _TOPIC = "*"
-"""Begins an entry that is no store's: names cannot. Alone it says that the names of repartition
-topics are among the entries, as they are since there is this sign."""
+"""Begins an entry that is no store's. Alone it says that repartition topics are among them."""
 
 
 def beside_topics(kept: Mapping[str, Kept], repartition: Iterable[str]) -> dict[str, Kept]:
@@ -126,8 +121,8 @@ def beside_topics(kept: Mapping[str, Kept], repartition: Iterable[str]) -> dict[
 
 
 def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:
-    """The internal topics that the programs had, by their kinds, without the application's id; a
-    kind is left out where it was not kept. ``found``: beside committed offsets."""
+    """The internal topics that the programs had, without the application's id, by their kinds, of
+    which one may be left out. ``found``: beside committed offsets."""
     names = frozenset(name for one in found for name in one)
     if not names:
         return {}
@@ -142,9 +137,8 @@ def topics_in(found: Iterable[Mapping[str, Kept]]) -> dict[str, frozenset[str]]:
 def layouts_to_keep(
     application_id: str, graph: Graph, found: Iterable[Mapping[str, Kept]]
 ) -> dict[str, Kept]:
-    """The layouts to be written from now on: those of the program's stores, and of stores that it
-    no longer has, as ``found`` beside committed offsets. StoreLayoutError for a store that was
-    written otherwise than the program reads it."""
+    """Those to be written from now on: of the program's stores, and of those that it no longer has,
+    as ``found``. StoreLayoutError for one that was written otherwise than it is read."""
     nodes = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     stores = {store.name: (node, store) for node in nodes for store in node.stores}
     spread = spread_otherwise(graph)

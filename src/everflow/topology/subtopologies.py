@@ -42,9 +42,8 @@ TopicSpec = tuple[int, Mapping[str, str]]
 class SubTopology:
     """One connected part: every partition of its source topics is a task.
 
-    ``nodes`` in topological order; ``source_topics`` are the user's topics it reads;
-    ``repartition_sources`` and ``repartition_sinks`` internal ones without the application id
-    prefix.
+    ``source_topics`` are the user's; ``repartition_sources`` and ``repartition_sinks`` internal
+    ones without the application id prefix.
     """
 
     index: int
@@ -55,7 +54,6 @@ class SubTopology:
     stores: tuple[StoreSpec, ...]
 
     def inputs(self, application_id: str) -> tuple[str, ...]:
-        """Full names of all topics it reads."""
         return (
             *self.source_topics,
             *(f"{application_id}-{name}" for name in self.repartition_sources),
@@ -103,7 +101,6 @@ class InternalTopics:
 
 
 def cut(topology: Graph) -> SubTopologies:
-    """Group the nodes of ``topology`` and number the groups."""
     root_of = _groups(topology)
     sources = [(node.name, node) for node in topology.nodes if isinstance(node, SourceNode)]
     kept = [(node.source, node) for node in topology.nodes if isinstance(node, WholeTableNode)]
@@ -133,10 +130,8 @@ def internal_topics(
 ) -> InternalTopics:
     """Names, partition counts and configurations of the internal topics.
 
-    ``partition_counts`` holds the user's source topics. ``topic_config`` are defaults from the
-    ``topic.`` prefix; they win over Kafka Streams' values and lose against a store's or
-    repartition's own. ``additional_retention_ms`` is
-    ``windowstore.changelog.additional.retention.ms``.
+    ``partition_counts`` holds the user's source topics. ``topic_config``, from the ``topic.``
+    prefix, wins over Kafka Streams' values and loses against a store's or repartition's own.
 
     Raises TopologyError for a missing source topic and for partition counts that keep equal keys
     apart.
@@ -168,12 +163,8 @@ def internal_topics(
 def tasks(
     subs: SubTopologies, partition_counts: Mapping[str, int], application_id: str
 ) -> list[TaskId]:
-    """All tasks, in order; ``partition_counts`` holds every input topic by its full name (KeyError
-    otherwise).
-
-    A sub-topology has as many tasks as its widest input; a narrower one just has no partition for
-    the others.
-    """
+    """All tasks, in order: of a sub-topology as many as its widest input has partitions.
+    ``partition_counts`` holds every input topic by its full name (KeyError otherwise)."""
     return [
         TaskId(sub.index, partition)
         for sub in subs.subtopologies
@@ -248,8 +239,7 @@ def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int
 
 @dataclass(frozen=True)
 class _Meeting:
-    """A stateful operator that is fed by several topics: equal keys of all of them must meet in
-    one task. ``inputs``: the topics behind each of its inputs."""
+    """A stateful operator that is fed by several topics, those behind each of its ``inputs``."""
 
     node: StatefulNode
     inputs: tuple[frozenset[str], ...]
@@ -281,7 +271,6 @@ class _Meeting:
 
 
 def _meetings(subs: SubTopologies) -> list[_Meeting]:
-    """All meetings of the topology, in its order."""
     topics_of: dict[str, frozenset[str]] = {}
     found = []
     for node in subs.topology.nodes:
@@ -294,12 +283,9 @@ def _meetings(subs: SubTopologies) -> list[_Meeting]:
 
 
 def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) -> dict[str, int]:
-    """Partition counts of all source and repartition topics (without prefix).
-
-    A repartition topic has the enforced number, else that of the user's topics it meets in a
-    stateful operator, else the largest of the topics its writers read, through other repartition
-    topics too.
-    """
+    """Partition counts of all source and repartition topics (without prefix): the enforced number,
+    else that of the user's topics it meets in a stateful operator, else the largest of the topics
+    its writers read, through other repartition topics too."""
     declared = {topic.name: topic for topic in subs.topology.repartition_topics}
     external = {
         topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics

@@ -1,9 +1,7 @@
 """The user's program on its way from the driver to Spark's Python workers.
 
 The rule: **what belongs to the user's program is pickled by value, as it is when the instance
-starts; everything installed is imported where it is needed.** `own_code` decides what belongs to
-the program, `by_value` pickles it, `parcel` opens it once per worker process, `refusals` says in
-words what cannot be pickled.
+starts; everything installed is imported where it is needed.**
 
 In a worker, the program's modules hold what its functions use: functions, classes and variables,
 one copy for all functions of a worker. Whatever else is asked of such a module is imported from its

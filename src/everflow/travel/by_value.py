@@ -49,8 +49,7 @@ _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles what belongs to the user's program by value and everything else by reference. Raises
-    whatever an object raises that cannot be pickled: `everflow.travel.refusals` says it in
-    words."""
+    whatever an object raises that cannot be pickled."""
 
     def __init__(self, file: Any, buffer_callback: Any = None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
@@ -81,11 +80,9 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 cloudpickle._make_empty_cell, (), tuple(_contents((obj,))), _fill_cell, obj
             )
         if isinstance(obj, _LRU_CACHE):
-            return (
-                (_cached, (obj.__wrapped__, obj.cache_parameters()))
-                if self._travels(obj)
-                else NotImplemented
-            )
+            if self._travels(obj):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            return NotImplemented
         if id(type(obj)) in self._open and type(obj) not in self.dispatch_table:
             return making_instance(obj, self._is_made)
         special = _SPECIAL.get(type(obj))
@@ -98,8 +95,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._own[name]
 
     def _travels(self, obj: Any) -> bool:
-        """By value: what no module holds under its own name, and what a module of the program
-        holds."""
+        """By value: what a module of the program holds, and what none holds under its own name."""
         found = cloudpickle._lookup_module_and_qualname(obj)
         return found is None or self._is_own(found[0])
 
@@ -108,17 +104,13 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         space = self._space(fn)
         used: list[tuple[ModuleType, dict[str, Any]]] = []
         if isinstance(space, ModuleType) and not self._is_own(space):
-            slots[
-                "__globals__"
-            ] = {}  # a closure of an installed module: its globals are that module's, there as here
+            # A closure of an installed module: its globals are that module's, there as here.
+            slots["__globals__"] = {}
         else:
             used = list(self._used(fn, slots["__globals__"]).items())
         slots["__closure__"] = None  # the cells are part of the function from its beginning
-        name = (
-            fn.__name__
-            if isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn
-            else None
-        )
+        held = isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn
+        name = fn.__name__ if held else None
         made = fn.__code__, space, fn.__closure__
         return self._filled_later(
             _make_function, made, (state, slots, used, name), _fill_function, fn
@@ -127,16 +119,14 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _filled_later(
         self, make: Any, args: tuple[Any, ...], state: tuple[Any, ...], fill: Any, obj: Any
     ) -> Any:
-        """``obj`` is made and filled; among the methods of a class it is made only, and filled when
-        all of them are there."""
+        """``obj`` is made and filled; among a class's methods filled when all of them are made."""
         if not self._later:
             return make, args, state, None, None, fill
         self._later[-1].append((fill, obj, state))
         return make, args
 
     def _space(self, fn: FunctionType) -> ModuleType | dict[str, Any]:
-        """The module whose globals ``fn`` has, or a fresh dict shared by all functions with the
-        same globals."""
+        """The module whose globals ``fn`` has, or a dict that all functions with these share."""
         module = sys.modules.get(fn.__globals__.get("__name__", ""))
         if isinstance(module, ModuleType) and vars(module) is fn.__globals__:
             return module
@@ -144,8 +134,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(fn.__globals__), facts)
 
     def _used(self, fn: FunctionType, names: Mapping[str, Any]) -> dict[ModuleType, dict[str, Any]]:
-        """Modules of the program that ``fn`` reads attributes of, each with those: attributes are
-        told by their names alone."""
+        """Modules of the program that ``fn`` reads attributes of, with those: by names alone."""
         attributes, imported = _attributes(fn.__code__)
         reached = [
             *names.values(),
@@ -170,8 +159,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _make_module, (module.__name__, facts, parent)
 
     def _is_made(self, cls: type) -> bool:
-        """True if a class is made again on the other side. cloudpickle names some in its own way
-        (NoneType, FunctionType ...)."""
+        """True if a class is made anew on the other side. cloudpickle names some (NoneType ...)."""
         named = cls in cloudpickle._BUILTIN_TYPE_NAMES or cls in (
             type(None),
             type(Ellipsis),
@@ -209,15 +197,14 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _left(self) -> Any:
-        # One after the other, and first what a key of a variable needs (__hash__, __eq__,
-        # __class__).
+        # In turn, and first what a key of a variable needs (__hash__, __eq__, __class__).
         left = sorted(
             self._later.pop(),
             key=lambda given: isinstance(given[1], FunctionType) and given[1].__name__[:2] != "__",
         )
         return _first, (
             None,
-            *(_Part(functools.partial(_given, _fill_now, given)) for given in left),
+            *(_Part(functools.partial(_given, given[0], given[1:])) for given in left),
         )
 
     def _data(self, cls: type) -> Any:
@@ -252,8 +239,7 @@ def _given(*found: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _attributes(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of attributes that ``code`` and the functions in it read, and of the modules they
-    import."""
+    """Names of attributes that ``code`` and functions in it read, and of modules they import."""
     attributes, imported = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in _ATTRIBUTE_OPS:
@@ -289,8 +275,7 @@ def _contents(cells: Iterable[CellType]) -> Iterator[Any]:
 
 
 def _imported(names: Iterable[str], space: Mapping[str, Any]) -> Iterator[ModuleType]:
-    """Modules imported already that an import statement with one of these names may mean, relative
-    ones included."""
+    """Modules imported already that an import of these names may mean, relative ones included."""
     package = space.get("__package__") or ""
     parents = (
         [package.rsplit(".", up)[0] for up in range(package.count(".") + 1)] if package else []
@@ -317,15 +302,11 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
     weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
     typing.TypeVar: lambda one: (cloudpickle._make_typevar, cloudpickle._decompose_typevar(one)),
     typing.NewType: lambda found: (typing.NewType, (found.__name__, found.__supertype__)),
-    threading.local: lambda _: (
-        threading.local,
-        (),
-    ),  # a thread that is new to it finds it empty anyway
+    # A thread that is new to it finds it empty anyway.
+    threading.local: lambda _: (threading.local, ()),
     type(dataclasses.MISSING): lambda _: "MISSING",  # compared by identity
-    functools.cached_property: lambda found: (
-        _cached_property,
-        (found.func, found.attrname),
-    ),  # holds a lock before Python 3.12
+    # It holds a lock before Python 3.12.
+    functools.cached_property: lambda found: (_cached_property, (found.func, found.attrname)),
 }
 
 
@@ -365,14 +346,10 @@ def _imported_anew(module: ProgramModule) -> ModuleType:
 
 
 def _from_its_file(module: ProgramModule) -> ModuleType:
-    """``module`` imported; not one of a library that has its name and comes before it on a worker's
-    path."""
+    """``module`` imported; not a library's of its name that comes first on a worker's path."""
     name, file = module.__name__, vars(module).get("__file__")
-    spec = (
-        importlib.util.spec_from_file_location(name, file)
-        if isinstance(file, str) and os.path.isfile(file)
-        else None
-    )
+    is_file = isinstance(file, str) and os.path.isfile(file)
+    spec = importlib.util.spec_from_file_location(name, file) if is_file else None
     if spec is None or spec.loader is None:
         return importlib.import_module(name)
     sys.modules[name] = found = importlib.util.module_from_spec(spec)
@@ -389,8 +366,7 @@ _loading = _Loading()
 
 @contextmanager
 def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """While unpickling inside, the program's modules are found and put here instead of in
-    ``sys.modules``."""
+    """While the block unpickles, the program's modules are here instead of in ``sys.modules``."""
     before, _loading.modules = _loading.modules, modules
     try:
         yield
@@ -440,10 +416,6 @@ def _fill_classes(given: list[tuple[type, dict[str, Any], ModuleType | None]]) -
             vars(home)[cls.__name__] = cls
 
 
-def _fill_now(fill: Callable[[Any, Any], None], obj: Any, state: tuple[Any, ...]) -> None:
-    fill(obj, state)
-
-
 def _fill_cell(cell: CellType, contents: tuple[Any, ...]) -> None:
     for one in contents:
         cell.cell_contents = one
@@ -481,16 +453,14 @@ _METHODS = (
 def making(
     cls: type, by_value: Callable[[type], bool], bare: Callable[[type], object]
 ) -> tuple[Any, ...]:
-    """Arguments by which the other side makes ``cls`` bare. ``bare(other)`` stands for another bare
-    class."""
+    """Arguments by which the other side makes ``cls`` bare; ``bare(other)``: another bare class."""
 
     def reference(base: Any) -> Any:
         return bare(base) if isinstance(base, type) and by_value(base) else base
 
     meta: Any = type(cls)
     # An installed metaclass has something to do: pydantic's, ABCMeta. An enum's would make the
-    # members anew, and that of typed dictionaries refuses what it made: they have dict as their
-    # base.
+    # members anew, and that of typed dictionaries refuses what it made: their base is dict.
     anew = issubclass(meta, EnumMeta) or meta.__name__ == "_TypedDictMeta"
     maker = type if anew else next(one for one in meta.__mro__ if not by_value(one))
     names: dict[str, Any] = {
@@ -508,9 +478,8 @@ def making(
     bases = cls.__bases__
     if original := vars(cls).get("__orig_bases__"):
         if maker in (type, ABCMeta):
-            names[
-                "__orig_bases__"
-            ] = ()  # Generic wants to see some; they may hold classes that hold this one
+            # Generic wants to see some; they may hold classes that hold this one.
+            names["__orig_bases__"] = ()
         else:
             bases = original  # pydantic asks for them
     registering = [
@@ -561,8 +530,7 @@ def _silent(classes: Iterable[type]) -> Iterator[None]:
 
 
 def _plain(cls: type, operation: str) -> Callable[..., None]:
-    """The metaclass's own way to change ``cls``, without what Python code makes of it: an enum
-    refuses new members."""
+    """The metaclass's own way to change ``cls``, past its Python code: enums refuse new members."""
     meta: Any = type(cls)
     ways = (vars(one).get(operation) for one in meta.__mro__)
     return next(way for way in ways if isinstance(way, WrapperDescriptorType))
@@ -599,12 +567,9 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
         ABCMeta.register(typing.cast("ABCMeta", cls), subclass)
 
 
-# --- instances ------------------------------------------------------------------------------------
-
-
 def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
-    """How ``obj`` is pickled while its class is still filled (a singleton in a variable of the
-    class): without the program's ``__new__``, which may use what is not there yet."""
+    """How ``obj`` is pickled while its class is still filled: without the program's ``__new__``,
+    which may use what is not there yet."""
     found = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return found
@@ -614,9 +579,8 @@ def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
 
 
 def making_member(member: Enum, by_value: Callable[[type], bool]) -> tuple[Any, ...]:
-    """Arguments by which the other side makes a member of an enum without its attributes, and
-    those: neither the program's ``__new__`` nor its ``__init__`` is called again, and no member is
-    looked up by its value."""
+    """Arguments by which the other side makes a member of an enum, and its attributes: neither the
+    program's ``__new__`` nor its ``__init__`` is called again."""
     cls = type(member)
     data = _installed_base(cls, by_value)
     if hasattr(data, "__getnewargs__"):

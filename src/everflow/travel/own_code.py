@@ -1,7 +1,5 @@
 """Says whether a module belongs to the user's program.
 
-`belongs` is the rule, and pure; `is_own` collects a module's facts for it.
-
 A program's module has a file that is neither of the standard library, nor of an installed
 distribution, nor of everflow or Spark; or it has no file at all (a notebook, a console). An
 editable install is the program's: its files are where they are worked on.
@@ -13,8 +11,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path, PurePath
@@ -34,35 +31,30 @@ TOPOLOGY_TYPES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class ModuleFacts:
-    """``files``: the module's file, or the folders of a namespace package; none for what was made
-    at run time or is built in.
-    ``holds_topology``: one of its variables is a builder, a stream, a table or a topology."""
-
-    name: str
-    files: tuple[str, ...]
-    holds_topology: bool = False
-
-
 def belongs(
-    facts: ModuleFacts, library: frozenset[str], recorded: Callable[[str, str], bool]
+    name: str,
+    files: Sequence[str],
+    library: frozenset[str],
+    recorded: Callable[[str, str], bool],
+    holds_topology: bool = False,
 ) -> bool:
-    """True if the module is the user's. ``library`` are the folders of the standard library;
-    ``recorded(file, top)`` says whether an installed distribution outside of a site-packages folder
-    (``pip install --target``) lists the file's top-level package."""
-    top = facts.name.partition(".")[0]
-    if facts.name in MAIN:
+    """True if the module is the user's. ``files``: its file, or the folders of a namespace package;
+    none for what was made at run time or is built in. ``library`` are the folders of the standard
+    library; ``recorded(file, top)`` says whether an installed distribution outside of a
+    site-packages folder (``pip install --target``) lists the file's top-level package.
+    ``holds_topology``: one of its variables is a builder, a stream, a table or a topology."""
+    top = name.partition(".")[0]
+    if name in MAIN:
         return True
     if top in ENGINE:
         return False
-    if not facts.files:
+    if not files:
         return top not in sys.stdlib_module_names and top not in sys.builtin_module_names
-    if any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in facts.files):
+    if any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in files):
         return False  # machine code has no other way than its import
-    if facts.holds_topology:
+    if holds_topology:
         return True
-    return not any(_is_installed(file, top, library, recorded) for file in facts.files)
+    return not any(_is_installed(file, top, library, recorded) for file in files)
 
 
 def _is_installed(
@@ -71,19 +63,23 @@ def _is_installed(
     path = PurePath(file)
     if INSTALLED_FOLDERS & set(path.parts):
         return True
-    # Folders of the standard library hold site-packages, but a folder above them, such as /usr, is
-    # nobody's in particular.
+    # Folders of the library hold site-packages, but one above them, such as /usr, is nobody's.
     return any(str(parent) in library for parent in path.parents) or recorded(file, top)
 
 
 def is_own(module: ModuleType) -> bool:
     """`belongs`, for a module of this process."""
-    return belongs(_facts(module), _library(), _recorded)
+    name, file = module.__name__, getattr(module, "__file__", None)
+    folders = (str(folder) for folder in getattr(module, "__path__", ()))
+    files = (file,) if isinstance(file, str) else tuple(folders)
+    held = name.partition(".")[0] not in ENGINE and any(
+        called(type(value), TOPOLOGY_TYPES) for value in tuple(vars(module).values())
+    )
+    return belongs(name, files, _library(), _recorded, held)
 
 
 def program_folders(path: Iterable[str]) -> list[str]:
-    """The entries of a Python path that are the program's: neither the standard library's, nor
-    folders of installed packages."""
+    """The program's entries of a Python path: neither the library's, nor of installed packages."""
     return [
         entry
         for entry in path
@@ -92,23 +88,8 @@ def program_folders(path: Iterable[str]) -> list[str]:
 
 
 def called(cls: type, names: frozenset[str]) -> bool:
-    """True if the class or one of its bases is called so; by name, so that nothing has to be
-    imported for the question."""
+    """True if the class or one of its bases is called so; by name, so that nothing is imported."""
     return any(f"{base.__module__}.{base.__qualname__}" in names for base in cls.__mro__)
-
-
-def _facts(module: ModuleType) -> ModuleFacts:
-    file = getattr(module, "__file__", None)
-    files = (
-        (file,)
-        if isinstance(file, str)
-        else tuple(str(folder) for folder in getattr(module, "__path__", ()))
-    )
-    top = module.__name__.partition(".")[0]
-    held = top not in ENGINE and any(
-        called(type(value), TOPOLOGY_TYPES) for value in tuple(vars(module).values())
-    )
-    return ModuleFacts(module.__name__, files, held)
 
 
 @lru_cache(maxsize=1)

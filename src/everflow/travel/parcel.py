@@ -35,26 +35,20 @@ class Parcel:
 
     @staticmethod
     def of(content: Any) -> Parcel:
-        """Raises whatever an object raises that cannot be pickled;
-        `everflow.travel.refusals.TravelCheck` says it in words."""
+        """Raises whatever an object raises that cannot be pickled."""
         file = io.BytesIO()
         PortablePickler(file).dump(content)
-        # A name of its own even for equal content: an instance that starts again begins with its
-        # variables as they are then.
+        # A name of its own even for equal content: a new start begins with the variables of then.
         return Parcel(file.getvalue(), uuid.uuid4().hex)
 
     def copy(self) -> Any:
-        """The content as a worker would have it, new with each call; the modules of this process
-        stay as they are."""
+        """The content as a worker would have it, new each time; modules here stay as they are."""
         with loading_into({}):
             return pickle.loads(self.data)
 
     def open(self) -> Any:
-        """The content; in a worker process only, whose modules of the program become this parcel's.
-        The same objects each time.
-
-        Raises FatalError where the content needs something that a worker has not.
-        """
+        """The content, the same objects each time; in a worker process only, whose modules of the
+        program become this parcel's. FatalError where it needs what a worker has not."""
         if _current == [self.name]:
             return _opened[self.name][0]
         worker_imports_harmlessly()
@@ -84,11 +78,9 @@ class Parcel:
 
 
 def _forget_programs() -> None:
-    """Modules of other programs, or of an earlier version of this one, that this process had: each
-    parcel brings its own."""
+    """Modules of other programs, or of this one before, go: each parcel brings its own."""
     _current.clear()
-    # All are known before the first goes: a package without __init__ looks for its parent when it
-    # is asked where it lies.
+    # All are known before the first goes: a package without __init__ asks its parent for its place.
     for name in [
         name
         for name, module in list(sys.modules.items())
@@ -120,13 +112,9 @@ def in_worker() -> bool:
 
 
 def worker_imports_harmlessly() -> None:
-    """Mark this process as a worker. PySpark's Columns and sessions find a Spark that takes every
-    call. Idempotent.
-
-    A worker rarely imports a program's modules, since they are pickled by value; it does for an
-    import inside a function of a module that the driver never imported, for an attribute that no
-    function names, and for an installed package. Then ``StreamsBuilder()``, Columns and a Spark
-    session at module level must neither start a second Spark nor fail.
+    """Mark this process as a worker: PySpark's Columns and sessions find a Spark that takes every
+    call. Idempotent. A worker rarely imports a program's modules; where it does, a builder, Columns
+    and a Spark session at module level must neither start a second Spark nor fail.
     """
     if in_worker():
         return
@@ -174,11 +162,9 @@ class Inert:
 
 
 class InertInstance(Inert):
-    """A `KafkaStreams` that a worker made while it imported a program: it may be there, it must not
-    start."""
+    """A `KafkaStreams` of a program that a worker imported: it may be there, it must not start."""
 
     def start(self, *_: Any, **__: Any) -> None:
-        """Refused with the cure."""
         raise FatalError(
             "a Spark Python worker imported a module that starts a KafkaStreams at once; put that "
             "line under `if __name__ == '__main__':` or into a function, so that the module can be "

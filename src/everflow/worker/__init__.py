@@ -1,10 +1,8 @@
 """The worker's wing: everything that runs in Spark's Python workers.
 
-`serve` reads and runs micro-batches. `decode` decodes them, and asks the exception handlers of bad
-records; `task_step` runs the operators in the order of the plan, with `times`, `order`,
-`functions`, `columns`, `stateful`, `stores` and `failures`; `sink` commits over `ports`: Kafka, the
-driver's commit gate, LMDB. `isolation` runs a batch without its bad records, `letters` writes
-dead-letter records. Tests kill the process at `crash_points`.
+`serve` reads and runs micro-batches: `decode`, then `task_step` in the order of the plan, then
+`sink`, over ports of `serve`. `isolation` runs a batch without its bad records. Tests kill the
+process at `crash_points`.
 Never imports `everflow.instance` or Spark's side of the driver. Modules are pickled by name: a
 worker imports them at its start.
 """

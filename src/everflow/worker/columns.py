@@ -1,9 +1,8 @@
 """Computes the Columns of a plan in a worker: by Arrow expressions, by Spark's code, by Python
 functions (notes 014 and 016).
 
-`everflow.instance.thread.columns` prepares them. Spark's code runs in the instance's JVM, which is
-asked over a socket (`spark.column_service`). PySpark's own worker code calls the Python functions,
-so types, nulls and what becomes of a result are what they are in Spark.
+Spark's code runs in the instance's JVM, which is asked over a socket. PySpark's own worker code
+calls the Python functions, so types, nulls and what becomes of a result are what they are in Spark.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import io
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Client
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -32,7 +32,7 @@ from everflow.records import EdgeBatch, no_headers
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, require_size
 from everflow.topology.batches import readable, spread
 from everflow.topology.plan import Call, Chain, Compute, Source, Stage, Ticket
-from everflow.worker.failures import RecordFailure, SparkSays, raise_of, record_at
+from everflow.worker.failures import FailedRows, Failures, RecordFailure, SparkSays, record_at
 from everflow.worker.order import Records
 
 # --- calls of Python functions --------------------------------------------------------------------
@@ -52,8 +52,11 @@ SLICE = 10_000
 def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list[pa.Array]:
     """A column for each chain. Raises what the functions and ``client`` raise, PySparkException for
     a result that does not fit."""
+    functions = (function for chain in call.chains for function in chain.functions)
+    # For the serializer from which PySpark reads functions: they are there already.
+    stand_in = SimpleNamespace(_read_with_length=lambda _: next(functions))
     function, _, reader, writer = worker.read_udfs(
-        _Functions(call),
+        stand_in,
         _described(call),
         call.eval_type,
         worker.RunnerConf(_settings(call.settings)),
@@ -76,19 +79,6 @@ def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list
         pa.concat_arrays(column.chunks).cast(field.type)
         for column, field in zip(table.columns, call.made, strict=True)
     ]
-
-
-class _Functions:
-    """Stands for the serializer from which PySpark's worker reads functions: they are there
-    already."""
-
-    def __init__(self, call: Call) -> None:
-        self._functions: Iterator[Any] = (
-            function for chain in call.chains for function in chain.functions
-        )
-
-    def _read_with_length(self, _: object) -> Any:
-        return next(self._functions)
 
 
 def _described(call: Call) -> Any:
@@ -162,10 +152,8 @@ class ColumnsFailed(Exception):
 
 class ColumnClient:
     """One connection, made when it is first needed; owned by one thread. ``path``: where; empty
-    where only tickets are asked for.
-
-    RetriableError where the JVM has hung up: whether it comes back is for the driver to know.
-    """
+    where only tickets are asked for. RetriableError where the JVM has hung up: whether it comes
+    back is for the driver to know."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -179,24 +167,20 @@ class ColumnClient:
                 opened.close()
 
     def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """The result of the segment of this number for ``rows``, row by row. Raises ColumnsFailed.
-
-        They go in slices: the JVM holds a request and its answer some times over.
-        """
+        """The result of the segment of this number for ``rows``, row by row; in slices, as the JVM
+        holds a request and its answer some times over. Raises ColumnsFailed."""
         if isinstance(number, Ticket):
             number = self._redeemed(number)
         size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
         answers = []
         for start in range(0, rows.num_rows, size):
             try:
-                answers.append(self._computed(number, rows.slice(start, size), made))
+                answer = self.ask(number, rows.slice(start, size).serialize())
+                answers.append(pa.ipc.read_record_batch(pa.py_buffer(answer), made))
             except ColumnsFailed as failure:
                 row = None if failure.row is None else start + failure.row
                 raise ColumnsFailed(failure.text, row) from None
         return pa.Table.from_batches(answers, made)
-
-    def _computed(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.RecordBatch:
-        return pa.ipc.read_record_batch(pa.py_buffer(self.ask(number, rows.serialize())), made)
 
     def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
         data = memoryview(message)
@@ -268,23 +252,14 @@ class Selection:
     stages: tuple[Stage, ...] = ()
 
 
-class CallFailed(Exception):
-    """A function failed with the error chained. ``rows``: in which it fails alone, and how."""
-
-    def __init__(self, rows: Mapping[int, BaseException]) -> None:
-        super().__init__(len(rows))
-        self.rows = rows
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeColumns:
-    """The Columns of one node, from slot ``input`` to slot ``output``. They see the records that
-    reach the node and no others. A function is called for a batch at once; where it fails, halves
-    of the batch tell the records.
+    """The Columns of one node, from slot ``input`` to slot ``output``, which see the records that
+    reach the node and no others. Where a function fails, halves of the batch tell the records.
 
     ``made`` gives ``key``, ``value`` or both; or what is said of each record beside its value,
-    which becomes ``struct<WHAT, value>``. ``skips_null``: records with a null value keep it, and no
-    function is called for them."""
+    which becomes ``struct<WHAT, value>``. ``skips_null``: records with a null value keep it.
+    """
 
     name: str
     where: str | None
@@ -341,12 +316,12 @@ class NodeColumns:
             if failure.row is not None:
                 record = record_at(batch, failure.row, self.sources, self.name)
             raise SparkSays(failure.text, record, where) from failure
-        except CallFailed as failure:
+        except FailedRows as failure:
             error = failure.__cause__
             assert error is not None
             if not failure.rows:
                 raise RecordFailure(None, self.where, error) from error
-            raise_of(self, self.sources, batch, failure.rows)
+            Failures(self, self.sources, batch).raise_of(failure.rows)
         return [readable(one).cast(kind) for one, kind in zip(columns, kinds, strict=True)]
 
 
@@ -357,7 +332,7 @@ class PreparedColumns:
     nodes: tuple[NodeColumns, ...]
     outputs: tuple[int, ...]
 
-    def run(self, records: Records, client: ColumnClient) -> None:
+    def __call__(self, records: Records, client: ColumnClient) -> None:
         """Adds the slots that it makes to ``records``. Raises as `NodeColumns.run`."""
         kept = {*records, *self.outputs}
         for node in self.nodes:
@@ -369,7 +344,8 @@ class PreparedColumns:
 def computed(
     stages: Sequence[Stage], given: list[pa.Array], count: int, client: ColumnClient
 ) -> list[pa.Array]:
-    """The result of the stages for ``count`` rows. Raises ColumnsFailed and CallFailed."""
+    """The result of the stages for ``count`` rows. Raises ColumnsFailed, and FailedRows
+    where a function fails, with the error chained."""
     for stage in stages:
         if isinstance(stage, Compute):
             rows = _batch(given, count)
@@ -412,7 +388,7 @@ def _called(call: Call, rows: pa.RecordBatch, client: ColumnClient) -> list[pa.A
         raise
     except BaseException as error:
         require_users(error)
-        raise CallFailed(failing_rows(rows.num_rows, failure)) from error
+        raise FailedRows(failing_rows(rows.num_rows, failure)) from error
 
 
 def seen(batch: EdgeBatch, reads: pa.Schema, topics: Sequence[str]) -> list[pa.Array]:

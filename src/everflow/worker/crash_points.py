@@ -1,9 +1,8 @@
 """Named places at which tests stop or kill a process: `reached` does nothing unless one is armed.
 
-A test sets ``EVERFLOW_CRASH_POINTS`` to a folder before the processes start and creates
-``<folder>/<name>``. The first process that comes to that point writes its pid into
-``<name>.reached`` (which appears complete, and replaces ``<name>``, so only one process is caught)
-and waits there until ``<name>.go`` appears or it is killed.
+A test sets ``EVERFLOW_CRASH_POINTS`` to a folder and creates ``<folder>/<name>``. The first process
+at that point writes its pid into ``<name>.reached``, which replaces ``<name>``, and waits there
+until ``<name>.go`` appears or it is killed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Decodes the records of the log, before all operators, and asks the handlers of those that a batch
-leaves out (note 041): here the bytes of a record are as they came.
+leaves out (note 041).
 
-One decoder per serde is one truth: what a record's bytes say does not depend on who reads them.
-
-`KeyCheck` samples keys of each micro-batch and counts those that do not lie where their topic's
-partitioner puts them. librdkafka's producers (confluent-kafka, and so most in Python) spread keys
-by crc32, Java's and everflow's by murmur2: a join of topics of both finds nothing, and nothing
-fails.
+`KeyCheck` counts sampled keys that do not lie where their topic's partitioner puts them.
+librdkafka's producers spread keys by crc32, Java's and everflow's by murmur2: a join of topics of
+both finds nothing, and nothing fails.
 """
 
 from __future__ import annotations
@@ -34,11 +31,13 @@ from everflow.operators.user_code import require_users
 from everflow.protocol.messages import BadRecord, BatchFailure, BatchRequest
 from everflow.records import (
     EdgeBatch,
+    Int32,
     Int64,
     KeyPlaces,
     TaskId,
     TopicPartition,
     listed_headers,
+    valid,
 )
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import UnfitError, column_of
@@ -122,10 +121,8 @@ class Judge:
 
     def letters(self, source: Source, raw: EdgeBatch, faults: dict[int, Fault]) -> EdgeBatch:
         """The records of these rows on the dead letter slot, each with what its handler says.
-
         Raises what a record failed with that is to stop the instance and is not undecodable (those
-        stop it if they are consumed), and RetriableError where a handler says RETRY.
-        """
+        stop it if they are consumed), and RetriableError where a handler says RETRY."""
         rows = sorted(faults)
         bad = raw.take(np.array(rows, np.int64))
         answers = [self._answered(source, bad, at, faults[row]) for at, row in enumerate(rows)]
@@ -216,14 +213,11 @@ class KeyCheck:
             return None
         rows = np.arange(0, len(raw), -(-len(raw) // MOST_KEYS))
         keys = raw.key.take(pa.array(rows))
-        # librdkafka's crc32 spreads empty keys at random, too.
-        at_random = pc.equal(pc.binary_length(keys), 0) if source.partitioner == CRC32 else None
-        keyed = (
-            keys.is_valid()
-            if at_random is None
-            else pc.and_kleene(keys.is_valid(), pc.invert(at_random))
-        )
-        some = np.flatnonzero(keyed.to_numpy(zero_copy_only=False))
+        keyed = valid(keys)
+        if source.partitioner == CRC32:  # librdkafka's spreads empty keys at random, too
+            empty = pc.equal(pc.binary_length(keys), 0).fill_null(True)
+            keyed = keyed & ~empty.to_numpy(zero_copy_only=False)
+        some = np.flatnonzero(keyed)
         if not len(some):
             return None
         keys, lie = keys.take(pa.array(some)), raw.partition[rows[some]].astype(np.int64)
@@ -289,7 +283,8 @@ class LogDecoder:
             mine = LogColumns.concat(
                 [found for tp, found in read.items() if tp.topic == source.topic]
             )
-            raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
+            rows = np.flatnonzero(hop.source == source.index)
+            raw = raw_records(mine, source, hop.partition[rows], rows)
             if (places := self.check.of(source, raw)) is not None:
                 keys.append(places)
             decoded, bad = decoded_records(source, raw, judge, odd, mine.unread)
@@ -315,8 +310,7 @@ def decoded_records(
     unread: Mapping[int, Exception] | None = None,
 ) -> tuple[EdgeBatch, EdgeBatch]:
     """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
-    whose bytes are as they came. ``odd``: those with a time that nothing holds are among these.
-    ``unread``: by row, why a record could not be read (`LogColumns.unread`); it is left out, too.
+    whose bytes are as they came: those with an ``odd`` time, and ``unread`` ones (by row, why).
     Raises what `Judge.letters` raises."""
     faults: dict[int, Fault] = judge.aside(source, raw)
     if odd:
@@ -427,14 +421,15 @@ def _joined(columns: Sequence[Int64]) -> Int64:
     return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
-def _raw(found: LogColumns, rows: Int64, hop: BatchInput) -> EdgeBatch:
+def raw_records(found: LogColumns, source: Source, partitions: Int32, places: Int64) -> EdgeBatch:
+    """The records of one source as they came, at these ``places`` of a batch."""
     return EdgeBatch(
         key=found.keys,
         value=found.values,
-        timestamp=hop.timestamp[rows],
-        seq=rows,
-        source=hop.source[rows],
-        partition=hop.partition[rows],
-        offset=hop.offset[rows],
+        timestamp=found.timestamps,
+        seq=places,
+        source=np.full(len(found), source.index, np.int32),
+        partition=partitions,
+        offset=found.offsets,
         headers=found.headers,
     )

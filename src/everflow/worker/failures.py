@@ -1,8 +1,6 @@
-"""Says why a micro-batch failed, which record caused it, and at which line of the user's program.
-
-A worker goes by the error's class, never by its text. Two failures no worker can report: its own
-death, and a Column that Spark's code computes. Those are read from Spark's text.
-"""
+"""Says why a micro-batch failed, which record caused it, and at which line of the user's program:
+by the error's class, or, for a worker's death and for Columns of Spark's code, from Spark's
+text."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import NoReturn, Protocol
 
@@ -32,6 +30,7 @@ from everflow.errors import (
     UnknownOutcomeError,
 )
 from everflow.handlers import DESERIALIZATION, PROCESSING, PRODUCTION, chain, is_outage
+from everflow.operators.user_code import require_users
 from everflow.protocol.messages import BadEntry, BadRecord, BatchFailure, CodeLine
 from everflow.records import EdgeBatch, TopicPartition
 from everflow.serdes import SerdeError
@@ -98,8 +97,7 @@ def line_text(line: CodeLine) -> str:
 
 
 def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
-    """``frames``: innermost first. A function of an installed package is the user's if nothing else
-    is."""
+    """``frames``: innermost first. An installed package's function counts if nothing else does."""
     installed: CodeLine | None = None
     for frame in frames:
         if is_everflow(frame.file) or frame.file.startswith(_MADE):
@@ -168,30 +166,15 @@ class RecordFailure(EverflowError):
             exception=class_of(error),
         )
         super().__init__(self.failure.error)
+        self.__cause__ = error
 
-    @staticmethod
-    def of(
-        op: Located,
-        sources: Sources,
-        batch: EdgeBatch,
-        row: int,
-        error: BaseException,
-        stage: str = PROCESSING,
-    ) -> RecordFailure:
-        record = record_at(batch, row, sources, op.name)
-        undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(
-            batch.value.type
-        )
-        hint = (
-            UNDECODED
-            if undecoded
-            else COLUMN_IN_FUNCTION
-            if type(error).__module__.startswith("pyspark.errors")
-            else ""
-        )
-        failed = RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "", stage)
-        failed.__cause__ = error
-        return failed
+
+class FailedRows(Exception):
+    """``rows``: those that fail, and how. Never shown to users."""
+
+    def __init__(self, rows: Mapping[int, BaseException]) -> None:
+        super().__init__(len(rows))
+        self.rows = rows
 
 
 class DescribedFailure(EverflowError):
@@ -237,14 +220,40 @@ def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
     raise failures[0] from failures[0].__cause__
 
 
-def raise_of(
-    op: Located,
-    sources: Sources,
-    batch: EdgeBatch,
-    causes: Mapping[int, BaseException],
-    stage: str = PROCESSING,
-) -> NoReturn:
-    raise_all([RecordFailure.of(op, sources, batch, *one, stage) for one in causes.items()])
+@dataclass(frozen=True)
+class Failures:
+    """The records of ``batch`` on which ``op`` fails, by row. Unless ``every`` one is wanted, the
+    first is raised as it is added."""
+
+    op: Located
+    sources: Sources
+    batch: EdgeBatch
+    every: bool = False
+    found: dict[int, RecordFailure] = field(default_factory=dict)
+
+    def add(self, row: int, error: BaseException) -> None:
+        """``error``: of the user's code. RecordFailure, and what is not the user's."""
+        require_users(error)
+        self.found[row] = self._failure(row, error)
+        if not self.every:
+            self.raise_added()
+
+    def raise_added(self) -> None:
+        if self.found:
+            raise_all(list(self.found.values()))
+
+    def raise_of(self, causes: Mapping[int, BaseException], stage: str = PROCESSING) -> NoReturn:
+        raise_all([self._failure(*one, stage) for one in causes.items()])
+
+    def _failure(self, row: int, error: BaseException, stage: str = PROCESSING) -> RecordFailure:
+        hint = ""
+        undecoded = pa.types.is_binary(self.batch.value.type)
+        if undecoded and isinstance(error, TypeError | AttributeError):
+            hint = f"\n  {UNDECODED}"
+        elif type(error).__module__.startswith("pyspark.errors"):
+            hint = f"\n  {COLUMN_IN_FUNCTION}"
+        record = record_at(self.batch, row, self.sources, self.op.name)
+        return RecordFailure(record, self.op.where, error, hint, stage)
 
 
 # --- what a worker reports ------------------------------------------------------------------------
@@ -352,8 +361,7 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
 
 
 def says(text: str) -> str:
-    """The cause in a sentence: the last line of a Python traceback, the deepest cause of a Java
-    one."""
+    """The last line of a Python traceback, or the deepest cause of a Java one."""
     _, found, traceback = text.rpartition("Traceback (most recent call last)")
     if found:
         after = [line for line in traceback.splitlines()[1:] if line[:1].strip()]

@@ -1,8 +1,7 @@
 """Runs a micro-batch without the records that it fails on (note 041).
 
-Everything up to the sink is computation: it may be run again, in this very worker, without the
-record that failed, before anything of the batch was written. What the failure does not name is
-looked for by prefixes: the record is the last one of the shortest prefix that fails.
+Everything up to the sink is computation: it may be run again, in this very worker. What the failure
+does not name is the last record of the shortest prefix that fails.
 """
 
 from __future__ import annotations
@@ -80,10 +79,9 @@ class Isolated:
         read: Mapping[TopicPartition, LogColumns],
         compute: Run[_T],
     ) -> _T:
-        """Returns ``compute``'s result for the batch, without the records that their handlers leave
-        out; perhaps of its beginning only. Raises what it fails with that is of no record, or of
-        one that stops the instance: then with its record, where that can be found.
-        DamagedEntryError where a store is to blame."""
+        """``compute``'s result for the batch, perhaps its beginning only, without the records that
+        their handlers leave out. Raises what is of no record, or of one that stops the instance:
+        with that record, where it can be found. DamagedEntryError where a store is to blame."""
         judge = Judge.of(self.decoder.handlers, request)
         runs = 0
         while True:
@@ -151,7 +149,6 @@ class _Search(Generic[_T]):
         if not of_data(cause):
             return []
         failure = RecordFailure(place, None, cause)
-        failure.__cause__ = cause
         return [Fault(failure.failure, failure)]
 
     def blamed(

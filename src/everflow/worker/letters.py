@@ -1,16 +1,17 @@
-"""Writes the records that a micro-batch leaves out, as Kafka Streams does (KIP-1034), and finds
-the record that was too large or refused: no client or broker says it all.
+"""Writes the records that a micro-batch leaves out, as Kafka Streams does (KIP-1034), and finds the
+record that was too large or refused: no client or broker says it all.
 
-A letter is larger than its record, by what it tells of the error: where its topic does not take
-it, what matters least goes first. The place of the record stays: it can be read where it came from.
+A letter is larger than its record: where its topic does not take it, what matters least goes first,
+and the place of the record stays.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,9 @@ import pyarrow.compute as pc
 
 from everflow.clock import instant
 from everflow.errors import RecordRefusedError, RecordTooLargeError
-from everflow.handlers import Response
+from everflow.handlers import Handlers, Response
 from everflow.kafka.letter_headers import EXCEPTION, KAFKA_STREAMS, OWN, Header, of_the_record
+from everflow.kafka.reading.record_columns import LogColumns
 from everflow.protocol.messages import BadRecord, BatchRequest, LetterGroup
 from everflow.records import (
     Bytes,
@@ -27,8 +29,12 @@ from everflow.records import (
     Int64,
     StoreChanges,
     TaskId,
+    TopicPartition,
     listed_headers,
 )
+from everflow.state.left_out import as_written
+from everflow.topology.plan import Source
+from everflow.worker.decode import Judge, decoded_records, raw_records
 from everflow.worker.failures import Sources, UndecodableRecord, record_at
 from everflow.worker.task_step import SinkOutput, StepResult
 
@@ -233,6 +239,102 @@ def _abouts(letters: EdgeBatch) -> list[dict[str, Any]]:
     return [json.loads(text) for text in letters.value.field("about").to_pylist()]
 
 
+# --- records of global tables ---------------------------------------------------------------------
+
+
+FLUSH_TIMEOUT_S = 60.0
+KEYLESS = "null-key"
+"""Why a record enters no table."""
+
+
+@dataclass(frozen=True)
+class TakenRecords:
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    timestamps: Int64
+    next_position: int
+    records: int
+
+
+Left = Callable[[int, Mapping[str, Mapping[str, int]], Sequence[LetterGroup], Sequence[str]], None]
+"""Takes the records that did not enter the store: the number of dead letters; others by node and
+reason; those that their handler left out, by cause, and the first few in a line each."""
+
+
+class LetterWriter(Protocol):
+    """The part of a `RecordWriter` that dead letters need."""
+
+    def begin(self) -> None: ...
+    def write(
+        self,
+        topic: str,
+        keys: Bytes,
+        values: Bytes,
+        timestamps: Int64,
+        partition: int | Int64 | None = None,
+        headers: Sequence[Any] | None = None,
+    ) -> None: ...
+    def send(self) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class GlobalRecords:
+    """Decides which records enter the stores of global tables: those that can be read. The others
+    are dead letters; every instance reads the topic, so each sends its dead letters. ``sources`` by
+    topic; ``writer``: for dead letters; ``tell``: counts what is left out."""
+
+    sources: Mapping[str, Source]
+    handlers: Handlers
+    writer: Callable[[], LetterWriter]
+    tell: Left = lambda *_: None
+
+    def taken(
+        self, tp: TopicPartition, found: LogColumns, next_position: int, records: int
+    ) -> TakenRecords:
+        """The records that enter the store. UndecodableRecord stops the application,
+        RetriableError."""
+        source = self.sources[tp.topic]
+        partitions = np.full(len(found), tp.partition, np.int32)
+        batch = raw_records(found, source, partitions, np.arange(len(found), dtype=np.int64))
+        good, bad = decoded_records(source, batch, Judge(self.handlers), unread=found.unread)
+        if len(bad) or good.key.null_count:
+            self._leave_out(bad, good.key.null_count, source)
+        raw = found.values
+        values = [raw[int(row)].as_py() for row in good.seq] if len(bad) else raw.to_pylist()
+        return TakenRecords(
+            source.key_serde.encode_array(good.key).to_pylist(),
+            as_written(values, source.value_serde),
+            good.timestamp,
+            next_position,
+            records,
+        )
+
+    def _leave_out(self, bad: EdgeBatch, keyless: int, source: Source) -> None:
+        result = StepResult(dead_letters=bad if len(bad) else None)
+        lines = take_letters(result, (source,))
+        sent = self._sent(result, source)
+        if keyless:
+            result.dropped.setdefault(source.node, {})[KEYLESS] = keyless
+        self.tell(sent, result.dropped, result.letters, lines)
+
+    def _sent(self, result: StepResult, source: Source) -> int:
+        now_ms = int(time.time() * 1000)
+        letters = Letters.of(self.handlers.topic, result.dead_letters, (source,), now_ms)
+        if letters is None:
+            return 0
+        while True:
+            writer = self.writer()
+            writer.begin()
+            try:
+                writer.write(*letters.columns())
+                writer.send()
+                writer.flush(FLUSH_TIMEOUT_S)
+                return len(letters.letters)
+            except (RecordTooLargeError, RecordRefusedError) as error:
+                letters.refused(error)
+
+
 # --- records that were too large or refused -------------------------------------------------------
 
 
@@ -367,7 +469,7 @@ def _written(
     """The largest record of each output, and of the changes of each store."""
     for output in result.outputs:
         yield from _outputs(output, sources, topics)
-    for topic, task, changes in _changes(request, result, topics):
+    for topic, task, changes in changes_of(request, result, topics):
         sizes = list(map(_size, changes.keys, changes.values))
         if sizes:
             row = sizes.index(max(sizes))
@@ -378,19 +480,20 @@ def _written(
             yield Written(topic, sizes[row], origin)
 
 
-def _changes(
-    request: BatchRequest, result: StepResult, topics: Collection[str]
+def changes_of(
+    request: BatchRequest, result: StepResult, topics: Collection[str] | None = None
 ) -> Iterator[tuple[str, TaskId, StoreChanges]]:
+    """What is written to changelogs (``topics``: to these)."""
     places = {task.task: task.stores for task in request.tasks}
     for task, listed in result.changes.items():
         for changes in listed:
             topic = places[task][changes.store].changelog
-            if topic is not None and topic in topics:
+            if topic is not None and (topics is None or topic in topics):
                 yield topic, task, changes
 
 
 def times_of_entries(request: BatchRequest, result: StepResult, changelog: str) -> Int64:
-    found = [changes.timestamps for _, _, changes in _changes(request, result, [changelog])]
+    found = [changes.timestamps for _, _, changes in changes_of(request, result, [changelog])]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -399,7 +502,7 @@ def largest_entry(request: BatchRequest, result: StepResult, changelog: str) -> 
     return max(
         (
             size + ENTRY_OVERHEAD
-            for _, _, changes in _changes(request, result, [changelog])
+            for _, _, changes in changes_of(request, result, [changelog])
             for size in map(_size, changes.keys, changes.values)
         ),
         default=0,

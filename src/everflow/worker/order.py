@@ -2,13 +2,11 @@
 written (reference 1.6, D3; note 031).
 
 Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort
-by the running maximum of the timestamp inside each partition: a record that is out of order inside
-its partition follows its predecessor at once.
+by the running maximum of the timestamp inside each partition.
 
 Kafka Streams forwards depth first: a result goes all its ways before the next result of the same
-record. A step goes operator by operator. `InOrder` puts together what comes by several ways record
-by record, each record's results way by way: that is the same where one record gives one result.
-`DepthFirst` knows of each result by which way it has come, and puts it where the original has it.
+record. A step goes operator by operator, so `Order` puts what comes by several ways where the
+original has it.
 """
 
 from __future__ import annotations
@@ -23,24 +21,15 @@ import numpy.typing as npt
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.topology.arrival import DIGIT, Way, Ways
 from everflow.topology.batches import BatchInput, appended, concat, empty_like, in_order
-from everflow.topology.plan import (
-    AskOp,
-    FunctionOp,
-    PrintOp,
-    SinkOp,
-    Source,
-    StatefulOp,
-    TakeOp,
-    UnnestOp,
-)
+from everflow.topology.plan import AskOp, NodeOp, SinkOp, Source, StatefulOp
 
 # --- what an operator gets ------------------------------------------------------------------------
 
 
 Records = MutableMapping[int, EdgeBatch]
 Paths = npt.NDArray[np.bytes_]
-StatelessOp = FunctionOp | AskOp | TakeOp | UnnestOp | PrintOp | SinkOp
-MakingOp = StatefulOp | FunctionOp | AskOp | TakeOp | UnnestOp
+StatelessOp = NodeOp | AskOp | SinkOp
+MakingOp = StatefulOp | NodeOp | AskOp
 
 FIRST_ID = 1 << 40
 """A ``seq`` from here on is the number of a result whose path is kept, not a record's place."""
@@ -56,46 +45,13 @@ def _of_side(records: Records, op: StatefulOp, number: int) -> list[EdgeBatch]:
     return [replace(batch, old=records[old])]
 
 
-def _kept(records: Records, op: MakingOp, done: EdgeBatch) -> None:
-    if isinstance(op, StatefulOp) and op.old is not None:
-        assert done.old is not None
-        records[op.old] = replace(done.old, seq=done.seq, put=None)
-    records[op.output] = done if done.old is None else replace(done, old=None)
-
-
-class InOrder:
-    """Orders results by the places of the records that brought them, then way by way."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-
-    def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
-        """The records of each side of operators that run together; nothing for a processor that
-        others hand their results to."""
-        return [
-            [
-                in_order(concat(_of_side(self._records, op, number)))
-                if side
-                else empty_like(op.type.key, op.type.value)
-                for number, side in enumerate(op.sides)
-            ]
-            for op in group
-        ]
-
-    def read(self, op: StatelessOp) -> EdgeBatch:
-        return concat([self._records[slot] for slot in op.inputs])
-
-    def keep(self, op: MakingOp, done: EdgeBatch) -> None:
-        _kept(self._records, op, done)
-
-
-class DepthFirst(InOrder):
-    """Orders results by their paths: the place of the record, and from there the edges and the
-    numbers of the results, as bytes. An operator gets each of its records with a ``seq`` of its
-    own, as if each had come by itself, which in the original it does."""
+class Order:
+    """Orders results by the places of the records that brought them, then way by way. Where an
+    operator has ``ways``, by their paths, as bytes: the place of the record, and from there the
+    edges and the numbers of the results. Each of its records has a ``seq`` of its own."""
 
     def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
-        super().__init__(records)
+        self._records = records
         self._ways = ways
         self._kept: list[Paths] = []
         self._count = 0
@@ -103,24 +59,30 @@ class DepthFirst(InOrder):
         """Of each operator that runs, the paths on which its records came, by their ``seq``."""
 
     def sides(self, group: Sequence[StatefulOp]) -> list[list[EdgeBatch]]:
+        """The records of each side of operators that run together; nothing for a processor that
+        others hand their results to."""
         if group[0].name not in self._ways:
-            return super().sides(group)
+            return [
+                [
+                    in_order(concat(_of_side(self._records, op, number)))
+                    if side
+                    else empty_like(op.type.key, op.type.value)
+                    for number, side in enumerate(op.sides)
+                ]
+                for op in group
+            ]
         sides = [self._side(op, number) for op in group for number in range(len(op.sides))]
         paths = np.concatenate([path for side in sides for path in (side.put, side.came)])
         order = np.argsort(paths, kind="stable")
         self._came.update({op.name: paths[order] for op in group})
         places = iter(np.split(_inverse(order), np.cumsum([len(p) for s in sides for p in s[1:]])))
-        ready = [side.placed(next(places), next(places)) for side in sides]
-        found = []
-        for op in group:
-            mine, ready = ready[: len(op.sides)], ready[len(op.sides) :]
-            found.append(mine)
-        return found
+        ready = iter([side.placed(next(places), next(places)) for side in sides])
+        return [[next(ready) for _ in op.sides] for op in group]
 
     def read(self, op: StatelessOp) -> EdgeBatch:
-        if op.name not in self._ways:
-            return super().read(op)
         batches = [self._records[slot] for slot in op.inputs]
+        if op.name not in self._ways:
+            return concat(batches)
         came = self._paths_of(batches, self._ways[op.name].sides[0])
         order = np.argsort(came, kind="stable")
         self._came[op.name] = came[order]
@@ -136,7 +98,10 @@ class DepthFirst(InOrder):
             self._kept.append(paths)
             self._count += len(paths)
             done = replace(done, seq=np.arange(begin, begin + len(paths), dtype=np.int64), put=None)
-        _kept(self._records, op, done)
+        if isinstance(op, StatefulOp) and op.old is not None:
+            assert done.old is not None
+            self._records[op.old] = replace(done.old, seq=done.seq, put=None)
+        self._records[op.output] = done if done.old is None else replace(done, old=None)
 
     def _side(self, op: StatefulOp, number: int) -> _Side:
         batches = _of_side(self._records, op, number)
@@ -298,16 +263,19 @@ def merge_inputs(
             source.index for source in members if TopicPartition(source.topic, partition) in more
         ]
         kept[rows] &= _before_cut(hop.source[rows], effective, waiting)
-    return Merged(_reordered(hop, rank, kept), _consumed(hop, sources, ranges, kept))
+    batches = {one: replace(batch, seq=rank[hop.rows[one]]) for one, batch in hop.batches.items()}
+    if not kept.all():
+        for slot, batch in batches.items():
+            batches[slot] = batch.take(np.flatnonzero(kept[hop.rows[slot]]))
+    return Merged(batches, _consumed(hop, sources, ranges, kept))
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
-    """Records of several tasks, each task's in its order, in the order in which they are written:
-    by time, too.
+    """Records of several tasks, each task's in its order, by time, as a thread of Kafka Streams
+    writes them, which goes round its tasks.
 
-    A thread of Kafka Streams goes round its tasks record by record, so what they write to one topic
-    is about as old. Written task by task, the whole backlog of one would come before the next one's
-    first record, and a window behind a re-key would drop that record as late.
+    Written task by task, the whole backlog of one would come before the next one's first record,
+    and a window behind a re-key would drop that record as late.
     """
     tasks = np.unique(batch.partition)
     if len(tasks) < 2:
@@ -341,10 +309,8 @@ def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int])
 
 def _before_cut(source: np.ndarray, effective: Int64, waiting: Iterable[int]) -> np.ndarray:
     """True for a task's records up to the last one of the input that runs dry first. ``waiting``:
-    the inputs of which the log has more; the others bound nothing.
-
-    Every batch moves on: either that input is consumed whole, or one that showed no record has its
-    range behind it (`plan_ranges` gives each waiting input at least one offset)."""
+    the inputs of which the log has more. Every batch moves on: `plan_ranges` gives each of those at
+    least one offset."""
     cut: tuple[int, int] | None = None
     for index in waiting:
         mine = source == index
@@ -373,12 +339,3 @@ def _consumed(
         tp = TopicPartition(sources[int(hop.source[row])].topic, int(hop.partition[row]))
         consumed[tp] = min(consumed[tp], int(hop.offset[row]))
     return consumed
-
-
-def _reordered(hop: BatchInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
-    ranked = {slot: replace(batch, seq=rank[hop.rows[slot]]) for slot, batch in hop.batches.items()}
-    if kept.all():
-        return ranked
-    return {
-        slot: batch.take(np.flatnonzero(kept[hop.rows[slot]])) for slot, batch in ranked.items()
-    }

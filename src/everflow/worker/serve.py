@@ -1,40 +1,290 @@
-"""The resident step: one Spark task that serves many micro-batches (design note 004).
+"""The resident step: one Spark task that serves many micro-batches, as a job for each would cost
+more than the work of a small one (design note 004). And its ports: producer, the driver's gate,
+stores on disk.
 
-A Spark job per micro-batch costs more than the work of a small one. So the worker asks the driver
-for the next request over a socket, reads its input itself, in columns, runs the plan's operators,
-answers with the result, and goes on until the driver stops it.
+The gate is asked before anything is committed (D6). Every failure to get an answer is an "abort": a
+worker without a driver must not commit.
+
+`RetainedPages` bounds the memory that LMDB holds for stores: a copy of each page that a transaction
+changes, kept until the store is closed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from everflow.clock import in_utc
+from everflow.errors import EverflowError, RetriableError
+from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.reading.record_columns import LogColumns
-from everflow.memory import SpareMemory, of_this_process, trim_of_libc
+from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.memory import SpareMemory, Taken, of_this_process, trim_of_libc
 from everflow.protocol.messages import (
+    EXACTLY_ONCE_V2,
     FAILED,
     BatchRequest,
     BatchResult,
+    GateAnswer,
+    TaskContext,
+    WorkerClients,
     as_line,
     from_line,
     timed,
 )
-from everflow.records import TopicPartition
-from everflow.sockets import read_line
+from everflow.records import StoreChanges, TopicPartition
+from everflow.sockets import MOST_LINE_BYTES, TooLargeError, read_line, require_size
+from everflow.state.lmdb_env import DATA_FILE
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.state.store_meta import Owner
+from everflow.state.task_directory import distrust
 from everflow.topology.batches import BatchInput
 from everflow.worker.columns import ColumnClient
+from everflow.worker.crash_points import ENVIRONMENT_VARIABLE, reached
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of
 from everflow.worker.isolation import Isolated, Trial, stores_of, trial_of
-from everflow.worker.ports import announce, clients_of
+from everflow.worker.stores import FollowedView
 from everflow.worker.task_step import TaskStep
+
+# --- LMDB's memory --------------------------------------------------------------------------------
+
+
+PAGE_BYTES = 4096
+
+
+class RetainedPages:
+    """The memory of one process, by the stores' folders. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, int] = {}
+        self._sum = 0
+
+    def wrote(self, path: str, changes: int, file_bytes: int, most_bytes: int) -> list[str]:
+        """Notes a transaction. Returns the stores that have to be closed, the fullest first, so
+        that no more than ``most_bytes`` are held."""
+        more = min(changes * PAGE_BYTES, file_bytes) - self._held.get(path, 0)
+        if more <= 0:
+            return []
+        self._held[path] = self._held.get(path, 0) + more
+        self._sum += more
+        full: list[str] = []
+        while self._sum > most_bytes:
+            full.append(max(self._held, key=self._held.__getitem__))
+            self._sum -= self._held.pop(full[-1])
+        return full
+
+
+# --- the gate -------------------------------------------------------------------------------------
+
+
+class GateClient:
+    """One connection to the gate; not shared between threads."""
+
+    def __init__(self, path: str, timeout_s: float = 30.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._lines: BinaryIO | None = None
+
+    def hello(self, batch: str, slot: str, pid: int) -> bool:
+        """Report the process that serves a hop, so that the driver can kill it. False: the driver
+        is gone or the batch is not current; the caller must not go on."""
+        answer = self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid})
+        return bool(answer.get("ok"))
+
+    def clients(self) -> WorkerClients:
+        """Settings of the clients that this process opens. ConnectionError where the driver is
+        gone."""
+        answer = self._ask({"op": "clients"})
+        if not answer.get("ok"):
+            raise ConnectionError(str(answer.get("reason")))
+        return WorkerClients(answer["reader"], answer["producer"])
+
+    def commit(self, batch: str, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+        """May ``batch`` commit these ``(topic, partition, offset, metadata)``? Answered once per
+        batch id."""
+        return GateAnswer.of(
+            self._ask(
+                {"op": "commit", "batch": batch, "offsets": [list(offset) for offset in offsets]}
+            )
+        )
+
+    def close(self) -> None:
+        """Close the connection; the next question opens a new one."""
+        for opened in (self._lines, self._socket):
+            if opened is not None:
+                opened.close()
+        self._socket = self._lines = None
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        data = json.dumps(question, separators=(",", ":")).encode() + b"\n"
+        try:
+            require_size(len(data), "the question to the commit gate", MOST_LINE_BYTES)
+            connection, lines = self._connect()
+            connection.sendall(data)
+            line = read_line(lines, "the commit gate's answer")
+            if not line.endswith(b"\n"):
+                raise ConnectionError("the gate closed the connection")
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        except TooLargeError as error:
+            self.close()
+            return {"ok": False, "reason": f"too large: {error}"}
+        except (OSError, ValueError) as error:
+            self.close()
+            return {"ok": False, "reason": f"driver gone: {error}"}
+
+    def _connect(self) -> tuple[socket.socket, BinaryIO]:
+        if self._socket is None or self._lines is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(self._timeout_s)
+            try:
+                connection.connect(self._path)
+            except OSError:
+                connection.close()
+                raise
+            self._socket, self._lines = connection, connection.makefile("rb")
+        return self._socket, self._lines
+
+
+# --- ports ----------------------------------------------------------------------------------------
+
+
+CONFIG_TIMEOUT_S = 5.0
+
+
+class BatchUnwantedError(RetriableError):
+    """The driver does not want this batch any more (or is gone); nothing was written."""
+
+    code = "EF-BATCH-UNWANTED"
+
+
+@dataclass(frozen=True)
+class LmdbAccess:
+    """Snapshots of the LMDB stores whose folders the request names."""
+
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
+        return LmdbStore.open(task.stores[spec.name].path).snapshot()
+
+    def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
+        """See `StoreAccess`: the recovery after this batch finds the mark."""
+        place = task.stores[spec.name]
+        if place.changelog is not None:
+            distrust(Path(place.path), reason)
+
+
+def announce(request: BatchRequest) -> None:
+    """Tell the driver which process serves the batch, so that it can be killed after a failure
+    (scenario 34)."""
+    gate = _gate(request.gate)
+    if not gate.hello(request.batch_id, f"t{request.thread}", os.getpid()):
+        raise BatchUnwantedError(
+            f"the driver no longer runs batch {request.batch_id}; nothing was written"
+        )
+
+
+_held = RetainedPages()
+_gates: dict[int, tuple[str, GateClient]] = {}
+"""Process -> its gate and the connection there: an instance's socket serves all of its batches."""
+
+
+def _gate(path: str) -> GateClient:
+    """This process's connection; for its main thread. A fork makes its own."""
+    known = _gates.get(os.getpid())
+    if known is None or known[0] != path:
+        if known is not None:
+            known[1].close()
+        _gates.clear()
+        _gates[os.getpid()] = known = (path, GateClient(path))
+    return known[1]
+
+
+@lru_cache(maxsize=1)
+def clients_of(gate: str) -> WorkerClients:
+    """Settings of the clients that serve an instance's batches. BatchUnwantedError where its driver
+    is gone."""
+    try:
+        return _gate(gate).clients()
+    except ConnectionError as error:
+        raise BatchUnwantedError(f"{error}; nothing was written") from error
+
+
+@dataclass(frozen=True)
+class WorkerPorts:
+    """`sink.SinkPorts` of this process; ``held_bytes``: see `RetainedPages`."""
+
+    held_bytes: int
+
+    @property
+    def watched(self) -> bool:
+        return ENVIRONMENT_VARIABLE in os.environ
+
+    def reached(self, point: str) -> None:
+        reached(point)
+
+    def writer(self, request: BatchRequest) -> RecordWriter:
+        return RecordWriter.get(
+            clients_of(request.gate).producer,
+            request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None,
+        )
+
+    def ask(
+        self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
+    ) -> GateAnswer:
+        return _gate(request.gate).commit(request.batch_id, offsets)
+
+    def apply(
+        self,
+        path: str,
+        changes: StoreChanges,
+        position: int | None,
+        expected: Owner,
+        batch: str,
+        inputs: Mapping[str, int],
+    ) -> None:
+        LmdbStore.open(path).apply(
+            changes,
+            position=position,
+            expected=expected,
+            batch=batch,
+            inputs=inputs,
+            now_ms=int(time.time() * 1000),
+            reached=reached,
+        )
+        size = (Path(path) / DATA_FILE).stat().st_size
+        for full in _held.wrote(path, len(changes), size, self.held_bytes):
+            LmdbStore.close_at(full)
+
+    def entry(self, path: str, key: bytes) -> bytes | None:
+        with LmdbStore.open(path).snapshot() as view:
+            return view.get_many([key])[0]
+
+    def memory(self) -> Taken | None:
+        return of_this_process(os.getpid()).taken()
+
+    def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
+        admin = ClusterAdmin.beside(clients_of(request.gate).producer)
+        try:
+            return int(admin.topic_configs([topic], CONFIG_TIMEOUT_S)[topic]["max.message.bytes"])
+        except (EverflowError, KeyError, ValueError):
+            return None
+        finally:
+            admin.close()
+
+
+# --- the resident step ----------------------------------------------------------------------------
+
 
 READ_TIMEOUT_S = 30.0
 QUIET_S = 10.0
@@ -101,7 +351,7 @@ class ResidentStep:
     def _connected(self, request: BatchRequest, opened: ExitStack) -> RangeReader:
         """The first request opens it, since it names the gate, which has the settings."""
         if self._reader is None:
-            client = clients_of(request).reader
+            client = clients_of(request.gate).reader
             reader = self._reader = RangeReader(
                 client, self.read_committed, self.decoder.headers, ahead_bytes=self.ahead_bytes
             )

@@ -1,7 +1,5 @@
 """The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
 
-Order, and why: outputs, changelog and dead letters are written; the driver's gate is asked; offsets
-go into the transaction; it commits; only then do the changelog's rows enter the local stores.
 Before the commit nothing local has changed, so an abort leaves nothing to undo; after it the
 changelog holds everything, so a crash is mended by replaying its tail.
 """
@@ -12,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +39,6 @@ from everflow.protocol.messages import (
     timed,
 )
 from everflow.records import (
-    Bytes,
     Int64,
     StoreChanges,
     TaskId,
@@ -57,10 +54,13 @@ from everflow.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSE
 from everflow.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.worker.failures import Sources
 from everflow.worker.letters import (
+    FLUSH_TIMEOUT_S,
     Columns,
     LetterRefusedError,
     Letters,
     LetterTooLargeError,
+    LetterWriter,
+    changes_of,
     named,
     refused,
     take_letters,
@@ -109,29 +109,11 @@ def _puts(changes: Mapping[TaskId, Sequence[StoreChanges]]) -> list[Puts]:
 # --- the transaction ------------------------------------------------------------------------------
 
 
-FLUSH_TIMEOUT_S = 60.0
 ENDED_LATE_S = 10.0
 """How much later than its time-out the broker ends a transaction."""
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
-
-
-class LetterWriter(Protocol):
-    """The part of a `RecordWriter` that dead letters need."""
-
-    def begin(self) -> None: ...
-    def write(
-        self,
-        topic: str,
-        keys: Bytes,
-        values: Bytes,
-        timestamps: Int64,
-        partition: int | Int64 | None = None,
-        headers: Sequence[Any] | None = None,
-    ) -> None: ...
-    def send(self) -> None: ...
-    def flush(self, timeout_s: float) -> None: ...
 
 
 class SinkWriter(LetterWriter, Protocol):
@@ -152,7 +134,7 @@ class SinkWriter(LetterWriter, Protocol):
 
 
 class SinkPorts(Protocol):
-    """Effects of the sink, in a worker (`ports.WorkerPorts`, picklable) or in a simulation."""
+    """Effects of the sink, in a worker (`serve.WorkerPorts`, picklable) or in a simulation."""
 
     @property
     def watched(self) -> bool:
@@ -268,8 +250,7 @@ class _Transaction:
 
     @property
     def delivery_s(self) -> float:
-        """The time-out for the delivery of a transaction's records: no longer than the broker lets
-        it be open, since the thread's other tasks wait, too."""
+        """Of a transaction's records: no longer than the broker lets it be open."""
         open_ms = self.request.transaction_timeout_ms
         if open_ms is None:
             return FLUSH_TIMEOUT_S
@@ -359,14 +340,11 @@ class _Transaction:
         for output in self.result.outputs:
             for columns in columns_of(output, writer.partition_count):
                 yield "out", columns
-        stores = {task.task: task.stores for task in self.request.tasks}
-        for task, listed in self.result.changes.items():
-            for changes in listed:
-                topic = stores[task][changes.store].changelog
-                if topic is None or TopicPartition(topic, task.partition) in self.request.ranges:
-                    continue  # without a changelog, or it is in the topic that was read
-                keys, values = as_bytes(changes.keys), as_bytes(changes.values)
-                yield "changelog", (topic, keys, values, changes.timestamps, task.partition, None)
+        for topic, task, changes in changes_of(self.request, self.result):
+            if TopicPartition(topic, task.partition) in self.request.ranges:
+                continue  # it is in the topic that was read
+            keys, values = as_bytes(changes.keys), as_bytes(changes.values)
+            yield "changelog", (topic, keys, values, changes.timestamps, task.partition, None)
         for one in corrections:
             times = np.array([entry.time for entry in one.entries], np.int64)
             packed = as_bytes([entry.packed() for entry in one.entries])
@@ -407,8 +385,7 @@ class _Transaction:
 
     def _apply(self, sent: Mapping[TopicPartition, int]) -> dict[TaskId, dict[str, int]]:
         """Fold the committed changes into the stores; every store of a touched task gets the batch
-        id and what was committed of the task's inputs (at least once the group may take that
-        later)."""
+        id and the committed inputs (at least once the group may take those later)."""
         request, result = self.request, self.result
         positions: dict[TaskId, dict[str, int]] = {}
         inputs: dict[TaskId, dict[str, int]] = {}

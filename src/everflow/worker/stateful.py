@@ -1,10 +1,8 @@
 """Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures.
 
-The search for failing records finds all records of a task in one run (note 041). Where a batch is
-cut changes no result, so the operator gets the records in parts, on stores that show what the parts
-before have changed. A part that fails ends before its record, which is left out, and the next one
-begins behind it: no operator has to undo anything. A record that fails on what another failing one
-has left in a store is judged in the next run.
+The search for failing records (note 041) gives the operator a task's records in parts, on stores
+that show what the parts before have changed. A part that fails ends before its record, and the next
+one begins behind it: no operator has to undo anything.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ from everflow.records import (
     Int64,
     TaskId,
     TasksResult,
-    TopicPartition,
 )
 from everflow.serdes import SerdeError
 from everflow.state.store import StoreView
@@ -255,8 +252,7 @@ _Views = Mapping[int, Mapping[str, StoreView]]
 
 
 class UncheckedCallError(Exception):
-    """A clock's call failed on unchecked stores, where an entry may be damaged. Never shown to
-    users."""
+    """A clock's call failed on stores that may have a damaged entry. Never shown to users."""
 
 
 @dataclass(frozen=True)
@@ -276,10 +272,9 @@ class GroupRun:
         self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
     ) -> list[TasksResult]:
         """Run them on the tasks that have records, or that a clock may call, and move the stream
-        times of those that are ``idle``; ``sides``: the records of each side of each. The stores
-        show their changes to those behind them. RecordFailure, and what `_judge` raises;
-        ``every_failure``: with the others on which the operator fails, on stores that are checked:
-        those run when a record is about to be blamed (note 041)."""
+        times of those that are ``idle``; ``sides``: the records of each side of each.
+        RecordFailure, and what `_judge` raises; ``every_failure``: with all others, on stores that
+        are checked (note 041)."""
         moved = [times_of(op, idle) for op in self.group]
         tasks = self._tasks(sides, moved)
         try:
@@ -295,17 +290,15 @@ class GroupRun:
                 for op, result, mine, times in zip(self.group, done, sides, moved, strict=True)
             ]
         except UserFunctionError as error:
-            op = self._failed_in(error)
-            if error.source < 0:  # `close`, behind all records
-                cause = error.__cause__ or error
-                raise RecordFailure(None, op.where, cause) from cause
+            if error.source < 0:
+                raise self._failure(error) from (error.__cause__ or error)
             searchable = (every_failure or error.together) and self._may_be_cut
             errors: Sequence[UserFunctionError] = (error, *error.others)
             checked = isinstance(self.stores.access, CheckedAccess)
             if searchable and checked and damage_in(error) is None:
                 most = MOST_FAILING if every_failure else 1
                 errors, searchable = self._all_failures(sides, tasks, error, most), False
-            failures = [_of_record(self._failed_in(one), self.sources, one) for one in errors]
+            failures = [self._failure(one) for one in errors]
             failures[0].searchable = searchable
             raise_all(failures)
 
@@ -350,15 +343,7 @@ class GroupRun:
             return done
 
     def _run(self, op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks) -> TasksResult:
-        stores = self.stores
-        inputs = Inputs(
-            sides,
-            _views(op, tasks, stores),
-            _times(op, tasks, stores),
-            _clocks(op, tasks, stores),
-            self.request.wall_clock_ms,
-            self.through,
-        )
+        stores, inputs = self.stores, self._inputs_of(op, sides, tasks)
         try:
             return op.operator.run(inputs)
         except (SerdeError, struct.error) as error:
@@ -369,6 +354,16 @@ class GroupRun:
                 owners = [stores.tasks[task] for task in tasks.values()]
                 raise stores.access.unread(owners, read, error) from error
             raise
+
+    def _inputs_of(self, op: StatefulOp, sides: Sequence[EdgeBatch], tasks: _Tasks) -> Inputs:
+        return Inputs(
+            sides,
+            _views(op, tasks, self.stores),
+            _times(op, tasks, self.stores),
+            _clocks(op, tasks, self.stores),
+            self.request.wall_clock_ms,
+            self.through,
+        )
 
     def _run_processors(
         self,
@@ -384,11 +379,7 @@ class GroupRun:
                 SharingProcessor(
                     name=op.name,
                     operator=op.operator,
-                    batch=mine[0],
-                    updates=tuple(mine[1:]),
-                    stores=_views(op, tasks, self.stores),
-                    stream_times=_times(op, tasks, self.stores),
-                    clocks=_clocks(op, tasks, self.stores),
+                    inputs=self._inputs_of(op, mine, tasks),
                     links=op.links,
                     idle=idle,
                 )
@@ -443,18 +434,18 @@ class GroupRun:
                 )
             ) from cause
         if response is Response.RETRY:
-            inputs = [tp for tp in self._inputs() if tp.partition == task.partition]
+            topics = {one.topic for one in self.sources if one.subtopology == op.subtopology}
+            mine = (tp for tp in self.request.ranges if tp.partition == task.partition)
+            inputs = [tp for tp in mine if tp.topic in topics]
             raise RetriableError(f"{text} (its handler says RETRY)", inputs) from cause
         first, _, rest = text.rpartition("\n  ")
         self.left_out.append(f"{first.partition(chr(10))[0]:.300} {rest}")
 
-    def _inputs(self) -> list[TopicPartition]:
-        mine = self.group[0].subtopology
-        topics = {one.topic for one in self.sources if one.subtopology == mine}
-        return [tp for tp in self.request.ranges if tp.topic in topics]
-
     def _failed_in(self, error: UserFunctionError) -> StatefulOp:
         return next((one for one in self.group if one.name == error.node), self.group[0])
+
+    def _failure(self, error: UserFunctionError) -> RecordFailure:
+        return _failure(self._failed_in(error), self.sources, error)
 
     @property
     def _may_be_cut(self) -> bool:
@@ -521,12 +512,13 @@ def _seq_of(sides: Sequence[EdgeBatch], error: UserFunctionError) -> int:
     )
 
 
-def _of_record(op: StatefulOp | AskOp, sources: Sources, error: UserFunctionError) -> RecordFailure:
-    cause = error.__cause__ or error
-    record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
-    failure = RecordFailure(record, op.where, cause)
-    failure.__cause__ = cause
-    return failure
+def _failure(op: StatefulOp | AskOp, sources: Sources, error: UserFunctionError) -> RecordFailure:
+    """Of no record if it comes of `close`, which is called behind all records."""
+    record = None
+    if error.source >= 0:
+        topic = sources[error.source].topic
+        record = BadRecord(topic, error.partition, error.offset, op.name)
+    return RecordFailure(record, op.where, error.__cause__ or error)
 
 
 def clock_name(node: str, method: str) -> str:
@@ -566,23 +558,14 @@ def _clocks(op: StatefulOp, tasks: _Tasks, stores: TaskStores) -> Mapping[int, M
 def ask(op: AskOp, rows: EdgeBatch, sources: Sources, request: BatchRequest) -> EdgeBatch:
     """What a table's transformer makes of rows that are looked up. RecordFailure."""
     none: Mapping[int, Any] = {int(partition): {} for partition in np.unique(rows.partition)}
-    one = SharingProcessor(
-        name=op.name,
-        operator=op.operator,
-        batch=replace(rows, seq=np.arange(len(rows), dtype=np.int64)),
-        updates=(),
-        stores=none,
-        stream_times=dict.fromkeys(none, -1),
-        clocks=none,
-    )
+    asking = replace(rows, seq=np.arange(len(rows), dtype=np.int64))
+    inputs = Inputs((asking,), none, dict.fromkeys(none, -1), none)
+    one = SharingProcessor(name=op.name, operator=op.operator, inputs=inputs)
     around = _around(op.subtopology, sources, request, frozenset())
     try:
         (done,) = op.operator.run_together([one], around)
     except UserFunctionError as error:
-        if error.source < 0:  # `close`, behind all records
-            raise RecordFailure(None, op.where, error.__cause__ or error) from error.__cause__
-        failure = _of_record(op, sources, error)
-        raise failure from failure.__cause__
+        raise _failure(op, sources, error) from (error.__cause__ or error)
     return replace(in_order(done.output), seq=rows.seq)
 
 

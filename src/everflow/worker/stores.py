@@ -1,9 +1,7 @@
 """Shows operators the stores of a micro-batch: committed content plus the batch's own changes.
 
 `CheckedAccess` decodes entries as they are read, and finds the one that its serdes do not read. A
-batch that fails for what a store holds looks like one that fails for a record of its input: that
-record has the entry's key. So a batch runs on these stores before a record is blamed (note 041).
-They cost a second decoding; batches that do not fail never see them.
+batch runs on these stores before a record is blamed: that may only have the entry's key (note 041).
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, Protocol
 from zlib import crc32
@@ -21,6 +19,7 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
+from everflow.columns.key_partitions import java_partitions
 from everflow.errors import DamagedEntryError
 from everflow.handlers import chain, is_outage
 from everflow.operators.joins.joined_table import JoinedTable
@@ -29,8 +28,16 @@ from everflow.protocol.messages import StorePlace, TaskContext
 from everflow.records import EdgeBatch, StoreChanges, TaskId, TasksResult
 from everflow.serdes.base import ResultDecoder, SerdeError
 from everflow.state.changelog import SUFFIX_BYTES, TIMESTAMP_BYTES, expiry_times
-from everflow.state.overlay import OverlayView
-from everflow.state.store import OPEN, Bounds, Entry, StoreSpec, StoreView, Version, WholeView
+from everflow.state.store import (
+    OPEN,
+    Bounds,
+    Entry,
+    OverlayView,
+    StoreSpec,
+    StoreView,
+    Version,
+    WholeView,
+)
 from everflow.topology.plan import StatefulOp, shown_by
 from everflow.user_program import error_text, shown
 
@@ -46,14 +53,10 @@ class FollowedView(StoreView, Protocol):
 
 
 class StoreAccess(Protocol):
-    """Opens the committed content of a task's store; picklable. For LMDB and for the test
-    driver."""
+    """Opens the committed content of a task's store (LMDB, test driver); picklable."""
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[FollowedView]:
         """A consistent snapshot, closed when the step is done."""
-
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        """The partition of each key, as Kafka's own partitioner chooses it."""
 
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         """Have a store that has a changelog rebuilt from it before a batch reads it again."""
@@ -64,10 +67,8 @@ class WholeTable(WholeView):
     that Kafka's partitioner gives it, then in the others: whoever wrote the topic may have used
     another."""
 
-    def __init__(
-        self, parts: Sequence[FollowedView], homes: Callable[[Sequence[bytes], int], Sequence[int]]
-    ) -> None:
-        self._parts, self._homes = parts, homes
+    def __init__(self, parts: Sequence[FollowedView]) -> None:
+        self._parts = parts
 
     @property
     def newest_ms(self) -> int:
@@ -87,7 +88,7 @@ class WholeTable(WholeView):
                 for row, one in zip(rows, part.get_many([keys[r] for r in rows]), strict=True):
                     found[row] = one
 
-        homes = np.asarray(self._homes(keys, len(self._parts)))
+        homes = java_partitions(pa.array(keys, pa.binary()), len(self._parts))
         for number, part in enumerate(self._parts):
             fill(part, np.flatnonzero(homes == number).tolist())
         for number, part in enumerate(self._parts):
@@ -100,18 +101,11 @@ class WholeTable(WholeView):
     ) -> Iterator[Entry]:
         """See `StoreView`; of a key that lies in several partitions the entry of the first."""
         parts = [part.range(start, end, reverse=reverse) for part in self._parts]
-        return _first_of_each(merge(*parts, key=itemgetter(0), reverse=reverse))
+        merged = merge(*parts, key=itemgetter(0), reverse=reverse)
+        return (next(same) for _, same in groupby(merged, key=itemgetter(0)))
 
     def entries(self) -> int:
         return sum(part.entries() for part in self._parts)
-
-
-def _first_of_each(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    before: bytes | None = None
-    for key, value in entries:
-        if key != before:
-            yield key, value
-        before = key
 
 
 class TaskStores(AbstractContextManager["TaskStores"]):
@@ -158,7 +152,7 @@ class TaskStores(AbstractContextManager["TaskStores"]):
                     for task in self._global_tasks
                     if spec.name in task.stores
                 ]
-                self._whole[spec.name] = WholeTable(parts, self.access.homes)
+                self._whole[spec.name] = WholeTable(parts)
         return {spec.name: self._whole[spec.name] for spec in specs}
 
     def stream_time(self, task: TaskId, node: str) -> int:
@@ -305,9 +299,6 @@ class CheckedAccess:
         with self.inner.view(task, spec) as view:
             yield CheckedView(view, spec, decoders, self._accuse(task, spec))
 
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        return self.inner.homes(keys, partitions)
-
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         self.inner.distrust(task, spec, reason)
 
@@ -357,19 +348,15 @@ class CheckedAccess:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class CheckedView:
-    """``accuse(key, why)`` makes the error. What only shows how far a store is goes to the view
+    """``_accuse(key, why)`` makes the error. What only shows how far a store is goes to the view
     itself."""
 
-    def __init__(
-        self,
-        view: FollowedView,
-        spec: StoreSpec,
-        decoders: Sequence[ResultDecoder],
-        accuse: Callable[[bytes, str], Exception],
-    ) -> None:
-        self._view: Any = view
-        self._spec, self._decoders, self._accuse = spec, decoders, accuse
+    _view: Any
+    _spec: StoreSpec
+    _decoders: Sequence[ResultDecoder]
+    _accuse: Callable[[bytes, str], Exception]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)

@@ -6,15 +6,17 @@ comes of the batch is handed to a `Sink`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.columns.key_partitions import BY_HASH
 from everflow.handlers import PROCESSING, PRODUCTION, Handlers
 from everflow.operators.user_code import refused, require_users
 from everflow.protocol.messages import (
@@ -27,36 +29,37 @@ from everflow.protocol.messages import (
 )
 from everflow.records import (
     EdgeBatch,
+    Int64,
     KeyPlaces,
     StoreChanges,
     TaskId,
     TasksResult,
     TopicPartition,
     names_a_topic,
+    valid,
 )
 from everflow.serdes import Serde
+from everflow.serdes.arrow_types import UnfitError, column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.arrival import Ways
-from everflow.topology.batches import BatchInput, KnownResults, in_order
+from everflow.topology.batches import BatchInput, KnownResults, Made, in_order, joined
+from everflow.topology.graph import FunctionNode, PrintNode, TakeNode, UnnestNode
+from everflow.topology.partitioners import OF_WINDOWS, partitions_of
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     AskOp,
     ColumnsOp,
-    FunctionOp,
+    NodeOp,
     PhysicalPlan,
-    PrintOp,
     SinkOp,
     Source,
     StatefulOp,
     StepOp,
-    TakeOp,
     TimeOp,
-    UnnestOp,
 )
-from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
-from everflow.worker.functions import Partitions, printed_of, run_function, take, unnest
-from everflow.worker.order import DepthFirst, InOrder, Records, merge_inputs, merge_tasks
+from everflow.user_program import one_line, shown
+from everflow.worker.failures import FailedRows, Failures, RecordFailure, Sources, raise_all
+from everflow.worker.order import Order, Records, merge_inputs, merge_tasks
 from everflow.worker.stateful import (
     GroupRun,
     RanOperator,
@@ -70,12 +73,9 @@ from everflow.worker.stateful import (
 from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
 
-
-class RunsColumns(Protocol):
-    """`everflow.worker.columns.PreparedColumns`, whose engines a step does not know."""
-
-    def run(self, records: Records, client: Any) -> None:
-        """Adds the slots that it makes to ``records``. ``client``: where Spark's code runs."""
+RunsColumns = Callable[[Records, Any], None]
+"""`everflow.worker.columns.PreparedColumns`, whose engines a step does not know: adds the slots
+that it makes to the records. Its client is where Spark's code runs."""
 
 
 @dataclass(kw_only=True)
@@ -94,12 +94,10 @@ class SinkOutput:
 
 @dataclass(kw_only=True)
 class StepResult:
-    """All effects of one micro-batch, before any of them has happened.
-
-    ``changes`` are in order; ``consumed`` is the next offset; ``stream_times`` maps task -> node ->
-    ms; ``dropped`` node -> reason -> records left
-    out; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
-    """
+    """All effects of one micro-batch, before any of them has happened. ``changes`` are in order;
+    ``consumed`` is the next offset; ``stream_times`` maps task -> node -> ms; ``dropped`` node ->
+    reason -> records left out; ``dead_letters`` are undecodable records (key = raw key, value =
+    struct<value, error>)."""
 
     outputs: list[SinkOutput] = field(default_factory=list)
     changes: dict[TaskId, list[StoreChanges]] = field(default_factory=dict)
@@ -143,12 +141,8 @@ class StepResult:
             reasons[reason] = reasons.get(reason, 0) + count
 
 
-class Sink(Protocol):
-    """Makes a micro-batch's effects real. Picklable; called once per batch."""
-
-    def __call__(
-        self, request: BatchRequest, result: StepResult, sources: Sources
-    ) -> BatchResult: ...
+Sink = Callable[[BatchRequest, StepResult, Sources], BatchResult]
+"""Makes a micro-batch's effects real. Picklable; called once per batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +235,7 @@ class TaskStep:
                     step=self,
                     request=request,
                     records=records,
-                    order=DepthFirst(records, self.ways) if self.ways else InOrder(records),
+                    order=Order(records, self.ways),
                     result=result,
                     stores=stores,
                     idle=idle,
@@ -252,10 +246,7 @@ class TaskStep:
                 for op in self.ops:
                     before_state = before_state and not isinstance(op, StatefulOp)
                     with timed(timings, "operators" if isinstance(op, StepOp) else "columns"):
-                        if isinstance(op, StepOp):
-                            running.run(op)
-                        else:
-                            op.run(records, client)
+                        running.run(op)
         except RecordFailure as error:
             error.before_state = before_state
             if error.others and not before_state:
@@ -290,7 +281,7 @@ class TaskStep:
         for op in self.times:
             if not isinstance(op, TimeOp):
                 with timed(timings, "columns"):
-                    op.run(hop.batches, client)
+                    op(hop.batches, client)
         times = [op for op in self.times if isinstance(op, TimeOp)]
         extracted = extract_times(times, hop, self.sources, request, self.every_failure)
         records, consumed = merge_inputs(
@@ -299,21 +290,21 @@ class TaskStep:
         stream_times = extracted.stream_times(consumed, request)
         for task, names in source_times(hop, self.sources, request, consumed).items():
             stream_times.setdefault(task, {}).update(names)
+        newest = {one.task: max(one.stream_times.values(), default=-1) for one in request.tasks}
         result = StepResult(
             consumed=consumed,
             stream_times=stream_times,
             dropped=extracted.dropped(consumed),
-            skipped=extracted.left_out(consumed, request, self.sources),
-            ages=ages_read(hop, self.sources, consumed, _newest(request)),
+            skipped=extracted.left_out(consumed, request),
+            ages=ages_read(hop, self.sources, consumed, newest),
             input_bytes=hop.bytes,
             keys=hop.keys,
         )
         return records, result
 
     def _shared_stores(self, idle: bool) -> frozenset[str]:
-        """Stores that more than one operator reads: those need the batch's own changes
-        on top (D5). So do those of operators whose stream time moves behind the batch's
-        records (``idle``)."""
+        """Stores that more than one operator reads (D5), and those of operators whose stream time
+        moves behind the batch's records (``idle``): they need the batch's own changes on top."""
         users: dict[str, set[str]] = {}
         twice = set[str]()
         for op in self.stateful:
@@ -328,7 +319,7 @@ class _Running:
     step: TaskStep
     request: BatchRequest
     records: Records
-    order: InOrder
+    order: Order
     result: StepResult
     stores: TaskStores
     idle: Moved
@@ -336,25 +327,32 @@ class _Running:
     ran: dict[str, RanOperator]
     client: Any
 
-    def run(self, op: StepOp) -> None:
-        order, every, sources = self.order, self.step.every_failure, self.step.sources
+    def run(self, op: StepOp | RunsColumns) -> None:
+        if not isinstance(op, StepOp):
+            op(self.records, self.client)
+            return
+        order = self.order
         match op:
             case StatefulOp():
                 if op.output not in self.records:  # else it ran with those it shares stores with
                     self._run_stateful(op)
-            case PrintOp():
-                shown_rows = printed_of(op, merge_tasks(in_order(order.read(op))))
-                self.result.printed += [shown_rows] if shown_rows.rows else []
             case SinkOp():
-                self.result.outputs += _to_outputs(op, order.read(op), sources, every)
-            case FunctionOp():
-                order.keep(op, run_function(op, order.read(op), sources, every, self.known))
+                self.result.outputs += _to_outputs(op, self._failures(op))
             case AskOp():
-                order.keep(op, ask(op, order.read(op), sources, self.request))
-            case TakeOp():
-                order.keep(op, take(op, order.read(op)))
-            case UnnestOp():
-                order.keep(op, unnest(op, order.read(op)))
+                order.keep(op, ask(op, order.read(op), self.step.sources, self.request))
+            case NodeOp(node=FunctionNode() as node):
+                order.keep(op, run_function(node, self._failures(op), op.output, self.known))
+            case NodeOp(node=TakeNode() as node):
+                order.keep(op, _taken(node, order.read(op)))
+            case NodeOp(node=UnnestNode() as node):
+                order.keep(op, _unnested(node, order.read(op)))
+            case NodeOp(node=PrintNode() as node):
+                rows = printed_of(node, merge_tasks(in_order(order.read(op))))
+                self.result.printed += [rows] if rows.rows else []
+
+    def _failures(self, op: NodeOp | SinkOp) -> Failures:
+        """Of the records that it gets."""
+        return Failures(op, self.step.sources, self.order.read(op), self.step.every_failure)
 
     def _run_stateful(self, op: StatefulOp) -> None:
         by_name = {one.name: one for one in self.step.stateful}
@@ -383,117 +381,267 @@ class _Running:
 
     def _looked_through(self, op: StatefulOp, nodes: tuple[str, ...], rows: EdgeBatch) -> EdgeBatch:
         """What stateless nodes make of rows that ``op`` has found in a store, row by row."""
-        through, sources = next(one for one in op.through if one.nodes == nodes), self.step.sources
+        through = next(one for one in op.through if one.nodes == nodes)
         found: Records = {through.input: rows}
+        looking = replace(self, records=found, order=Order(found, {}), known=None)
         for stage in through.ops:
-            if isinstance(stage, FunctionOp):
-                given, every = found[stage.inputs[0]], self.step.every_failure
-                found[stage.output] = run_function(stage, given, sources, every)
-            elif isinstance(stage, AskOp):
-                found[stage.output] = ask(stage, found[stage.inputs[0]], sources, self.request)
-            else:
-                stage.run(found, self.client)
+            looking.run(stage)
         return found[through.output]
 
 
-# --- operators ------------------------------------------------------------------------------------
+# --- functions ------------------------------------------------------------------------------------
 
 
-def _to_outputs(
-    op: SinkOp, batch: EdgeBatch, sources: Sources, every_failure: bool = False
-) -> list[SinkOutput]:
-    batch = merge_tasks(in_order(batch))
+def run_function(
+    node: FunctionNode, failures: Failures, slot: int = -1, known: KnownResults | None = None
+) -> EdgeBatch:
+    """Call the user's function for every record, in order; not for those whose results for ``slot``
+    are ``known``, which gets those of the others. Raises RecordFailure naming the record it failed
+    on; if every failure is wanted, all of them, and all others are called before."""
+    batch = failures.batch
+    rows, before = (None, None) if known is None else known.of(slot, batch)
+    if rows is None or before is None or not len(rows):
+        made = _called(node, failures)
+    elif len(rows) == len(batch):
+        return _with_results(node, batch, before)
+    else:
+        fresh = np.delete(_all(batch), rows)
+        others = Failures(node, failures.sources, batch.take(fresh), failures.every)
+        made = _called(node, others)
+        made = joined([before, made._replace(rows=fresh[made.rows])])
+        failures.found.update({int(fresh[row]): failed for row, failed in others.found.items()})
+    failed = failures.found
+    if known is not None and not failed:
+        known.keep(slot, batch, made)
+    elif known is not None:
+        good = np.delete(_all(batch), list(failed))
+        known.keep(slot, batch.take(good), made._replace(rows=np.searchsorted(good, made.rows)))
+    if failed:
+        raise_all([failed[row] for row in sorted(failed)])
+    return _with_results(node, batch, made)
+
+
+def _with_results(node: FunctionNode, batch: EdgeBatch, made: Made) -> EdgeBatch:
+    if len(made.rows) == len(batch) and node.op not in ("flat_map", "flat_map_values"):
+        return batch.with_columns(made.key, made.value)
+    nothing = pa.nulls(len(batch))
+    return batch.with_columns(nothing, nothing).take(made.rows).with_columns(made.key, made.value)
+
+
+def _called(node: FunctionNode, failures: Failures) -> Made:
+    """The function's results in columns, without the records on which it fails."""
+    batch, fn, taken = failures.batch, node.fn, _TAKEN.get(node.op)
+    keys, values = python_keys(batch.key), batch.value.to_pylist()
+    results: list[Any] = []
+    pairs = zip(keys, values, strict=True)
+    while len(results) < len(values):
+        try:
+            if taken is None:
+                for key, value in pairs:
+                    results.append(fn(key, value))
+            else:
+                for key, value in pairs:
+                    results.append(taken(fn(key, value)))
+        except BaseException as error:
+            failures.add(len(results), error)
+            results.append(None)
+    while True:
+        good = _all(batch)
+        fitting, fit = batch, results
+        if failures.found:
+            good = np.delete(good, list(failures.found))
+            fitting, fit = batch.take(good), [results[row] for row in good.tolist()]
+        try:
+            made = _made_of(node, fitting, fit)
+            return made._replace(rows=good[made.rows])
+        except FailedRows as mismatches:
+            for row, cause in sorted(mismatches.rows.items()):
+                failures.add(int(good[row]), cause)
+
+
+def _values(result: Any) -> list[Any]:
+    return list(_several(result, "values"))
+
+
+def _pairs(result: Any) -> list[tuple[Any, Any]]:
+    return [_pair(item) for item in _several(result, "pairs of key and value")]
+
+
+def _several(result: Any, of_what: str) -> Iterable[Any]:
+    """The values of a result; TypeError for one value that can be iterated, such as a text or a
+    dict."""
+    if isinstance(result, str | bytes | bytearray | Mapping):
+        raise TypeError(
+            f"expected a list of {of_what}, found {type(result).__name__} {shown(result)}"
+        )
+    return () if result is None else result
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    """TypeError for what is no key and value, also for texts and dicts that have two elements."""
+    cause = None
+    if not isinstance(result, str | bytes | bytearray | Mapping | Set):
+        try:
+            key, value = result
+        except (TypeError, ValueError) as error:
+            cause = error
+        else:
+            return key, value
+    raise TypeError(
+        f"expected a pair of key and value, found {type(result).__name__} {shown(result)}"
+    ) from cause
+
+
+_TAKEN: dict[str, Callable[[Any], Any]] = {
+    "flat_map_values": _values,
+    "flat_map": _pairs,
+    "map": _pair,
+    "filter": bool,
+    "filter_not": bool,
+    "branch": bool,
+}
+"""What is made of a result at once, so that an error of it belongs to its record: generators are
+drained here."""
+
+
+def _all(batch: EdgeBatch) -> Int64:
+    return np.arange(len(batch), dtype=np.int64)
+
+
+def _made_of(node: FunctionNode, batch: EdgeBatch, results: list[Any]) -> Made:
+    """The results in columns. FailedRows."""
+    rows = _all(batch)
+    match node.op:
+        case "filter" | "filter_not":
+            keep = np.array(results, bool)
+            kept = np.flatnonzero(~keep if node.op == "filter_not" else keep)
+            if len(kept) == len(batch):
+                return Made(rows, batch.key, batch.value)
+            taken = pa.array(kept, pa.int64())
+            return Made(kept, batch.key.take(taken), batch.value.take(taken))
+        case "branch" | "deduplicate":
+            answer, value = node.out.value
+            columns = [_column(results, answer.type, rows), batch.value]
+            beside = pa.StructArray.from_arrays(columns, fields=[answer, value])
+            return Made(rows, batch.key, beside)
+        case "map":
+            key = _column([key for key, _ in results], node.out.key, rows)
+            return Made(rows, key, _column([value for _, value in results], node.out.value, rows))
+        case "map_values":
+            return Made(rows, batch.key, _column(results, node.out.value, rows))
+        case "select_key":
+            return Made(rows, _column(results, node.out.key, rows), batch.value)
+        case "flat_map" | "flat_map_values":
+            rows = np.repeat(rows, [len(result) for result in results])
+            flat = [item for result in results for item in result]
+            if node.op == "flat_map_values":
+                keys = batch.key.take(pa.array(rows, pa.int64()))
+                return Made(rows, keys, _column(flat, node.out.value, rows))
+            key = _column([key for key, _ in flat], node.out.key, rows)
+            return Made(rows, key, _column([value for _, value in flat], node.out.value, rows))
+        case _:  # peek, for_each
+            return Made(rows, batch.key, batch.value)
+
+
+def _column(items: list[Any], kind: pa.DataType, rows: Int64) -> pa.Array:
+    """Python results as the declared Arrow type. FailedRows: the fault of records in ``rows``."""
+    try:
+        return column_of(items, kind)
+    except UnfitError:
+        causes: dict[int, BaseException] = {}
+        for row, item in zip(rows.tolist(), items, strict=True):
+            try:
+                column_of([item], kind)
+            except UnfitError as error:
+                text = f"result {shown(item)} is not of the declared type: {error}"
+                cause = TypeError(text)
+                cause.__cause__ = error
+                causes.setdefault(row, cause)  # the first of a record's
+        raise FailedRows(causes) from None
+
+
+def _taken(node: TakeNode, batch: EdgeBatch) -> EdgeBatch:
+    """The records whose answer is the operator's, in order, with the value that stood beside it."""
+    answer = pc.fill_null(pc.struct_field(batch.value, [0]), False)
+    keep = answer.to_numpy(zero_copy_only=False) == node.taken
+    taken = batch if keep.all() else batch.take(np.flatnonzero(keep))
+    return taken.with_columns(value=pc.struct_field(taken.value, [1]))
+
+
+def _unnested(node: UnnestNode, batch: EdgeBatch) -> EdgeBatch:
+    """One record per element of the list in the value; null and empty lists emit nothing."""
+    lengths = (
+        pc.fill_null(pc.list_value_length(batch.value), 0)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
+    out = batch.take(np.repeat(_all(batch), lengths))
+    items = pc.list_flatten(batch.value)
+    if not node.keyed:
+        return out.with_columns(value=items.cast(node.out.value))
+    key, value = pc.struct_field(items, [0]), pc.struct_field(items, [1])
+    return out.with_columns(key.cast(node.out.key), value.cast(node.out.value))
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+
+def _to_outputs(op: SinkOp, failures: Failures) -> list[SinkOutput]:
+    batch = merge_tasks(in_order(failures.batch))
     if op.drop_null_keys and batch.key.null_count:
-        batch = batch.take(np.flatnonzero(batch.key.is_valid().to_numpy(zero_copy_only=False)))
+        batch = batch.take(np.flatnonzero(valid(batch.key)))
     if not len(batch):
         return []
     said = None
     if op.partitioner == "column":
         said = pc.struct_field(batch.value, [0])
         batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
-    topics, value = _topics(op, batch, sources, every_failure)
-    keys = _encoded(op, op.key_serde, batch.key, batch, sources)
-    values = _encoded(op, op.value_serde, value, batch, sources)
-    partitions = None
+    failures = replace(failures, batch=batch)
+    topics, value = _topics(op, failures)
+    keys = _encoded(op.key_serde, batch.key, failures)
+    values = _encoded(op.value_serde, value, failures)
+    output = SinkOutput(node=op.name, topics=topics, keys=keys, values=values, batch=batch)
     if op.partitioner is not None:
-        seen_by_it = batch.with_columns(value=value)
-        partitions = Partitions(
-            op=op,
-            sources=sources,
-            batch=seen_by_it,
-            said=said,
-            keys=keys,
-            every_failure=every_failure,
-        )
-    return [
-        SinkOutput(
-            node=op.name,
-            topics=topics,
-            keys=keys,
-            values=values,
-            batch=batch,
-            partitions=partitions,
-        )
-    ]
+        seen_by_it = replace(failures, batch=batch.with_columns(value=value))
+        output.partitions = Partitions(op=op, failures=seen_by_it, said=said, keys=keys)
+    return [output]
 
 
-_NOWHERE = "nowhere"
-"""Stands for the topic of a record that has none."""
-
-
-def _topics(
-    op: SinkOp, batch: EdgeBatch, sources: Sources, every_failure: bool
-) -> tuple[str | list[str], pa.Array]:
+def _topics(op: SinkOp, failures: Failures) -> tuple[str | list[str], pa.Array]:
     """Topic of all records or one for each, and the value. RecordFailure where it cannot be
     told."""
+    batch = failures.batch
     if isinstance(op.topic, str):
         return op.topic, batch.value
-    topics: list[str] = []
-    failures: list[RecordFailure] = []
+    topics: list[Any] = []
     if op.topic is None:
-        topics, value = (
-            pc.struct_field(batch.value, [0]).to_pylist(),
-            pc.struct_field(batch.value, [1]),
-        )
+        topics = pc.struct_field(batch.value, [0]).to_pylist()
+        value = pc.struct_field(batch.value, [1])
     else:
         value = batch.value
         for row, (k, v) in enumerate(zip(python_keys(batch.key), value.to_pylist(), strict=True)):
             try:
                 topics.append(op.topic(k, v))
             except BaseException as error:
-                require_users(error)
-                failures.append(RecordFailure.of(op, sources, batch, row, error))
-                if not every_failure:
-                    break
-                topics.append(_NOWHERE)
-    if failures and not every_failure:
-        raise_all(failures)
-    legal = {_NOWHERE} if failures else set[str]()
+                failures.add(row, error)
+                topics.append(None)
+    legal = set[str]()
     for row, topic in enumerate(topics):
-        if isinstance(topic, str) and topic in legal:
+        if (isinstance(topic, str) and topic in legal) or row in failures.found:
             continue
-        if not names_a_topic(topic):
+        if names_a_topic(topic):
+            legal.add(topic)
+        else:
             found = ValueError(
                 f"the topic to write to is {shown(topic)}, not a name: 1 to 249 letters, digits, "
                 f"'.', '_' or '-' are one"
             )
-            failures.append(RecordFailure.of(op, sources, batch, row, found))
-            if not every_failure:
-                break
-        else:
-            legal.add(topic)
-    if failures:
-        raise_all(failures)
+            failures.add(row, found)
+    failures.raise_added()
     return topics, value
 
 
-def _encoded(
-    op: SinkOp,
-    serde: Serde,
-    column: pa.Array,
-    batch: EdgeBatch,
-    sources: Sources,
-) -> pa.Array:
+def _encoded(serde: Serde, column: pa.Array, failures: Failures) -> pa.Array:
     """Final bytes. RecordFailure for all values that their serde cannot write."""
     try:
         return serde.encode_array(column)
@@ -502,8 +650,122 @@ def _encoded(
         causes = refused(serde, column, error)
         if not causes:
             raise
-        raise_of(op, sources, batch, causes, PRODUCTION)
+        failures.raise_of(causes, PRODUCTION)
 
 
-def _newest(request: BatchRequest) -> dict[TaskId, int]:
-    return {task.task: max(task.stream_times.values(), default=-1) for task in request.tasks}
+BY_KEY = -1
+"""In place of a partition: the key says it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitions:
+    """Chooses the partitions of a sink's records (KIP-837). ``said``: a Column's result for each;
+    None where a function or the bytes of the ``keys`` decide."""
+
+    op: SinkOp
+    failures: Failures
+    said: pa.Array | None
+    keys: pa.Array
+
+    def of(self, topic: str, rows: Int64 | None, count: int) -> tuple[Int64, Int64]:
+        """Rows, and the partition of each, for the records in ``rows`` (None: all) that go to a
+        topic of ``count`` partitions; a row is there once for each of its partitions. RecordFailure
+        for a record without one."""
+        failures, said, by = self.failures, self.said, self.op.partitioner
+        wanted = _all(failures.batch) if rows is None else rows
+        if isinstance(by, str) and by in (*BY_HASH, OF_WINDOWS):
+            keys = self.keys.take(pa.array(wanted))
+            found_by_hash = partitions_of(by, topic, keys, self.op.key_serde, count)
+            found_by_hash[~valid(keys)] = BY_KEY
+            return wanted, found_by_hash
+        if said is not None and pa.types.is_integer(said.type):
+            numbers = said.fill_null(BY_KEY).to_numpy(zero_copy_only=False)[wanted]
+            wrong = valid(said)[wanted] & ((numbers < 0) | (numbers >= count))
+            for row, number in zip(wanted[wrong].tolist(), numbers[wrong].tolist(), strict=True):
+                failures.add(row, _wrong(number, topic, count))
+            failures.raise_added()
+            return wanted, numbers.astype(np.int64, copy=False)
+        found_rows: list[int] = []
+        found: list[int] = []
+        asked = self._asked(topic, wanted, count)
+        for row in wanted.tolist():
+            try:
+                numbers_of = _numbers(asked(row), topic, count)
+            except BaseException as error:
+                failures.add(row, error)
+            else:
+                found_rows += [row] * len(numbers_of)
+                found += numbers_of
+        failures.raise_added()
+        return np.array(found_rows, np.int64), np.array(found, np.int64)
+
+    def _asked(self, topic: str, rows: Int64, count: int) -> Callable[[int], Any]:
+        """Gives a row's partition, or several of them."""
+        if self.said is not None:
+            listed = self.said.take(pa.array(rows)).to_pylist()
+            return dict(zip(rows.tolist(), listed, strict=True)).__getitem__
+        fn, batch = self.op.partitioner, self.failures.batch
+        assert callable(fn)
+        keys, values = python_keys(batch.key), batch.value.to_pylist()
+        return lambda row: fn(topic, keys[row], values[row], count)
+
+
+def _numbers(answer: Any, topic: str, count: int) -> list[int]:
+    if answer is None:
+        return [BY_KEY]
+    several = isinstance(answer, list | tuple | set | frozenset)
+    numbers = sorted(set(answer)) if several else [answer]
+    for number in numbers:
+        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not whole or not 0 <= number < count:
+            raise _wrong(number, topic, count)
+    return [int(number) for number in numbers]
+
+
+def _wrong(number: Any, topic: str, count: int) -> ValueError:
+    return ValueError(
+        f"partitioner= gave {shown(number)}; {topic} has the partitions 0 to {count - 1} "
+        f"(none: an empty list; as the key says: None)"
+    )
+
+
+# --- print_table ----------------------------------------------------------------------------------
+
+
+CELL_MOST = 60
+
+
+def printed_of(node: PrintNode, batch: EdgeBatch) -> Printed:
+    """The first rows of a batch, which is in order, and how many more it has."""
+    first = batch.take(np.arange(min(node.rows, len(batch)), dtype=np.int64))
+    named = [
+        ("time", [_time(ms) for ms in first.timestamp.tolist()]),
+        *_columns("key", first.key, spread="key."),
+        *_columns("value", first.value, spread=""),
+    ]
+    rows = [list(row) for row in zip(*(column for _, column in named), strict=True)]
+    names = [name for name, _ in named]
+    return Printed(node.title, names, rows, node.rows, len(batch) - len(first))
+
+
+def _columns(name: str, column: pa.Array, spread: str) -> Iterator[tuple[str, list[str]]]:
+    if not pa.types.is_struct(column.type) or not column.type.num_fields:
+        yield name, [cell(value) for value in column.to_pylist()]
+        return
+    values = [value or {} for value in column.to_pylist()]
+    for one in column.type:
+        yield f"{spread}{one.name}", [cell(value.get(one.name)) for value in values]
+
+
+def _time(ms: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, timezone.utc):%Y-%m-%d %H:%M:%S}.{ms % 1000:03}"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+
+
+def cell(value: object) -> str:
+    """A value as a text of one line, cut off where it is long."""
+    text = "null" if value is None else str(value)
+    text = one_line(text)
+    return text if len(text) <= CELL_MOST else text[: CELL_MOST - 3] + "..."

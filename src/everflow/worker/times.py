@@ -1,14 +1,13 @@
 """The times of a micro-batch's records and of its tasks.
 
-A source's extractor says a record's time before the inputs are merged (note 032). What it says of
-records that this batch does not consume has no effect: they are read again, and partition times and
-dropped records are those of what is consumed. A time is not before 1970, and at most what Spark
-holds: microseconds in 64 bits. Tasks whose sources are idle move on when the driver asks for it
-(note 025).
+A source's extractor says a record's time before the inputs are merged (note 032); for records that
+this batch does not consume that has no effect. A time is at most what Spark holds: microseconds in
+64 bits. Tasks whose sources are idle move on when the driver asks for it (note 025).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,9 +16,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from everflow.errors import RecordTimeError
-from everflow.operators.user_code import require_users
 from everflow.protocol.messages import Ages, BatchRequest
-from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition
+from everflow.records import EdgeBatch, Int64, TaskId, TopicPartition, valid
 from everflow.serdes.windowed import python_keys
 from everflow.topology.batches import BatchInput
 from everflow.topology.graph import (
@@ -30,7 +28,7 @@ from everflow.topology.graph import (
 )
 from everflow.topology.plan import Source, TimeOp
 from everflow.user_program import shown
-from everflow.worker.failures import RecordFailure, Sources, raise_all, raise_of
+from everflow.worker.failures import Failures, Sources
 
 # --- bounds ---------------------------------------------------------------------------------------
 
@@ -51,9 +49,9 @@ def odd_times(times: Int64) -> bool:
 def far_times(source: Source, raw: EdgeBatch) -> dict[int, RecordTimeError]:
     """By row, why records of a source are left to their handler: times beyond `MOST_MS`."""
     return {
-        row: far_time(
-            f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
+        row: _far_time(
             int(raw.timestamp[row]),
+            f"{source.topic}-{int(raw.partition[row])}@{int(raw.offset[row])}",
         )
         for row in np.flatnonzero(raw.timestamp > MOST_MS).tolist()
     }
@@ -101,20 +99,20 @@ def no_time(time_ms: int) -> RecordTimeError:
     )
 
 
-def far_time(
-    place: str | None, time_ms: int | None = None, *, extracted: bool = False
-) -> RecordTimeError:
-    """``place``: ``in-0@7``, where it is known. ``extracted``: the user's timestamp= said the
-    time."""
-    time = "beyond the year 294247" if time_ms is None else f"{time_ms} ms, beyond the year 294247"
-    where = "" if place is None else f" (record {place})"
-    cure = (
-        "timestamp= of its source gave micro- or nanoseconds; divide them, a time is in ms."
-        if extracted
-        else "Its producer wrote micro- or nanoseconds where Kafka expects milliseconds. Correct "
-        f"the producer; {_MOVE_ON}"
+def _far_time(time_ms: int, place: str | None) -> RecordTimeError:
+    """``place``: ``in-0@7``; None: the user's timestamp= said the time."""
+    where = ""
+    cure = "timestamp= of its source gave micro- or nanoseconds; divide them, a time is in ms."
+    if place is not None:
+        where = f" (record {place})"
+        cure = (
+            "Its producer wrote micro- or nanoseconds where Kafka expects milliseconds. Correct "
+            f"the producer; {_MOVE_ON}"
+        )
+    return RecordTimeError(
+        f"A record's time is {time_ms} ms, beyond the year 294247, which Spark cannot hold{where}"
+        f"\n  {cure}"
     )
-    return RecordTimeError(f"A record's time is {time}, which Spark cannot hold{where}\n  {cure}")
 
 
 # --- extractors -----------------------------------------------------------------------------------
@@ -137,7 +135,7 @@ class _Extracted(NamedTuple):
     """One source's records with their times; negative for those that are dropped."""
 
     op: TimeOp
-    topic: str
+    source: Source
     batch: EdgeBatch
 
     def dropped(self, consumed: Mapping[TopicPartition, int]) -> list[int]:
@@ -145,7 +143,7 @@ class _Extracted(NamedTuple):
         return [
             row
             for row in np.flatnonzero(self.batch.timestamp < 0).tolist()
-            if offsets[row] < consumed[TopicPartition(self.topic, int(partitions[row]))]
+            if offsets[row] < consumed[TopicPartition(self.source.topic, int(partitions[row]))]
         ]
 
 
@@ -164,40 +162,36 @@ class ExtractedTimes:
             before, batch = _partition_times(one.op, request), one.batch
             for partition in np.unique(batch.partition).tolist():
                 mine = batch.partition == partition
-                mine &= batch.offset < consumed[TopicPartition(one.topic, partition)]
-                if mine.any():
-                    time = max(before.get(partition, _NOT_YET), int(batch.timestamp[mine].max()))
+                mine &= batch.offset < consumed[TopicPartition(one.source.topic, partition)]
+                if not mine.any():
+                    continue
+                time = max(before.get(partition, _NOT_YET), int(batch.timestamp[mine].max()))
+                if time != _NOT_YET:
                     task = TaskId(one.op.subtopology, partition)
                     found.setdefault(task, {})[one.op.kept] = time
         return found
 
     def dropped(self, consumed: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
         """The number of consumed records without a time, by node and reason."""
-        found: dict[str, dict[str, int]] = {}
+        counts = Counter[str]()
         for one in self.sources:
-            count = len(one.dropped(consumed))
-            if count:
-                reasons = found.setdefault(one.op.name, {SKIPPED: 0})
-                reasons[SKIPPED] += count
-        return found
+            counts[one.op.name] += len(one.dropped(consumed))
+        return {name: {SKIPPED: count} for name, count in counts.items() if count}
 
     def left_out(
-        self,
-        consumed: Mapping[TopicPartition, int],
-        request: BatchRequest,
-        sources: Sources,
+        self, consumed: Mapping[TopicPartition, int], request: BatchRequest
     ) -> dict[TopicPartition, list[bytes]]:
         """The keys, as they are written, of the dropped records of topics that are changelogs, too
         (`BatchRequest.reused`)."""
         found: dict[TopicPartition, list[bytes]] = {}
         for one in self.sources:
-            rows = one.dropped(consumed)
-            if rows and any(tp.topic == one.topic for tp in request.reused()):
-                written = sources[one.op.source].key_serde.encode_array(one.batch.key.take(rows))
+            rows, topic = one.dropped(consumed), one.source.topic
+            if rows and any(tp.topic == topic for tp in request.reused()):
+                written = one.source.key_serde.encode_array(one.batch.key.take(rows))
                 partitions = one.batch.partition[rows].tolist()
                 for partition, key in zip(partitions, written.to_pylist(), strict=True):
                     if key is not None:
-                        found.setdefault(TopicPartition(one.topic, partition), []).append(key)
+                        found.setdefault(TopicPartition(topic, partition), []).append(key)
         return found
 
 
@@ -209,11 +203,8 @@ def extract_times(
     every_failure: bool = False,
 ) -> ExtractedTimes:
     """Give the records of the ``ops``' slots their times; those that get a negative one leave.
-    Changes ``hop``.
-
-    Raises RecordFailure for a record of which an extractor says no time, or one beyond `MOST_MS`;
-    ``every_failure``: for all of them.
-    """
+    Changes ``hop``. Raises RecordFailure for a record of which an extractor says no time, or one
+    beyond `MOST_MS`; ``every_failure``: for all of them."""
     if ops:
         hop.timestamp = hop.timestamp.copy()
     found = []
@@ -221,16 +212,16 @@ def extract_times(
         slot = sources[op.source].slot  # another one than the input where a Column says the time
         batch, rows = hop.batches.pop(op.input), hop.rows.pop(slot)
         hop.batches.pop(slot, None)
-        times = _times(op, batch, sources, request, every_failure)
+        failures = Failures(op, sources, batch, every_failure)
+        times = _times(op, failures, request)
         far = np.flatnonzero(times > MOST_MS)[:MOST_NAMED].tolist()
         if far:
-            causes = {row: far_time(None, int(times[row]), extracted=True) for row in far}
-            raise_of(op, sources, batch, causes)
+            failures.raise_of({row: _far_time(int(times[row]), None) for row in far})
         if op.extractor is None:
             batch = batch.with_columns(value=pc.struct_field(batch.value, [1]))
         hop.timestamp[rows] = times
         batch = replace(batch, timestamp=times)
-        found.append(_Extracted(op, sources[op.source].topic, batch))
+        found.append(_Extracted(op, sources[op.source], batch))
         if (times < 0).any():
             keep = np.flatnonzero(times >= 0)
             batch, rows = batch.take(keep), rows[keep]
@@ -238,53 +229,42 @@ def extract_times(
     return ExtractedTimes(tuple(found))
 
 
-def _times(
-    op: TimeOp,
-    batch: EdgeBatch,
-    sources: Sources,
-    request: BatchRequest,
-    every_failure: bool,
-) -> Int64:
+def _times(op: TimeOp, failures: Failures, request: BatchRequest) -> Int64:
     match op.extractor:
         case None:
-            return _said_by_column(op, batch, sources)
+            return _said_by_column(failures)
         case TimeFunction() as function:
-            before = _partition_times(op, request)
-            return _said_by_function(op, function, batch, sources, before, every_failure)
+            topic = failures.sources[op.source].topic
+            return _said_by_function(function, topic, failures, _partition_times(op, request))
         case UsePartitionTimeOnInvalidTimestamp():
-            return _filled_in(op, batch, sources, _partition_times(op, request))
+            return _filled_in(failures, _partition_times(op, request))
         case WallclockTimestampExtractor():
-            return np.full(len(batch), request.wall_clock_ms, np.int64)
+            return np.full(len(failures.batch), request.wall_clock_ms, np.int64)
         case _:
-            return batch.timestamp
+            return failures.batch.timestamp
 
 
-def _said_by_column(op: TimeOp, batch: EdgeBatch, sources: Sources) -> Int64:
-    said = pc.struct_field(batch.value, [0])
+def _said_by_column(failures: Failures) -> Int64:
+    said = pc.struct_field(failures.batch.value, [0])
     if said.null_count:
         cause = ValueError(f"timestamp= is NULL for this record{_UNTOLD}")
-        rows = np.flatnonzero(said.is_null().to_numpy(zero_copy_only=False))[:MOST_NAMED]
-        raise_of(op, sources, batch, dict.fromkeys(rows.tolist(), cause))
+        rows = np.flatnonzero(~valid(said))[:MOST_NAMED]
+        failures.raise_of(dict.fromkeys(rows.tolist(), cause))
     times: Int64 = said.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     return times
 
 
 def _said_by_function(
-    op: TimeOp,
-    function: TimeFunction,
-    batch: EdgeBatch,
-    sources: Sources,
-    before: PartitionTimes,
-    every_failure: bool,
+    function: TimeFunction, topic: str, failures: Failures, before: PartitionTimes
 ) -> Int64:
     """Record by record: a partition's time depends on those before. Nothing is said of one that
     fails, so those behind it see what they would see without it."""
+    batch = failures.batch
     keys, values = python_keys(batch.key), batch.value.to_pylist()
-    records = _contexts(batch, sources[op.source].topic) if function.takes > 2 else None
+    records = _contexts(batch, topic) if function.takes > 2 else None
     partition_times = dict(before)
     partitions = batch.partition.tolist()
     times = np.empty(len(batch), np.int64)
-    failures: list[RecordFailure] = []
     for row, partition in enumerate(partitions):
         try:
             highest = partition_times.get(partition, _NOT_YET)
@@ -294,12 +274,8 @@ def _said_by_function(
             if time > highest:
                 partition_times[partition] = time
         except BaseException as error:
-            require_users(error)
-            failures.append(RecordFailure.of(op, sources, batch, row, error))
-            if not every_failure:
-                break
-    if failures:
-        raise_all(failures)
+            failures.add(row, error)
+    failures.raise_added()
     return times
 
 
@@ -330,8 +306,9 @@ def _contexts(batch: EdgeBatch, topic: str) -> Callable[[int], RecordContext]:
     return context
 
 
-def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: PartitionTimes) -> Int64:
+def _filled_in(failures: Failures, before: PartitionTimes) -> Int64:
     """The records' own times, and for negative ones the highest of the partition so far."""
+    batch = failures.batch
     if not (batch.timestamp < 0).any():
         return batch.timestamp
     times: Int64 = batch.timestamp.copy()
@@ -343,7 +320,7 @@ def _filled_in(op: TimeOp, batch: EdgeBatch, sources: Sources, before: Partition
     unknown = np.flatnonzero(times < 0)
     if len(unknown):
         rows = unknown[:MOST_NAMED].tolist()
-        raise_of(op, sources, batch, {row: no_time(int(batch.timestamp[row])) for row in rows})
+        failures.raise_of({row: no_time(int(batch.timestamp[row])) for row in rows})
     return times
 
 

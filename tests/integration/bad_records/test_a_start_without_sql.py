@@ -1,7 +1,4 @@
-"""An instance whose Columns were analysed at an earlier start does not start Spark SQL, until Arrow
-leaves a batch to it: then it does, and the outcome is Spark's."""
-
-from __future__ import annotations
+"""A start with known Columns has no Spark SQL until Arrow leaves it a batch, which is Spark's."""
 
 import itertools
 import subprocess

@@ -1,7 +1,4 @@
-"""Dead letters on a real broker, as the command and the page have them: listed, grouped, replayed
-once each."""
-
-from __future__ import annotations
+"""Dead letters on a broker, by the command and the page: listed, grouped, replayed once each."""
 
 import base64
 import json
@@ -15,7 +12,7 @@ from everflow import StreamsConfig
 from everflow.cli.app import app as command
 from everflow.instance import observer
 from everflow.instance.observer import DeadLetterTopic, dead_letters_of
-from everflow.observe.page.letters import LetterCause
+from everflow.observe.page.routes import LetterCause
 from integration.lifecycle.lifecycle_cluster import Cluster, Record
 
 pytestmark = pytest.mark.broker
@@ -150,7 +147,6 @@ def test_letters_are_replayed_into_another_topic(dlq: Dlq) -> None:
 
 
 def test_records_without_the_headers_are_counted_and_not_listed(dlq: Dlq) -> None:
-    """Whoever names a wrong topic is told so."""
     plain = dlq.cluster.topic("plain", 1)
     dlq.cluster.write(plain, [Record(b"k", b"v"), Record(b"k", b"w")])
     for name in ("list", "group"):
@@ -167,7 +163,6 @@ def test_records_without_the_headers_are_counted_and_not_listed(dlq: Dlq) -> Non
 
 
 def test_letters_without_a_source_are_left_out_unless_a_topic_is_named(dlq: Dlq) -> None:
-    """Others may write into the topic, too: without the headers, or with some that say nothing."""
     odd = letter(dlq.source, 5, b"v5", "ValueError", "parse")
     headers = tuple(
         (name, b"x" if name == "__streams.errors.partition" else data) for name, data in odd.headers
@@ -210,7 +205,6 @@ def test_nothing_is_replayed_without_a_yes(dlq: Dlq, answer: str) -> None:
 
 
 def test_letters_that_are_older_than_the_topic_are_told_before(dlq: Dlq) -> None:
-    """The first partition is newer than all of them; their own, the second, lies between them."""
     tried = dlq("replay", dlq.topic, "--dry-run", "--output", "json")
     assert json.loads(tried.stdout)["late"] == 0
     assert "older" not in tried.stderr
@@ -249,9 +243,7 @@ def desk_of(cluster: Cluster, topic: str) -> DeadLetterTopic:
     return found
 
 
-def test_they_are_replayed_once_and_the_command_knows(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_are_replayed_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     dlq = Dlq(cluster)
     desk = desk_of(cluster, dlq.topic)
     values, lookup = desk.look().causes
@@ -272,9 +264,7 @@ def test_they_are_replayed_once_and_the_command_knows(
     assert "1 dead letter replayed" in dlq("replay", dlq.topic).output, "of the other cause"
 
 
-def test_letters_that_are_older_than_their_topic_are_counted_and_may_get_the_present_time(
-    cluster: Cluster,
-) -> None:
+def test_letters_older_than_their_topic_are_counted_and_may_be_made_new(cluster: Cluster) -> None:
     dlq = Dlq(cluster)
     desk = desk_of(cluster, dlq.topic)
     assert [one.late for one in desk.look().causes] == [0, 0]
@@ -296,9 +286,7 @@ def test_a_topic_that_is_gone_is_said_and_holds_nobody_up(cluster: Cluster) -> N
     assert desk.look().causes[0].open == 1
 
 
-def test_only_the_end_of_a_large_topic_is_looked_at(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_end_of_a_topic_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     dlq = Dlq(cluster)
     monkeypatch.setattr(observer, "MOST_LOOKED", 1)
     found = desk_of(cluster, dlq.topic).look()

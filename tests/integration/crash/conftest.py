@@ -1,7 +1,4 @@
-"""Every application has topics and a state folder of its own; one of them is there for all
-tests."""
-
-from __future__ import annotations
+"""Each application has topics and a state folder of its own; one is there for all tests."""
 
 import uuid
 from collections.abc import Iterator

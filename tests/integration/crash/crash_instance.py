@@ -1,7 +1,4 @@
-"""A real instance in a process of its own, which tests stop at named points, kill, restart and
-check."""
-
-from __future__ import annotations
+"""A real instance in a process of its own, which tests stop at named points, kill and restart."""
 
 import json
 import os
@@ -74,12 +71,10 @@ class Application:
 
     @property
     def state(self) -> Path:
-        """The state folder of the application."""
         return self.folder / "state" / self.name
 
     @property
     def log(self) -> Path:
-        """Everything the instances of this application wrote."""
         return self.folder / "instance.log"
 
     def inputs(self) -> list[TopicPartition]:
@@ -98,7 +93,6 @@ class Application:
     # --- the instance ----------------------------------------------------------------------------
 
     def start(self, **settings: Any) -> None:
-        """Start an instance in a process of its own and wait until its tasks run."""
         self.launch(**settings)
         assert self.process is not None
         process, before = self.process, self._states()
@@ -114,7 +108,6 @@ class Application:
         self.family()
 
     def launch(self, **settings: Any) -> None:
-        """Start an instance and return at once."""
         config = {
             "application.id": self.name,
             "bootstrap.servers": self.broker.bootstrap_servers,
@@ -143,7 +136,6 @@ class Application:
         return path.read_text().split() if path.exists() else []
 
     def history(self) -> list[str]:
-        """The last lines of the instance's log."""
         return self.log.read_text(errors="replace").splitlines()[-60:]
 
     def said(self) -> str:
@@ -159,7 +151,6 @@ class Application:
         return self.process.pid
 
     def family(self) -> list[psutil.Process]:
-        """All processes the instance has started and that still live; remembered for `close`."""
         with suppress(psutil.NoSuchProcess):
             self._family += [
                 p
@@ -177,7 +168,6 @@ class Application:
         return pids[0]
 
     def wait_end(self, timeout_s: float = 30.0) -> int:
-        """Wait for the instance's process to end; its exit code."""
         assert self.process is not None
         process = self.process
         wait_until(
@@ -186,14 +176,12 @@ class Application:
         return int(process.returncode)
 
     def stop(self) -> int:
-        """A clean stop by SIGTERM; its exit code."""
         self.family()
         assert self.process is not None
         self.process.terminate()
         return self.wait_end(60.0)
 
     def close(self) -> None:
-        """End whatever of it still runs."""
         if self.process is not None:
             members = self.family()
             self.process.kill()
@@ -213,11 +201,9 @@ class Application:
         (self.points / point).touch()
 
     def go(self, point: str) -> None:
-        """Let the process that stands at ``point`` go on."""
         (self.points / f"{point}.go").touch()
 
     def wait_reached(self, point: str) -> int:
-        """Wait until a process stands at ``point``; its pid."""
         marker = self.points / f"{point}.reached"
         wait_until(marker.exists, REACH_S, f"a worker to reach {point}", self.history)
         self.family()
@@ -246,8 +232,7 @@ class Application:
         return self.admin.end_offsets(list(partitions), isolation)
 
     def committed(self, *, stable: bool = True) -> dict[TopicPartition, int]:
-        """The group's offsets on the input, 0 where there is none; ``stable`` waits for open
-        transactions to end."""
+        """The group's offsets, 0 where there is none; ``stable`` waits for open transactions."""
         if stable:
             found = self.admin.committed(self.name, self.inputs(), 30.0)
             return {tp: found[tp].offset if tp in found else 0 for tp in self.inputs()}
@@ -278,18 +263,15 @@ class Application:
         wait_until(followed, DRAIN_S, "the stores to hold all that is committed", self.history)
 
     def read(self, tp: TopicPartition, isolation: str = "read_committed") -> list[Record]:
-        """All records of a partition up to its present end."""
         return [one for one in self.read_all(tp.topic, isolation) if one.partition == tp.partition]
 
     def read_all(self, topic: str, isolation: str = "read_committed") -> list[Record]:
-        """All records of a topic up to its present ends."""
         return self.cluster.read(topic, isolation)
 
     # --- stores ----------------------------------------------------------------------------------
 
     def store_paths(self) -> dict[int, tuple[str, int]]:
-        """Partition -> (folder name, inode of the data file) of its store: a wiped or rebuilt store
-        has others."""
+        """Partition -> (folder name, inode of the data file), others once wiped or rebuilt."""
         found = {}
         for partition in range(PARTITIONS):
             folders = sorted((self.state / f"0_{partition}").glob(f"{COUNTS}-*"))
@@ -331,8 +313,7 @@ class Application:
         self.check_stores()
 
     def check_outputs(self) -> None:
-        """Every record was copied once; the updates of a key rise to its true count and end
-        there."""
+        """Every record was copied once; a key's updates rise to its true count and end there."""
         copies = Counter[Pair](
             (record.key, record.value) for record in self.read_all(copies_topic(self.name))
         )
@@ -366,7 +347,6 @@ class Application:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, and wait until the process is gone."""
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive(pid), 10, f"process {pid} to be gone")
 

@@ -4,8 +4,6 @@ crash_topologies NAME SETTINGS``.
 Topics are named after the application, so that every test has its own.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import logging
@@ -77,8 +75,7 @@ PROGRAMS = {
 
 
 def main(name: str, settings: dict[str, Any]) -> None:
-    """Run the program until SIGTERM; states go to standard output, everything else to standard
-    error."""
+    """Run the program until SIGTERM; its states alone go to standard output."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger("kafka").setLevel(logging.WARNING)

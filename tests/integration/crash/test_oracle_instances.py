@@ -1,7 +1,4 @@
-"""One instance and three of which one is killed give the same tables: a slice of `./run oracle
-instances`."""
-
-from __future__ import annotations
+"""One instance, and three with one killed, give one table: part of `./run oracle instances`."""
 
 import pytest
 

@@ -1,8 +1,6 @@
 """A record, or a call of a clock, that fails goes to its handler alone: the others of its batch
 come out, in order. What a store holds is blamed on no record (note 041)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -150,7 +148,6 @@ def test_a_sum_beyond_38_digits_leaves_out_the_record_that_does_it() -> None:
 
 
 def test_half_an_effect_is_taken_back() -> None:
-    """The count has seen the record before the function behind it fails."""
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.json("n bigint"))
     counts = stream.group_by_key().count(store="counts")
@@ -209,9 +206,7 @@ REGISTERED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("place", REGISTERED)
-def test_a_registry_that_is_away_is_waited_for_wherever_its_serde_writes(
-    place: str, tmp_path: Path
-) -> None:
+def test_an_absent_registry_is_waited_for_wherever_it_writes(place: str, tmp_path: Path) -> None:
     away = tmp_path / "away"
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=VALUE)
@@ -431,8 +426,6 @@ class Fails(Processor):
 
 
 class FailsByClock(Processor):
-    """Its call by the wall clock raises."""
-
     def process(self, record: Record) -> None:
         self.context.forward(record)
 
@@ -443,8 +436,6 @@ class FailsByClock(Processor):
 
 
 class ForwardsText(Processor):
-    """Forwards what is not of the declared type."""
-
     def process(self, record: Record) -> None:
         self.context.forward(record)
 
@@ -528,7 +519,6 @@ def test_a_call_by_the_wall_clock_is_left_out_by_its_operators_handler(handlers:
 
 
 def test_a_call_is_no_dead_letter() -> None:
-    """It has no record that could be played again."""
     with TopologyTestDriver(ticking(Fails), dead_letter_topic="dead") as driver:
         put(driver, RECORDS)
         assert [key for key, _ in results(driver)] == ["a", "tick", "b", "c", "tick"]

@@ -2,8 +2,6 @@
 n records cost a few times n, whatever k is; nothing of theirs is in what others give, and no record
 is left out for what another one did."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -308,10 +306,7 @@ def sent(without: frozenset[int] = frozenset()) -> list[tuple[str, dict[str, int
 
 
 def run(
-    program: Topology,
-    records: list[Any],
-    updates: list[Any] | None = None,
-    behind: int = 20,
+    program: Topology, records: list[Any], updates: list[Any] | None = None, behind: int = 20
 ) -> tuple[list[Any], list[int]]:
     """Output keys, values and times, and the n of the dead letters: of one micro-batch, and then of
     a few records that show what it has left in the stores. ``updates``: of topic ``table``."""
@@ -502,7 +497,6 @@ def aggregated(aggregator: Callable[..., Any]) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("all_fail", [False, True])
 def test_a_function_is_called_once_for_each_of_them(tmp_path: Path, all_fail: bool) -> None:
-    """Where it gives another type than it declares, and where it fails on all."""
     path = tmp_path / "calls"
 
     def function(value: dict[str, int]) -> Any:
@@ -520,9 +514,7 @@ def test_a_function_is_called_once_for_each_of_them(tmp_path: Path, all_fail: bo
 
 
 @pytest.mark.parametrize("what", ["topic", "partitioner", "timestamp"])
-def test_other_functions_of_records_tell_all_that_they_fail_on_at_once(
-    tmp_path: Path, what: str
-) -> None:
+def test_other_functions_of_records_tell_all_faults_at_once(tmp_path: Path, what: str) -> None:
     path = tmp_path / "calls"
 
     def gives(result: Any) -> Callable[..., Any]:
@@ -575,8 +567,6 @@ def test_a_vectorised_function_is_halved_to_all_records_that_it_fails_on(tmp_pat
 
 @pytest.mark.parametrize("behind", ["a function", "an aggregate"])
 def test_no_record_is_left_out_for_what_another_one_left_in_a_store(behind: str) -> None:
-    """100 makes the sum too large for what is behind it, and so it does: they stay."""
-
     def small(total: int) -> int:
         if total >= 100:
             raise ValueError(total)
@@ -602,7 +592,6 @@ def test_no_record_is_left_out_for_what_another_one_left_in_a_store(behind: str)
 
 
 def test_nor_in_the_filter_of_a_table() -> None:
-    """A change has the value before, too: the records behind 100 and 200 are in order."""
     builder = StreamsBuilder()
     table = builder.table("in", key=TEXT, value=NUMBERS, store="t")
     table.filter(lambda value: value["n"] // (value["n"] % 100) >= 0).map_values(
@@ -615,8 +604,6 @@ def test_nor_in_the_filter_of_a_table() -> None:
 
 
 def test_a_record_that_became_several_takes_all_of_them_with_it() -> None:
-    """The record 100 becomes 100 and -1, which fails; without it 50 succeeds."""
-
     def function(key: str, value: int, total: int) -> int:
         if value < 0 or (total >= 100 and value == 50):
             raise ValueError(value)

@@ -1,7 +1,5 @@
 """Built-in aggregates of many values give what Spark's own give of the same records."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

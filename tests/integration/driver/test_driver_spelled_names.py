@@ -1,8 +1,6 @@
 """Names resolve as Spark resolves them, in every place that takes a Column: whatever the case, in
 backticks, by items and fields, the results are those of the plain spelling."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -342,9 +340,7 @@ def in_turn() -> Spelling:
         ),
     ],
 )
-def test_every_place_takes_every_spelling(
-    spelling: Spelling, plain: Mapping[str, list[Any]]
-) -> None:
+def test_each_place_takes_each_spelling(spelling: Spelling, plain: Mapping[str, list[Any]]) -> None:
     assert set(plain) > {f"out-{place}" for place in PLACES}
     found = results(spelling)
     assert {topic for topic in plain if plain[topic] != found.get(topic)} == set()

@@ -3,8 +3,6 @@
 Slices of `./run chaos elastic`, and scenarios. Each ends with the checks of every chaos run.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time
@@ -30,7 +28,6 @@ def check(report: Report) -> None:
 
 
 def test_an_instance_joins_is_bounced_and_killed(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """Static members: nobody notices the bounce, and a kill -9 is one too."""
     plan = Plan(
         keys=3_000,
         rate=60,
@@ -47,11 +44,8 @@ def test_an_instance_joins_is_bounced_and_killed(broker: EmbeddedBroker, tmp_pat
     assert run.report.faults.keys() == {"scale-out", "bounce", "kill-driver"}
 
 
-def test_out_and_back_with_kills_that_others_take_over(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """Scenarios 1, 2 and 23: dynamic members drain; whose tasks come back has them replayed from
-    its position."""
+def test_out_and_back_with_kills_others_take_over(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Scenarios 1, 2, 23: dynamic members drain; a task that comes back is replayed on."""
     plan = Plan(
         keys=6_000, rate=60, scale=(1, 2, 1), bounces=2, kills=2, members=2, partitions=4, seed=3
     )
@@ -80,7 +74,6 @@ OpenStage = Callable[..., Stage]
 
 @pytest.fixture
 def stage(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[OpenStage]:
-    """``stage(settings)``: a new application, ended after the test."""
     opened: list[Stage] = []
 
     def start(**settings: Any) -> Stage:
@@ -103,9 +96,7 @@ def finish_right(stage: Stage) -> None:
     assert report.right, report
 
 
-def test_a_static_member_with_an_empty_disk_takes_nothing_while_a_hot_copy_lives(
-    stage: OpenStage,
-) -> None:
+def test_a_static_member_with_an_empty_disk_waits_while_a_hot_copy_lives(stage: OpenStage) -> None:
     """Scenario 22."""
     app = stage(**{"num.standby.replicas": 1, "session.timeout.ms": 300_000})
     app.group.start(1, **{"group.instance.id": "one"})
@@ -134,8 +125,7 @@ def test_a_static_member_with_an_empty_disk_takes_nothing_while_a_hot_copy_lives
 
 
 def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenStage) -> None:
-    """Scenario 26: offsets that a rebalance refuses go with the next batch; a clean scale-in loses
-    no record."""
+    """Scenario 26: refused offsets go with the next batch; a clean scale-in loses nothing."""
     app = stage(**{"processing.guarantee": "at_least_once"})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -152,11 +142,7 @@ def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenSt
     assert report.right, report
 
 
-def test_a_broker_that_stands_still_for_seconds_empties_no_store(
-    broker: EmbeddedBroker, stage: OpenStage
-) -> None:
-    """While instances join and one is killed: recoveries, restores, copies and the leader ask for
-    ends of logs all the time."""
+def test_a_broker_standing_still_empties_no_store(broker: EmbeddedBroker, stage: OpenStage) -> None:
     app = stage(**SHORT_SESSION, **{"num.standby.replicas": 1})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -175,8 +161,7 @@ def test_a_broker_that_stands_still_for_seconds_empties_no_store(
 
 
 def _freeze_until(broker: EmbeddedBroker, reached: Callable[[], bool]) -> None:
-    """Stop the broker for longer than a request waits for its answer and for less than a session,
-    again and again."""
+    """Stop the broker, again and again: longer than a request waits, less than a session."""
     between = threading.Event()
     deadline = time.monotonic() + LONG_S
     while not reached():
@@ -190,8 +175,7 @@ def _freeze_until(broker: EmbeddedBroker, reached: Callable[[], bool]) -> None:
 
 
 def test_a_store_that_was_away_longer_than_deletes_are_kept_is_rebuilt(stage: OpenStage) -> None:
-    """Scenario 13: meanwhile the changelog grew on, and it may have missed deletes that the
-    changelog no longer holds."""
+    """Scenario 13: it may have missed deletes that the changelog no longer holds."""
     app = stage(**{"topic.delete.retention.ms": RETENTION_MS})
     app.group.start(1)
     app.group.wait_balanced(0)

@@ -1,7 +1,4 @@
-"""A fleet in a standalone cluster: it grows, loses a host, shrinks and ends; each record counts
-once."""
-
-from __future__ import annotations
+"""A fleet in a cluster grows, loses a host, shrinks and ends; each record counts once."""
 
 import json
 import os
@@ -56,7 +53,6 @@ class FleetCommand:
         return found.group(1)
 
     def places(self) -> list[dict[str, Any]]:
-        """Its slots, as it shows them."""
         with urllib.request.urlopen(f"http://{self.address}/fleet", timeout=60) as answer:
             found: list[dict[str, Any]] = json.load(answer)["slots"]
             return found
@@ -77,8 +73,6 @@ class FleetCommand:
         wait_until(running, LONG_S, f"{number} running instances", lambda: [self.said()])
 
     def until_said(self, words: str) -> None:
-        """Wait for what matches the regular expression."""
-
         def found() -> bool:
             text = self.said()
             assert self.process.poll() is None or re.search(words, text), text
@@ -98,7 +92,6 @@ class FleetCommand:
 
 
 def submitted(spark: SparkCluster, folder: Path) -> list[str]:
-    """The command as `spark-submit` runs it."""
     main = folder / "everflow_main.py"
     shutil.copy(Path(sys.executable).with_name("everflow"), main)
     return [str(SPARK_CLASS.with_name("spark-submit")), "--master", spark.master, str(main)]
@@ -189,7 +182,6 @@ def written_program(cluster: Cluster, folder: Path, pause_s: float = 0.0) -> tup
 
 
 def counts(cluster: Cluster, topic: str) -> dict[bytes | None, int]:
-    """The last count of each key."""
     return {one.key: int.from_bytes(one.value or b"", "big") for one in cluster.read(topic)}
 
 

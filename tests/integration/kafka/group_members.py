@@ -1,7 +1,5 @@
 """Members for tests against a real broker, of which every event is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -33,14 +31,12 @@ Event = TypeVar("Event", bound=MemberEvent)
 
 
 def assignor_of(identity: Identity, subtopologies: Mapping[int, Sequence[str]]) -> MemberAssignor:
-    """An assignor of tasks without state."""
     ports, rules = Ports(), AssignmentRules(acceptable_lag=10)
-    return MemberAssignor(identity, subtopologies, {}, ports, ports, ports, rules)
+    return MemberAssignor(identity, subtopologies, {}, ports.offset_sums, ports, ports.racks, rules)
 
 
 class Instance:
-    """A member and the record of what it was told; gives up revoked tasks at once unless
-    ``keeps``."""
+    """A member and what it was told; gives up revoked tasks at once unless ``keeps``."""
 
     def __init__(self, settings: GroupSettings, assignor: MemberAssignor) -> None:
         self.told: list[MemberEvent] = []
@@ -59,8 +55,7 @@ class Instance:
                 self.member.release()
 
     def hold(self) -> None:
-        """As if tasks had been taken away whose batches still run: it joins no generation until
-        ``member.release``."""
+        """As if revoked tasks' batches still ran: it joins nothing until ``member.release``."""
         self.member._held.set()
 
     @property

@@ -1,7 +1,4 @@
-"""Members of one group against a real broker: tasks move one by one, and those that stay are never
-interrupted."""
-
-from __future__ import annotations
+"""Members on a real broker: tasks move one by one, and those that stay are never interrupted."""
 
 import signal
 import subprocess
@@ -53,9 +50,7 @@ def join(bootstrap: str, name: str) -> Iterator[Callable[..., Instance]]:
         instance.member.leave(leave_group=True)
 
 
-def test_tasks_move_one_by_one_and_the_others_stay(
-    topic: Topic, join: Callable[..., Instance]
-) -> None:
+def test_tasks_move_one_by_one_and_others_stay(topic: Topic, join: Callable[..., Instance]) -> None:
     source, repartition = topic(4), topic(2)
     subtopologies = {0: [source], 1: [repartition]}
     first = join(subtopologies, "a")
@@ -82,9 +77,7 @@ def test_tasks_move_one_by_one_and_the_others_stay(
     assert not any(isinstance(event, Lost) for event in first.told)
 
 
-def test_the_rejoin_waits_for_the_revoked_tasks_batches(
-    topic: Topic, join: Callable[..., Instance]
-) -> None:
+def test_the_rejoin_waits_for_revoked_batches(topic: Topic, join: Callable[..., Instance]) -> None:
     subtopologies = {0: [topic(2)]}
     first = join(subtopologies, "a", session_timeout_ms=2_000)
     await_settled([first], 2)
@@ -165,11 +158,8 @@ def test_offsets_are_committed_deferred_or_refused(
         first.member.commit({mine: (10, "")})
 
 
-def test_a_member_silent_for_too_long_loses_its_tasks_and_comes_back(
-    topic: Topic, join: Callable[..., Instance]
-) -> None:
-    """Evicted while it held the rejoin longer than the rebalance time-out: Lost, then new
-    ownerships."""
+def test_a_silent_member_loses_all_and_returns(topic: Topic, join: Callable[..., Instance]) -> None:
+    """Evicted for holding the rejoin beyond its time-out: Lost, then new ownerships."""
     subtopologies = {0: [topic(2)]}
     first = join(subtopologies, "a", rebalance_timeout_ms=1500, session_timeout_ms=6000)
     await_settled([first], 2)
@@ -188,9 +178,7 @@ def test_a_member_silent_for_too_long_loses_its_tasks_and_comes_back(
     assert all(number > max(before.values()) for number in after.values())
 
 
-def test_a_bounce_of_a_static_member_is_seen_by_nobody(
-    topic: Topic, join: Callable[..., Instance]
-) -> None:
+def test_nobody_sees_a_static_member_s_bounce(topic: Topic, join: Callable[..., Instance]) -> None:
     source = topic(4)
     first, second = (
         join({0: [source]}, "a", instance_id="i-a"),
@@ -226,8 +214,7 @@ def test_a_static_member_can_leave_on_purpose(topic: Topic, join: Callable[..., 
 def test_a_member_that_waits_in_a_rebalance_leaves_at_once(
     topic: Topic, join: Callable[..., Instance], bootstrap: str, name: str, instance_id: str | None
 ) -> None:
-    """Its JoinGroup is not answered before the other has joined too, and the broker reads nothing
-    behind it on that connection."""
+    """The broker answers its JoinGroup after the other's join, and reads nothing meanwhile."""
     source = topic(2)
     first, second = join({0: [source]}, "a"), join({0: [source]}, "b", instance_id=instance_id)
     await_settled([first, second], 2)
@@ -257,9 +244,7 @@ def test_a_member_that_waits_in_a_rebalance_leaves_at_once(
     )
 
 
-def test_of_two_members_with_one_instance_id_the_older_is_fenced_and_says_so(
-    topic: Topic, join: Callable[..., Instance]
-) -> None:
+def test_of_one_id_the_older_member_is_fenced(topic: Topic, join: Callable[..., Instance]) -> None:
     source = topic(2)
     first = join({0: [source]}, "a", instance_id="same")
     await_settled([first], 2)
@@ -332,11 +317,8 @@ def child(bootstrap: str, name: str, topic: Topic) -> Iterator[tuple[Child, str]
     made.close()
 
 
-def test_a_process_that_stood_still_comes_back_as_a_new_member(
-    join: Callable[..., Instance], child: tuple[Child, str]
-) -> None:
-    """Scenario 8, and long pauses of any kind: what it owned is lost, even when it gets the same
-    again."""
+def test_who_stood_still_is_new(join: Callable[..., Instance], child: tuple[Child, str]) -> None:
+    """Scenario 8, and any long pause: what it owned is lost, even if it gets the same again."""
     paused, source = child
     wait_until(lambda: "Assigned 2\n" in paused.told, 30, "the process has both tasks", paused.told)
     other = join({0: [source]}, "other", session_timeout_ms=2_000)

@@ -1,18 +1,19 @@
-"""Logs of a broker: copies far behind and near their ends, logs of another leader or of another
-topic."""
+"""Logs of a broker: copies far behind and near the end, logs of another leader or another topic."""
 
-from __future__ import annotations
-
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 
 from everflow.errors import LogTruncatedError, OtherTopicError, RetriableError
 from everflow.kafka.admin import ClusterAdmin, Isolation
+from everflow.kafka.reading import fetch_connection
 from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.reading.fetch_connection import TailWatch
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.kafka.writing.record_writer import RecordWriter
@@ -173,9 +174,7 @@ def of_one_key(writer: RecordWriter, tp: TopicPartition, count: int) -> None:
 
 
 @pytest.mark.parametrize("every", [True, False])
-def test_in_bulk_every_record_is_handed_out_where_each_counts(
-    bootstrap: str, topic: Topic, name: str, every: bool
-) -> None:
+def test_each_record_counts_in_bulk(bootstrap: str, topic: Topic, name: str, every: bool) -> None:
     """A versioned store's history is its records, those of one key included."""
     tp = TopicPartition(topic(1), 0)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
@@ -195,9 +194,7 @@ def test_in_bulk_every_record_is_handed_out_where_each_counts(
     assert len(seen) == 5_000 if every else len(seen) < 5_000
 
 
-def test_nothing_is_read_beyond_the_ends_where_they_bind(
-    bootstrap: str, topic: Topic, name: str
-) -> None:
+def test_nothing_is_read_beyond_ends_that_bind(bootstrap: str, topic: Topic, name: str) -> None:
     """A table's topic holds what the group has not processed yet."""
     tp = TopicPartition(topic(1), 0)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
@@ -297,8 +294,7 @@ def write_values(bootstrap: str, topic: str, records: int) -> None:
 def test_a_log_of_another_topic_of_that_name_is_not_read(
     bootstrap: str, topic: Callable[[int], str], admin: ClusterAdmin, records: int
 ) -> None:
-    """By what the broker answers, not by what is in the log: an empty one too. A reader whose
-    session is older than the new topic, and a new reader."""
+    """By what the broker answers, not by what is in the log: an empty one too."""
     name = topic(2)
     known = {name: id_of(admin, name)}
     write_values(bootstrap, name, 3)
@@ -317,3 +313,123 @@ def test_a_log_of_another_topic_of_that_name_is_not_read(
             assert other.value.partitions == {TopicPartition(name, 0)}
     with closing(by_ids(bootstrap)) as now:
         assert read_by_ids(now, name, 0, records, {name: id_of(admin, name)}) == records
+
+
+# Logs that grow on a real broker are told of at once.
+
+
+Ends = Mapping[TopicPartition, int]
+
+
+@pytest.fixture
+def opened(bootstrap: str) -> Iterator[Callable[[bool], TailWatch]]:
+    watches: list[TailWatch] = []
+
+    def open_one(read_committed: bool) -> TailWatch:
+        opens = TailWatch.opens({"bootstrap.servers": bootstrap}, read_committed=read_committed)
+        assert opens is not None
+        watches.append(opens())
+        return watches[-1]
+
+    yield open_one
+    for watch in watches:
+        watch.close()
+
+
+def until_told(watch: TailWatch, ends: Ends) -> dict[TopicPartition, int]:
+    deadline = time.monotonic() + SOON_S
+    while time.monotonic() < deadline:
+        if told := watch.wait(ends, 1.0):
+            return told
+    raise AssertionError(f"nothing was told of {ends}")
+
+
+def test_growth_is_told_while_it_waits_and_nothing_while_there_is_none(
+    bootstrap: str,
+    topic: Callable[[int], str],
+    opened: Callable[[bool], TailWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Later requests of a session name the partitions that have changed, and no others."""
+    asked: list[int] = []
+    topics_of = fetch_connection._asked
+
+    def counted(wanted: Mapping[TopicPartition, Any], ids: Any) -> object:
+        asked.append(len(wanted))
+        return topics_of(wanted, ids)
+
+    monkeypatch.setattr(fetch_connection, "_asked", counted)
+    target = topic(30)
+    ends = {TopicPartition(target, partition): 0 for partition in range(30)}
+    watch = opened(True)
+    assert watch.wait(ends, 1.2) == {}
+    assert watch.wait(ends, 1.2) == {}
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+    for number in range(3):
+
+        def write() -> None:
+            writer.begin()
+            writer.write(target, [b"k"], [b"v"], AT, 7)
+            writer.flush(10)
+
+        later = threading.Timer(0.3, write)
+        later.start()
+        told = until_told(watch, ends)
+        later.join()
+        assert told == {TopicPartition(target, 7): number + 1}
+        ends |= told
+    writer.close()
+    assert asked[0] == 30
+    assert max(asked[1:]) <= 1, "named again though nothing had changed"
+
+
+def test_an_open_transaction_is_no_growth_until_it_ends(
+    bootstrap: str, topic: Callable[[int], str], name: str, opened: Callable[[bool], TailWatch]
+) -> None:
+    target = topic(2)
+    ends = {TopicPartition(target, 0): 0, TopicPartition(target, 1): 0}
+    committed, uncommitted = opened(True), opened(False)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
+    writer.begin()
+    writer.write(target, [b"k"], [b"v"], AT, 1)
+    writer.flush(10)
+    assert until_told(uncommitted, ends) == {TopicPartition(target, 1): 1}
+    assert committed.wait(ends, 1.2) == {}
+    writer.commit(10)
+    assert until_told(committed, ends) == {TopicPartition(target, 1): 2}, "with its marker"
+    writer.close()
+
+
+def test_other_partitions_are_watched_when_others_are_asked_for(
+    bootstrap: str, topic: Callable[[int], str], opened: Callable[[bool], TailWatch]
+) -> None:
+    first, second = topic(1), topic(2)
+    watch = opened(False)
+    assert watch.wait({TopicPartition(first, 0): 0}, 1.2) == {}
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+    writer.begin()
+    writer.write(first, [b"k"], [b"v"], AT, 0)
+    writer.write(second, [b"k"], [b"v"], AT, 1)
+    writer.flush(10)
+    writer.close()
+    both = {TopicPartition(second, 0): 0, TopicPartition(second, 1): 0}
+    told = until_told(watch, both)
+    while told.keys() == {TopicPartition(first, 0)}:  # the fetch that was held back
+        told = until_told(watch, both)
+    assert told == {TopicPartition(second, 1): 1}
+
+
+def test_a_log_that_is_gone_is_an_error_and_the_next_wait_begins_anew(
+    bootstrap: str,
+    admin: ClusterAdmin,
+    topic: Callable[[int], str],
+    opened: Callable[[bool], TailWatch],
+) -> None:
+    kept = topic(1)
+    watch = opened(True)
+    with pytest.raises(RetriableError, match="not known"):
+        watch.wait({TopicPartition(kept, 0): 900}, 5.0)  # beyond its end
+    with pytest.raises(RetriableError, match="not known"):
+        watch.wait({TopicPartition("no-such-topic", 0): 0, TopicPartition(kept, 0): 0}, 5.0)
+    assert watch.wait({TopicPartition(kept, 0): 0}, 1.2) == {}
+    assert admin.end_offsets([TopicPartition(kept, 0)], "read_committed")

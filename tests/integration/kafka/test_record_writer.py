@@ -1,7 +1,4 @@
-"""The exactly-once writer against a real broker: positions, fencing, and what the broker refuses
-and accepts."""
-
-from __future__ import annotations
+"""The exactly-once writer on a broker: positions, fencing, what the broker refuses and accepts."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +7,7 @@ import numpy as np
 import pytest
 
 from everflow.config import StreamsConfig
-from everflow.errors import (
-    EverflowError,
-    GenerationChanged,
-    TaskMigratedError,
-)
+from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError
 from everflow.instance.start_up import ClusterTopics
 from everflow.kafka.admin import ClusterAdmin, TransactionState
 from everflow.kafka.broker_link import BrokerLink
@@ -22,7 +15,7 @@ from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.writing.record_writer import RecordWriter
-from everflow.kafka.writing.transaction import GroupMetadata, fence, fence_all
+from everflow.kafka.writing.transaction import GroupMetadata, fence_all
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition
@@ -67,7 +60,6 @@ def read_all(
 def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
-    """What the page shows of it: since when, and which records wait for its end."""
     tp = TopicPartition(topic(1), 0)
     config = {"bootstrap.servers": bootstrap}
     writer = RecordWriter(config, name)
@@ -77,8 +69,8 @@ def test_an_open_transaction_is_told_by_its_coordinator_and_by_the_stable_offset
         return admin.transactions([name, never])
 
     def held() -> int:
-        written = admin.known_ends([tp], "read_uncommitted")
-        return written[tp] - admin.known_ends([tp], "read_committed")[tp]
+        written = admin.list_offsets([tp], "latest", "read_uncommitted", whole=False)
+        return written[tp] - admin.list_offsets([tp], "latest", "read_committed", whole=False)[tp]
 
     try:
         assert told() == {name: TransactionState("Empty"), never: TransactionState("")}
@@ -127,7 +119,6 @@ def test_tracked_positions_are_the_log_s(
 
 
 def refusal(writer: RecordWriter) -> str:
-    """What the writer says of a batch that the broker does not take."""
     try:
         writer.flush(10)
         writer.commit(10)
@@ -163,8 +154,7 @@ def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
 def test_the_broker_fences_commits_by_generation_and_member(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
-    """Scenarios 6 and 7: stale generation and unknown member are refused, no identity at all is
-    accepted."""
+    """Scenarios 6, 7: a stale generation or unknown member is refused, no identity is taken."""
     source, target = topic(1), topic(1)
     member = member_of(bootstrap, name, source)
     now = member.metadata()
@@ -205,8 +195,7 @@ def test_the_broker_fences_commits_by_generation_and_member(
 def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
-    """Scenarios 11 and 12: an abandoned transaction hides the offsets until its id is fenced, then
-    soon."""
+    """Scenarios 11, 12: an abandoned transaction hides the offsets until its id is fenced."""
     source, target = topic(1), topic(1)
     config = {"bootstrap.servers": bootstrap, "transaction.timeout.ms": 60_000}
     tp, out = TopicPartition(source, 0), TopicPartition(target, 0)
@@ -228,7 +217,7 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     assert ClusterTopics(admin, settings).ran([tp]).foreign == {tp.topic}
     assert admin.end_offsets([out], "read_committed")[out] == 6
     began = time.monotonic()
-    fence(config, name, 10)
+    fence_all(config, [name], 10)
     assert admin.committed(name, [tp]) == {tp: CommittedOffset(20, "batch-20")}
     wait_until(
         lambda: (

@@ -1,8 +1,6 @@
 """What the reader and the writer make of every fault between them and the brokers, each of which is
 shown to have happened: late and repeated requests (KIP-890), lost answers, refusals, silence."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -38,7 +36,6 @@ Topic = Callable[..., str]
 
 
 def test_each_refusal_is_read_by_the_client(own_proxy: KafkaProxy, topic: Topic, name: str) -> None:
-    """librdkafka checks an answer's form, and gives the code that was set."""
     target = topic(1)
 
     def attempt() -> list[int]:
@@ -161,9 +158,7 @@ def read(proxy: KafkaProxy, tp: TopicPartition, timeout_s: float = READ_S) -> li
         K.REPLICA_NOT_AVAILABLE,
     ],
 )
-def test_a_fetch_that_is_refused_for_now_is_sent_again(
-    proxy: KafkaProxy, written: TopicPartition, code: int
-) -> None:
+def test_a_refused_fetch_is_repeated(proxy: KafkaProxy, written: TopicPartition, code: int) -> None:
     fault = proxy.refuse("Fetch", code, 2)
     assert read(proxy, written) == [b"v"]
     assert fault.happened == 2
@@ -177,11 +172,7 @@ def test_a_fetch_that_is_refused_for_now_is_sent_again(
     ],
 )
 def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(
-    proxy: KafkaProxy,
-    written: TopicPartition,
-    code: int,
-    error: type[EverflowError],
-    says: str,
+    proxy: KafkaProxy, written: TopicPartition, code: int, error: type[EverflowError], says: str
 ) -> None:
     fault = proxy.refuse("Fetch", code, None)
     try:
@@ -198,9 +189,7 @@ def test_a_fetch_that_stays_refused_is_told_with_the_log_and_the_offset(
 @pytest.mark.parametrize(
     "code", [K.COORDINATOR_NOT_AVAILABLE, K.COORDINATOR_LOAD_IN_PROGRESS, K.NOT_COORDINATOR]
 )
-def test_a_coordinator_that_nobody_names_yet_is_looked_for_again(
-    proxy: KafkaProxy, topic: Topic, name: str, code: int
-) -> None:
+def test_coordinators_are_retried(proxy: KafkaProxy, topic: Topic, name: str, code: int) -> None:
     tp = TopicPartition(topic(1), 0)
     fault = proxy.refuse("FindCoordinator", code, 2)
     write_one(RecordWriter({"bootstrap.servers": proxy.bootstrap_servers}, name), tp)
@@ -208,9 +197,7 @@ def test_a_coordinator_that_nobody_names_yet_is_looked_for_again(
     assert read(proxy, tp) == [b"v"]
 
 
-def test_a_coordinator_that_is_forbidden_is_told_with_the_transactional_id(
-    proxy: KafkaProxy, topic: Topic, name: str
-) -> None:
+def test_a_forbidden_coordinator_names_the_id(proxy: KafkaProxy, topic: Topic, name: str) -> None:
     tp = TopicPartition(topic(1), 0)
     fault = proxy.refuse("FindCoordinator", K.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None)
     try:
@@ -267,9 +254,6 @@ def client(proxy: KafkaProxy) -> dict[str, str]:
     return {"bootstrap.servers": proxy.bootstrap_servers}
 
 
-# --- a late EndTxn --------------------------------------------------------------------------------
-
-
 @both
 def test_a_late_commit_ends_nothing_of_ours(
     proxy: KafkaProxy, bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, version: int
@@ -297,8 +281,7 @@ def test_a_late_commit_ends_nothing_of_ours(
 def test_a_late_record_of_an_aborted_transaction_holds_no_reader_back(
     proxy: KafkaProxy, bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, version: int
 ) -> None:
-    """KIP-890's first part: a Produce request that comes after the abort would open a transaction
-    that nobody ends."""
+    """KIP-890, part 1: a Produce behind the abort would open a transaction that nobody ends."""
     tp = TopicPartition(topic(1), 0)
     writer = RecordWriter({**client(proxy), "request.timeout.ms": 1_000}, name)
     writer.begin()
@@ -318,9 +301,6 @@ def test_a_late_record_of_an_aborted_transaction_holds_no_reader_back(
 
     end = stable_end(admin, tp)
     assert values(bootstrap, tp, end) == [b"first", b"second"]
-
-
-# --- one fault each -------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):

@@ -1,7 +1,4 @@
-"""What the tests of whole instances share: a cluster to write to and read from, and instances that
-are always closed."""
-
-from __future__ import annotations
+"""For tests of whole instances: a cluster to write to and read from, instances that are closed."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,7 +57,6 @@ def text(key: str | None, value: str | None, timestamp: int = 1, partition: int 
 
 
 def in_json(key: str | None, value: object, timestamp: int = 1, partition: int = 0) -> Record:
-    """A record with a JSON value."""
     return text(key, json.dumps(value), timestamp, partition)
 
 
@@ -69,7 +65,6 @@ def long(data: bytes | None) -> int | None:
 
 
 def counting(source: str, output: str) -> Topology:
-    """Counts the records of each key, in the store ``counts``."""
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.group_by_key().count(store="counts").to_stream().to(output)
@@ -98,14 +93,12 @@ class Cluster:
         self._topics_changed()
 
     def topic(self, name: str, partitions: int = 2, **config: str) -> str:
-        """Create a topic of this test; its full name. ``config``: its settings, dots as
-        underscores."""
+        """Create a topic; its full name. ``config``: its settings, dots as underscores."""
         full = f"{self.prefix}-{name}"
         self.make(full, partitions=partitions, **config)
         return full
 
     def make(self, *names: str, partitions: int = 1, **config: str) -> None:
-        """Create topics by their full names."""
         settings = {key.replace("_", "."): value for key, value in config.items()}
         asked = self._admin.create_topics(
             [NewTopic(name, partitions, 1, config=settings) for name in names],
@@ -122,7 +115,6 @@ class Cluster:
         self._topics_changed()
 
     def delete(self, *topics: str) -> None:
-        """Delete topics and wait until they are gone."""
         for future in self._admin.delete_topics(list(topics), operation_timeout=REQUEST_S).values():
             future.result(REQUEST_S)
         wait_until(lambda: not set(topics) & set(self.topics()), REQUEST_S, f"the end of {topics}")
@@ -133,7 +125,6 @@ class Cluster:
         self._partitions.clear()
 
     def topics(self) -> dict[str, int]:
-        """Topics of this test -> number of partitions."""
         found = self._admin.list_topics(timeout=REQUEST_S).topics
         return {
             name: len(topic.partitions)
@@ -152,8 +143,6 @@ class Cluster:
         return str(found.topic_id)
 
     def group(self, group: str) -> Any:
-        """Description of a consumer group by its coordinator."""
-
         def described() -> Any:
             try:
                 return self._admin.describe_consumer_groups([group])[group].result(REQUEST_S)
@@ -165,15 +154,12 @@ class Cluster:
         return wait_until(described, REQUEST_S, f"a coordinator of the group {group}")
 
     def members(self, group: str) -> int:
-        """Members of a consumer group now."""
         return len(self.group(group).members)
 
     def delete_group(self, group: str) -> None:
-        """Delete a group and its offsets."""
         self._admin.delete_consumer_groups([group])[group].result(REQUEST_S)
 
     def write(self, topic: str, records: Iterable[Record]) -> None:
-        """Write and flush, each record to its partition."""
         if self._producer is None:
             self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
         producer = self._producer
@@ -192,15 +178,13 @@ class Cluster:
         assert not refused, refused
 
     def ends(self, topic: str, isolation: str = "read_committed") -> dict[TopicPartition, int]:
-        """Ends of a topic's partitions; of committed records once the markers of ended transactions
-        have landed."""
+        """Ends of partitions, once the markers of ended transactions have landed."""
         if isolation == "read_committed":
             self._settle(topic)
         return self._watermarks(topic, isolation)
 
     def _settle(self, topic: str) -> None:
-        """A group's offsets may be committed while the same transaction's marker is still on its
-        way to ``topic`` (KAFKA-10167)."""
+        """Offsets may be committed while the transaction's marker is on its way (KAFKA-10167)."""
 
         def landed() -> bool:
             with suppress(KafkaException):  # a client that has just lost its broker
@@ -228,8 +212,7 @@ class Cluster:
         }
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Record]:
-        """Everything in a topic, partition after partition, as a reader of committed records sees
-        it."""
+        """Everything in a topic, partition after partition, as read_committed sees it."""
         found: list[Record] = []
         if isolation == "read_committed":
             self._settle(topic)
@@ -314,8 +297,7 @@ def last_by_key(records: Iterable[Record]) -> dict[bytes | None, bytes | None]:
 
 @dataclass
 class Application:
-    """One application: its name, settings and state folder; instances are started one after the
-    other or side by side."""
+    """Its name, settings and state folder; instances come one after the other or side by side."""
 
     cluster: Cluster
     folder: Path
@@ -327,11 +309,9 @@ class Application:
 
     @property
     def state(self) -> Path:
-        """The folder of the default instance's stores."""
         return self.folder / "state"
 
     def instance(self, topology: Topology, **settings: object) -> KafkaStreams:
-        """An instance that has not been started."""
         merged: dict[str, Any] = {
             "num_stream_threads": 1,
             "task_timeout_ms": 60_000,
@@ -351,7 +331,6 @@ class Application:
     def running(
         self, topology: Topology, *, wait: bool = True, **settings: object
     ) -> Iterator[KafkaStreams]:
-        """A started instance, RUNNING unless ``wait`` is False; closed at the end."""
         streams = self.instance(topology, **settings)
         try:
             streams.start()
@@ -362,8 +341,7 @@ class Application:
             assert streams.close(60.0), "the instance did not close within 60 s"
 
     def until_processed(self, streams: KafkaStreams | None, *topics: str) -> None:
-        """Wait until everything in the topics is processed, one topic after the other: sources
-        before what they feed."""
+        """Wait until the topics are processed, in turn: sources before what they feed."""
         for topic in topics:
             wait_until(
                 lambda topic=topic: self.processed(streams, topic),  # type: ignore[misc]
@@ -389,8 +367,6 @@ class Application:
 
 
 def until_running(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> None:
-    """Wait for RUNNING; an instance that fails meanwhile raises what stopped it."""
-
     def running() -> bool:
         if streams.error is not None:
             raise streams.error
@@ -400,7 +376,6 @@ def until_running(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> None
 
 
 def until_failed(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> EverflowError:
-    """Wait for ERROR; what stopped the instance."""
     wait_until(
         lambda: streams.state is ClientState.ERROR,
         timeout_s,

@@ -2,8 +2,6 @@
 session of its own beside it: ``python restarting.py SERVERS APPLICATION SOURCE OUTPUT ROUNDS``. A
 round's line of JSON says what it holds once closed."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

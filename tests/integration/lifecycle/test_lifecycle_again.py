@@ -1,7 +1,4 @@
-"""Start, look, close, change, start again, in one process beside a Spark session of its own:
-nothing of a closed instance stays."""
-
-from __future__ import annotations
+"""Start, look, close, change, start again beside a Spark session: of a closed one nothing stays."""
 
 import json
 import subprocess
@@ -22,9 +19,7 @@ WARM = 2
 connection."""
 
 
-def test_a_process_that_restarts_again_and_again_holds_no_more_each_time(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_process_that_restarts_often_holds_no_more(cluster: Cluster, tmp_path: Path) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     arguments = [cluster.bootstrap, f"{cluster.prefix}-app", source, output, str(ROUNDS)]
     with (tmp_path / "errors.txt").open("w") as errors:

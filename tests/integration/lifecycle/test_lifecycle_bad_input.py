@@ -1,7 +1,4 @@
-"""Wrong input: refused before anything runs, or stopped at the record, with a message that names
-place and cure."""
-
-from __future__ import annotations
+"""Wrong input is refused before anything runs, or stopped at its record, with place and cure."""
 
 import inspect
 import uuid
@@ -29,8 +26,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(app: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """``everflow run`` on a program given as text, in this process: ``run(program, key=value,
-    ...)``."""
+    """``everflow run`` on a program given as text: ``run(program, key=value, ...)``."""
 
     def invoke(program: str, **settings: object) -> Result:
         module = f"program_{uuid.uuid4().hex[:8]}"
@@ -50,9 +46,7 @@ def run(app: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
     return invoke
 
 
-def test_topics_that_cannot_be_used_are_named_before_anything_is_created(
-    run: Run, cluster: Cluster
-) -> None:
+def test_unusable_topics_are_named_before_anything_is_created(run: Run, cluster: Cluster) -> None:
     two, three = cluster.topic("two", 2), cluster.topic("three", 3)
     absent = f"{cluster.prefix}-absent"
     both = f"builder.stream('{two}').merge(builder.stream('{three}'))"
@@ -69,9 +63,7 @@ def test_topics_that_cannot_be_used_are_named_before_anything_is_created(
     assert set(cluster.topics()) == {two, three}
 
 
-def test_a_function_that_raises_names_record_and_line(
-    run: Run, app: Application, cluster: Cluster
-) -> None:
+def test_what_raises_names_record_and_line(run: Run, app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     cluster.write(source, [text(f"k{i}", str(10 - i), 1_000 + i) for i in range(20)])
     result = run(f"""
@@ -93,9 +85,7 @@ def loops(value: str) -> str:
     return value
 
 
-def test_a_loop_without_end_is_told_with_its_line_and_record(
-    app: Application, cluster: Cluster
-) -> None:
+def test_an_endless_loop_is_told_with_line_and_record(app: Application, cluster: Cluster) -> None:
     """Its workers are ended, and say before where they were; that they died is not why."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     cluster.write(

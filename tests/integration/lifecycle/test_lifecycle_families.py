@@ -5,8 +5,6 @@ What comes out, and what the stores show in the end, is what the test driver has
 programs are those of the guide's tables: an operator that gets one there gets its life here.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""A Java application's topics and group are continued, and the other way round: what Java and
-everflow make in turns is what Java makes alone."""
-
-from __future__ import annotations
+"""What a Java application and everflow make in turns is what Java makes alone."""
 
 import random
 import subprocess
@@ -105,8 +102,7 @@ def until_there(cluster: Cluster, topic: str) -> None:
 
 
 def until_committed(cluster: Cluster, group: str, *topics: str) -> None:
-    """Wait until the group has committed all that the topics have, behind it nothing but the
-    markers of transactions."""
+    """Wait until all is committed, with nothing behind it but the markers of transactions."""
 
     def done(topic: str) -> bool:
         have = cluster.committed(group, topic)

@@ -1,7 +1,4 @@
-"""One program on machines of other zones, languages and hash seeds, with other threads and another
-Spark session: the same bytes come out."""
-
-from __future__ import annotations
+"""On machines of other zones, languages, hash seeds and threads a program gives the same bytes."""
 
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Partitions on a broker: of a producer in Python, and of a partitioner of the program."""
 
-from __future__ import annotations
-
 import logging
 import zlib
 from typing import Any
@@ -23,7 +21,7 @@ PARTITIONS = 3
 def test_a_topic_of_a_producer_in_python(
     app: Application, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`test_driver_partitions` has the cure."""
+    """`test_driver_operators` has the cure."""
     orders, cities, out = (cluster.topic(name, PARTITIONS) for name in ("orders", "cities", "out"))
     builder = StreamsBuilder()
     table = builder.table(cities, key=KEY, value=KEY, store="cities")
@@ -46,9 +44,7 @@ def spread(topic: str, key: str, value: str, partitions: int) -> Any:
     return [None, partitions - 1, list(range(partitions)), []][int(value)]
 
 
-def test_records_go_where_the_partitioner_and_the_topic_by_record_say(
-    app: Application, cluster: Cluster
-) -> None:
+def test_records_go_where_partitioner_and_topic_say(app: Application, cluster: Cluster) -> None:
     source, called, chosen = (cluster.topic(name, 3) for name in ("in", "called", "chosen"))
     only = [cluster.topic(f"only-{n}", 1) for n in range(4)]
     builder = StreamsBuilder()

@@ -5,8 +5,6 @@ After the import each file is replaced by one that cannot be imported: what runs
 travelled.
 """
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
@@ -146,9 +144,7 @@ def test_everything_that_functions_use_of_the_program_around_them_travels(
     assert module.seen == []
 
 
-def test_a_module_installed_with_a_builder_in_it_is_a_program_too(
-    app: Application, cluster: Cluster, program: Program
-) -> None:
+def test_an_installed_builder_is_run(app: Application, cluster: Cluster, program: Program) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     installed = Program(program.folder / "site-packages")
     sys.path.insert(0, str(installed.folder))
@@ -203,7 +199,6 @@ MAIN = """
 
 
 def test_a_module_runs_as_main(cluster: Cluster, tmp_path: Path) -> None:
-    """As a script does, which examples and pages are."""
     program = Program(tmp_path)
     program.write("package/__init__.py", "")
     program.write("package/inner/__init__.py", "")

@@ -1,7 +1,5 @@
 """`everflow reset` on a real broker: an application begins anew, and counts what it counted."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid
@@ -58,7 +56,6 @@ class Words:
         return self.added()
 
     def added(self) -> list[Record]:
-        """The output's records that were not read yet."""
         found = self.cluster.read(self.output)
         new = [one for one in found if (one.partition, one.offset) not in self._seen]
         self._seen |= {(one.partition, one.offset) for one in new}
@@ -138,9 +135,7 @@ def test_an_application_counts_again_what_it_counted(words: Words) -> None:
     assert words.last(words.run()) == first
 
 
-def test_a_reset_that_was_cut_off_is_followed_by_no_start(
-    words: Words, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_start_follows_a_reset_cut_off(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     words.write()
     first = words.last(words.run())
     for step in ("_commit", "_create"):
@@ -184,9 +179,7 @@ def opened(words: Words, name: str, reader: Consumer) -> Producer:
     return writer
 
 
-def test_an_open_transaction_commits_no_offsets_behind_the_reset(
-    words: Words, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_transaction_undoes_no_reset(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     group, servers = words.app.id, words.cluster.bootstrap
     words.write()
     reader = Consumer({"bootstrap.servers": servers, "group.id": group})

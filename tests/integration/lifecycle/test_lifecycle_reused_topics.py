@@ -1,7 +1,4 @@
-"""A topic that is a table's changelog, too: what processing left out of it stays out, wherever its
-bytes become state again."""
-
-from __future__ import annotations
+"""A topic that is a changelog, too: what processing left out stays out of each state made of it."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -103,10 +100,7 @@ def people(app: Application, cluster: Cluster) -> dict[str, str]:
     }
 
 
-def test_a_standby_has_what_the_task_has_and_takes_it_over(
-    app: Application, cluster: Cluster, people: dict[str, str]
-) -> None:
-    """And what a start without stores restores, and what the topic says without an instance."""
+def test_a_standby_takes_a_task(app: Application, cluster: Cluster, people: dict[str, str]) -> None:
     program = topology(people.__getitem__)
     other = str(app.folder / "other")
     with ExitStack() as running:

@@ -1,7 +1,5 @@
 """Headless Chromium for tests of the page, driven over its own pipe: nothing to install but it."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import itertools

@@ -1,7 +1,4 @@
-"""A load that rises and falls: `everflow autoscale` goes from one instance to three and back, and
-every record counts once."""
-
-from __future__ import annotations
+"""Under a changing load `everflow autoscale` goes from 1 to 3 and back; each record counts once."""
 
 import re
 import subprocess

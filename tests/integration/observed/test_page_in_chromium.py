@@ -1,7 +1,5 @@
 """The page as a browser shows it; its pictures in the docs are made here."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -26,15 +24,15 @@ from everflow.observe.observation import (
     StableLag,
 )
 from everflow.observe.page.history import Event, Facts, RoleSpan, TimedLook, TrendPoint
-from everflow.observe.page.letters import (
+from everflow.observe.page.peers import Peer
+from everflow.observe.page.routes import (
     CauseLetters,
     LetterCause,
     LettersFound,
     LettersReplayed,
+    Page,
 )
-from everflow.observe.page.peers import Peer
-from everflow.observe.page.routes import Page
-from everflow.observe.page.verdict import with_rates
+from everflow.observe.page.view import with_rates
 from everflow.topology.describe import as_svg
 from everflow.topology.program import Topology
 from integration.observed.chromium import Browser, browser
@@ -394,10 +392,7 @@ class Desk:
 
 
 @pytest.mark.parametrize("pressed", [0, 1])
-def test_dead_letters_are_looked_at_and_replayed_by_the_second_press(
-    tmp_path: Path, pressed: int
-) -> None:
-    """Which is one of two: with the records' times, or with the present one."""
+def test_dead_letters_are_seen_and_replayed_by_a_second_press(tmp_path: Path, pressed: int) -> None:
     desk, facts = Desk(), facts_of(*looks())
     button = "document.querySelector('#letters-found button')"
     second = f"document.querySelectorAll('#letters-found button')[{pressed}]"

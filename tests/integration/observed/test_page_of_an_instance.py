@@ -1,7 +1,5 @@
 """The page of a real instance: it starts, a record fails, the brokers go away and come back."""
 
-from __future__ import annotations
-
 import base64
 import json
 import urllib.error

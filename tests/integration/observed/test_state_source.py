@@ -1,7 +1,5 @@
 """``everflow-state`` in a Spark of the user's own, whose executors are other processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -46,30 +44,38 @@ spark.stop()
 """
 
 
-def test_a_cluster_reads_a_store_by_module_and_by_serdes(
-    app: Application, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_cluster_reads_it_both_ways(app: Application, cluster: Cluster, tmp_path: Path) -> None:
     source = cluster.topic("in", 3)
     with app.running(topology(source)) as streams:
         for round_ in (1, 2):
             cluster.write(source, written(round_))
             app.until_processed(streams, source)
     (tmp_path / "state_of.py").write_text(
+        "from everflow import Stores, StreamsBuilder, serdes\n"
         "from integration.observed.test_state_frames import topology\n"
         f"program = topology({source!r})\n"
+        "def named(store):\n"
+        "    builder = StreamsBuilder()\n"
+        "    builder.stream('any').process(lambda record, context: None, stores=[store])\n"
+        "    return builder.build()\n"
+        "key = serdes.string()\n"
+        "raw = named(Stores.key_value('means', key=key, value=serdes.bytes_()))\n"
+        "wrong = named(Stores.key_value('means', key=key, value=serdes.int_()))\n"
+        "other = named(Stores.key_value('nowhere', key=key, value=key))\n"
+        "windows = named(\n"
+        "    Stores.window('windows', key=key, value=serdes.long(), size=1_000, retention=1_000)\n"
+        ")\n"
     )
     place = {name.replace("_", "."): value for name, value in where(app, cluster).items()}
     module = {**place, "topology": "state_of:program"}
-    serdes = {**place, "key.serde": "string", "value.serde": "long"}
-    windows = {"kind": "window", "retention.ms": "1000", "window.size.ms": "1000"}
     asked: list[dict[str, str]] = [
         {**module, "store": "means"},
-        {**serdes, **windows, "store": "windows"},
-        {**serdes, "store": "means", "value.serde": "bytes", "diff.from": "0=0,1=0,2=0"},
+        {**module, "store": "windows", "topology": "state_of:windows"},
+        {**module, "store": "means", "topology": "state_of:raw", "diff.from": "0=0,1=0,2=0"},
         {**module, "store": "means", "topology": "state_of:programme"},
-        {**serdes, "store": "nowhere"},
-        {**serdes, "store": "means", "at": "0=999999"},
-        {**serdes, "store": "means", "value.serde": "int"},
+        {**module, "store": "nowhere", "topology": "state_of:other"},
+        {**module, "store": "means", "at": "0=999999"},
+        {**module, "store": "means", "topology": "state_of:wrong"},
     ]
     means, counts, changes, *refused = answers(tmp_path, asked)
     assert (means[0], means[2]) == (KEYS, 3)
@@ -82,7 +88,7 @@ def test_a_cluster_reads_a_store_by_module_and_by_serdes(
             "The option topology: state_of:programme was not loaded",
             f"There is no topic {changelog(app, 'nowhere')}",
             f"{changelog(app, 'means')}-0 ends at offset",
-            "does not fit the option value.serde",
+            "is not what the topology says",
         ],
         strict=True,
     ):

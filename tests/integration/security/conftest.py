@@ -1,7 +1,5 @@
 """A secure broker, and a token endpoint on the loopback."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

@@ -1,8 +1,6 @@
 """A secure cluster: every client comes in by every door, in both kinds of names; a program counts
 exactly once behind each; and what an ACL forbids is named at once."""
 
-from __future__ import annotations
-
 import base64
 import logging
 import signal
@@ -55,7 +53,6 @@ TOKEN_BEGINS = base64.b64encode(b'{"alg": "none"}').decode().rstrip("=")
 
 
 def settings(broker: EmbeddedBroker, token_url: str, door: str, names: str, user: str) -> Settings:
-    """What a program gives, by the door and in whose names."""
     folder, java = broker.security_folder, names == "java"
     ca = {"ssl.truststore.location": folder / "ca.pem", "ssl.truststore.type": "PEM"}
     trusted: dict[str, Any] = ca if java else {"ssl.ca.location": folder / "ca.pem"}
@@ -136,27 +133,20 @@ OPERATION = {
     "Create": AclOperation.CREATE,
     "Delete": AclOperation.DELETE,
 }
+TOPIC, IDS = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
 RESOURCES: Mapping[str, tuple[ResourceType, tuple[str, ...], bool]] = {
     "group `<application.id>`": (ResourceType.GROUP, ("{application}",), False),
     "transactional ids that begin with `<application.id>` (exactly once)": (
-        ResourceType.TRANSACTIONAL_ID,
+        IDS,
         ("{application}",),
         True,
     ),
-    "transactional id `everflow-dlq-<dead letter topic>`": (
-        ResourceType.TRANSACTIONAL_ID,
-        ("everflow-dlq-{dead}",),
-        False,
-    ),
+    "transactional id `everflow-dlq-<dead letter topic>`": (IDS, ("everflow-dlq-{dead}",), False),
     "topics that begin with `<application.id>-`": (ResourceType.TOPIC, ("{application}-",), True),
     "input topics": (ResourceType.TOPIC, ("{source}",), False),
     "output topics, the dead letter topic": (ResourceType.TOPIC, ("{output}", "{dead}"), False),
     "the dead letter topic": (ResourceType.TOPIC, ("{dead}",), False),
-    "topics that the letters came from, or that of `--to`": (
-        ResourceType.TOPIC,
-        ("{source}",),
-        False,
-    ),
+    "topics that the letters came from, or that of `--to`": (TOPIC, ("{source}",), False),
     "topics of which the group has committed offsets": (ResourceType.TOPIC, ("{source}",), False),
     "topics that are to be listed": (ResourceType.TOPIC, ("{output}",), False),
     "the topic": (ResourceType.TOPIC, ("{output}",), False),
@@ -202,13 +192,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "`everflow dlq replay`": ("dlq", "replay", "{dead}", "--yes"),
     "`everflow lag`": ("lag", "{application}"),
     "`everflow consume`": (
-        "consume",
-        "{output}",
-        "--from-beginning",
-        "--count",
-        "1",
-        "--timeout",
-        "9",
+        *("consume", "{output}", "--from-beginning", "--count", "1", "--timeout", "9"),
     ),
     "`everflow produce`": ("produce", "{output}"),
     "`everflow topic create`": ("topic", "create", "{output}"),
@@ -288,9 +272,7 @@ def commit(broker: EmbeddedBroker, group: str, topic: str) -> None:
 
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("door", DOORS)
-def test_every_client_comes_in(
-    secure: EmbeddedBroker, token_url: str, door: str, names: str
-) -> None:
+def test_all_clients_come_in(secure: EmbeddedBroker, token_url: str, door: str, names: str) -> None:
     given = settings(secure, token_url, door, names, "bob")
     config = StreamsConfig({"application.id": "open", **given})
     check_clients(config)
@@ -308,11 +290,7 @@ def test_every_client_comes_in(
     ],
 )
 def test_a_refusal_does_not_wait_for_the_task_s_time_out(
-    secure: EmbeddedBroker,
-    token_url: str,
-    tmp_path: Path,
-    changed: dict[str, str],
-    told: str,
+    secure: EmbeddedBroker, token_url: str, tmp_path: Path, changed: dict[str, str], told: str
 ) -> None:
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "other"))
     given = settings(secure, token_url, "SCRAM-SHA-512", "librdkafka", "alice")
@@ -358,7 +336,6 @@ def write(broker: EmbeddedBroker, topic: str, words: list[str]) -> None:
 
 
 def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int | None]:
-    """The last count of each word that can be read committed."""
     found = last_by_key(inside(broker).read(topic))
     return {(key or b"").decode(): long(value) for key, value in found.items()}
 
@@ -367,7 +344,6 @@ def counts(broker: EmbeddedBroker, topic: str) -> dict[str, int | None]:
 def running(
     parts: Mapping[str, str], folder: Path, config: Mapping[str, Any]
 ) -> Iterator[KafkaStreams]:
-    """Counts the words of the source into the output."""
     builder = StreamsBuilder()
     stream = builder.stream(parts["source"], key=serdes.string(), value=serdes.string())
     counted = stream.group_by(lambda key, value: value, returns="string", name="by-word")

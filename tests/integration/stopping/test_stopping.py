@@ -2,8 +2,6 @@
 group, as under a terminal, and what is printed and left is what the row says. Three of the rows
 are in the default suite."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -52,8 +50,7 @@ NEVER_SHOWN = (
 
 
 class StopProcess:
-    """``arguments`` of Python, run in ``folder``. Its temporary folder is its own, and short:
-    sockets lie in it."""
+    """``arguments`` of Python in ``folder``; its own temporary folder is short, for sockets."""
 
     def __init__(
         self, arguments: Sequence[str], folder: Path, temporary: str, *, terminal: bool
@@ -112,7 +109,6 @@ class StopProcess:
 
     @property
     def printed(self) -> str:
-        """Standard output and error so far."""
         text = self._printed.read_text(errors="replace") if self._printed.exists() else ""
         return _SCREEN_CODES.sub("", text.replace("\r", "\n"))
 
@@ -167,7 +163,6 @@ class StopProcess:
         return int(self._child.returncode)
 
     def left(self) -> list[str]:
-        """Processes, and files in its temporary folder."""
         _, alive = psutil.wait_procs(
             self.family(), timeout=1
         )  # the launcher of a JVM ends by itself
@@ -194,8 +189,7 @@ def _is_zombie(found: psutil.Process) -> bool:
 
 
 def _in_the_foreground() -> None:
-    """A session of its own, with signals as a shell leaves them to a command in the foreground,
-    however these tests were run."""
+    """A session with signals as a shell leaves them, however these tests were run."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -205,8 +199,7 @@ def _in_the_foreground() -> None:
 def process(
     arguments: Sequence[str], folder: Path, *, terminal: bool = False, temporary: str | None = None
 ) -> Iterator[StopProcess]:
-    """A started process; killed at the end with all it started. ``temporary``: its temporary
-    folder, else one of its own."""
+    """Killed at the end with all it started. ``temporary``: its temporary folder, else an own."""
     with tempfile.TemporaryDirectory(prefix="efs-", ignore_cleanup_errors=True) as own:
         found = StopProcess(arguments, folder, temporary or own, terminal=terminal)
         try:
@@ -216,7 +209,6 @@ def process(
 
 
 def everflow(*arguments: str) -> list[str]:
-    """Arguments of Python for the command."""
     return ["-c", "from everflow.cli import main; main()", *arguments]
 
 
@@ -305,7 +297,6 @@ class World:
         return made
 
     def program(self, text: str = COUNT) -> None:
-        """Both topics, and the module ``program`` over them."""
         source, output = self.cluster.topic("in"), self.cluster.topic("out")
         (self.folder / "program.py").write_text(
             text.format(source=source, output=output, mark=str(self.folder / "mark"))
@@ -320,17 +311,8 @@ class World:
     def run(
         self, *more: str, state: str = "state", terminal: bool = False, **options: Any
     ) -> AbstractContextManager[StopProcess]:
-        given = [
-            "--application-id",
-            self.app,
-            "--bootstrap-servers",
-            self.servers,
-            "--threads",
-            "1",
-            "--state-dir",
-            state,
-        ]
-        given += ["--guarantee", "exactly_once_v2"]
+        given = ["--application-id", self.app, "--bootstrap-servers", self.servers]
+        given += ["--threads", "1", "--state-dir", state, "--guarantee", "exactly_once_v2"]
         return process(
             everflow("run", "program:topology", *given, *more),
             self.folder,
@@ -339,7 +321,6 @@ class World:
         )
 
     def script(self) -> AbstractContextManager[StopProcess]:
-        """A program that calls `KafkaStreams.run` itself."""
         (self.folder / "script.py").write_text(SCRIPT.format(app=self.app, servers=self.servers))
         return process(["script.py"], self.folder)
 
@@ -347,7 +328,6 @@ class World:
         return self.cluster.members(self.app)
 
     def committed(self) -> int:
-        """Records of the input that the application is done with."""
         return sum(at for at, _ in self.cluster.committed(self.app, f"{self.app}-in").values())
 
 
@@ -367,8 +347,6 @@ def on_shared_broker(world: World, program: str = COUNT) -> None:
 PATIENT = ("--set", "session.timeout.ms=120000")
 """Who has died, or stands still, is a member for so long: on a busy machine all else takes a
 while."""
-
-# --- the moments ----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -584,9 +562,6 @@ def describe(world: World) -> Iterator[StopProcess]:
     with process(everflow("describe", "program:topology"), world.folder) as child:
         child.until(lambda: len(child.family()) > 0)
         yield child
-
-
-# --- the rows -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Batches of records for operators, and what is aggregated of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from everflow import serdes
 from everflow.operators import PythonAggregateSpec, PythonAggregator, agg
 from everflow.records import EdgeBatch, StoreChanges, TasksResult
-from everflow.state.store import StoreView
+from everflow.state.store import StoreSpec, StoreView
 from everflow.topology.graph import Inputs, TableOperator
 
 AGGREGATES = {
@@ -30,6 +28,8 @@ AGGREGATES = {
     "min_t": agg.min("t"),
 }
 INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
+NOTHING = {"i": None, "x": None, "t": None}
+keys = st.none() | st.sampled_from(["", "a", "a", "a\x00\x00\x00\x00\x00\x00\x00\x00", "b"])
 values = st.fixed_dictionaries(
     {
         "i": st.none() | st.integers(-(2**63), 2**63 - 1),
@@ -40,11 +40,42 @@ values = st.fixed_dictionaries(
 """Values of `INPUT`."""
 
 
+def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple[Any, Any, int]]]]:
+    """Micro-batches of (key, value, time); times near each other, so that windows meet."""
+    records = st.tuples(keys, value, st.integers(-2, 25) | st.integers(0, 60))
+    return st.lists(st.lists(records, max_size=14), max_size=5)
+
+
+def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
+    value = value or NOTHING
+    i, x, t = value["i"], value["x"], value["t"]
+    if before is None:
+        before = dict.fromkeys(AGGREGATES) | {"n": 0, "n_x": 0, "first_t": t}
+
+    def with_(name: str, item: Any, merge: Callable[[Any, Any], Any]) -> Any:
+        old = before[name]
+        return old if item is None else item if old is None else merge(old, item)
+
+    total, used = with_("sum_x", x, lambda a, b: a + b), before["n_x"] + (x is not None)
+    return {
+        "n": before["n"] + 1,
+        "n_x": used,
+        "sum_i": with_("sum_i", i, lambda a, b: (a + b + 2**63) % 2**64 - 2**63),
+        "sum_x": total,
+        "min_x": with_("min_x", x, min),
+        "max_i": with_("max_i", i, max),
+        "mean": None if used == 0 else total / used,
+        "first_t": before["first_t"],
+        "last_t": t,
+        "max_t": with_("max_t", t, lambda a, b: max(a, b, key=str.encode)),
+        "min_t": with_("min_t", t, lambda a, b: min(a, b, key=str.encode)),
+    }
+
+
 def edge_batch(
     rows: Sequence[tuple[Any, Any, int]], value_type: pa.DataType, first_seq: int
 ) -> EdgeBatch:
-    """Records (key, value, time) with string keys; sources, partitions and offsets follow from the
-    positions."""
+    """Records (key, value, time) with string keys; all else follows from the positions."""
     seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
     return EdgeBatch(
         key=pa.array([row[0] for row in rows], pa.string()),
@@ -57,8 +88,19 @@ def edge_batch(
     )
 
 
+def of_type(spec: Any, kind: str, retention_ms: int | None, **more: Any) -> StoreSpec:
+    """An operator's store ``s``, with the operator's serdes."""
+    return StoreSpec(
+        name="s",
+        kind=kind,
+        key_serde=spec.key_serde,
+        value_serde=spec.value_serde,
+        retention_ms=retention_ms,
+        **more,
+    )
+
+
 def rows_of(batch: EdgeBatch, columns: str = "seq key value timestamp") -> list[Any]:
-    """Its records, as tuples of these columns."""
     named: list[Any] = [getattr(batch, column) for column in columns.split()]
     return list(zip(*(column.tolist() for column in named), strict=True))
 
@@ -72,7 +114,6 @@ def apply_all(done: TasksResult, stores: Mapping[int, Any]) -> None:
 
 
 def entries(store: StoreView, decode: Callable[[bytes], Any]) -> dict[bytes, tuple[Any, int]]:
-    """What a store holds: values with their times."""
     return {k: (decode(d[8:]), int.from_bytes(d[:8], "big")) for k, d in store.range(None, None)}
 
 

@@ -1,7 +1,5 @@
 """The vectorised aggregates equal a per-record model, wherever the micro-batches are cut."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.operators import (
-    AggregateSpec,
-    PythonAggregateSpec,
-    PythonReducer,
-    TableSpec,
-    agg,
-)
+from everflow.operators import AggregateSpec, PythonAggregateSpec, PythonReducer, TableSpec, agg
 from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore
@@ -30,6 +22,7 @@ from properties.operators.operator_batches import (
     done_by_one_task,
     edge_batch,
     entries,
+    fold,
     items_layout,
     items_step,
     rows_of,
@@ -40,8 +33,6 @@ from unit.builders import store_spec
 Spec = AggregateSpec | PythonAggregateSpec
 Update = tuple[bytes, Any, Any, int]
 """Store key, output key, aggregate, timestamp."""
-
-NAMES = tuple(AGGREGATES)
 
 records = st.tuples(
     st.none() | st.sampled_from(["", "a", "aa", "b"]), st.none() | values, st.integers(0, 60)
@@ -107,43 +98,10 @@ class Model:
         return []
 
 
-def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
-    """The state of `AGGREGATES` after one more record."""
-    value = value or {"i": None, "x": None, "t": None}
-    i, x, t = value["i"], value["x"], value["t"]
-    if before is None:
-        before = dict.fromkeys(NAMES) | {"n": 0, "n_x": 0, "first_t": t}
-
-    def with_(name: str, item: Any, merge: Callable[[Any, Any], Any]) -> Any:
-        return (
-            before[name]
-            if item is None
-            else item
-            if before[name] is None
-            else merge(before[name], item)
-        )
-
-    total, used = with_("sum_x", x, lambda a, b: a + b), before["n_x"] + (x is not None)
-    return {
-        "n": before["n"] + 1,
-        "n_x": used,
-        "sum_i": with_("sum_i", i, lambda a, b: (a + b + 2**63) % 2**64 - 2**63),
-        "sum_x": total,
-        "min_x": with_("min_x", x, min),
-        "max_i": with_("max_i", i, max),
-        "mean": None if used == 0 else total / used,
-        "first_t": before["first_t"],
-        "last_t": t,
-        "max_t": with_("max_t", t, lambda a, b: max(a, b, key=str.encode)),
-        "min_t": with_("min_t", t, lambda a, b: min(a, b, key=str.encode)),
-    }
-
-
 def check(
     spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode: Callable[[bytes], Any]
 ) -> None:
-    """Runs both over ``split``; outputs, times, positions, drops, stream time and store have to
-    agree after each batch."""
+    """Run both; outputs, times, positions, drops, stream time and store have to agree."""
     retention = None if spec.window is None else spec.window.retention_ms
     kind = "key_value" if retention is None else "window"
     whole = InMemoryStore()
@@ -184,12 +142,11 @@ def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool
         "s",
         serdes.string(),
         list(AGGREGATES.values()),
-        NAMES,
+        list(AGGREGATES),
         INPUT,
         window=window,
         emit_every_update=every,
     )
-
     check(spec, Model(window, fold), split, INPUT, partial(decode_one, spec.results))
 
 
@@ -219,9 +176,7 @@ number_batches = st.lists(
 
 
 @given(split=number_batches, window=windows, every=st.booleans())
-def test_python_aggregates_with_tombstones_and_changes_in_place(
-    split: Any, window: TimeWindows | None, every: bool
-) -> None:
+def test_functions_delete_and_change(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = items_layout(window=window, emit_every_update=every)
     check(spec, Model(window, items_step), split, pa.int64(), spec.value_serde.decode)
 
@@ -271,18 +226,14 @@ def test_tables_keep_the_last_value(split: Any, every: bool) -> None:
 
 @given(st.lists(st.none() | st.floats(width=64), max_size=20), st.integers(0, 20), st.booleans())
 def test_nan_is_the_largest_number(numbers: list[float | None], cut: int, every: bool) -> None:
+    type_, both = pa.struct([("x", pa.float64())]), [agg.min("x"), agg.max("x")]
     spec = AggregateSpec.of(
-        "s",
-        serdes.string(),
-        [agg.min("x"), agg.max("x")],
-        ["low", "high"],
-        pa.struct([("x", pa.float64())]),
-        emit_every_update=every,
+        "s", serdes.string(), both, ["low", "high"], type_, emit_every_update=every
     )
     store, shown = InMemoryStore(), {"low": None, "high": None}
     for part in (numbers[:cut], numbers[cut:]):
         rows = [("k", {"x": x}, 0) for x in part]
-        result = done_by_one_task(spec, edge_batch(rows, spec_input(), 0), store, -1)
+        result = done_by_one_task(spec, edge_batch(rows, type_, 0), store, -1)
         for changes in result.changes:
             store.apply(changes)
         if len(result.output):
@@ -295,7 +246,3 @@ def test_nan_is_the_largest_number(numbers: list[float | None], cut: int, every:
     assert {k: repr(v).replace("-0.0", "0.0") for k, v in shown.items()} == {
         k: repr(v).replace("-0.0", "0.0") for k, v in expected.items()
     }
-
-
-def spec_input() -> pa.DataType:
-    return pa.struct([("x", pa.float64())])

@@ -1,7 +1,5 @@
 """Lists, sets, orders, the n largest and sketches equal a model that keeps every value."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -19,7 +17,7 @@ from everflow.state.store import InMemoryStore
 from everflow.windows import SessionWindows, TimeWindows
 from properties.operators import test_aggregates as groups
 from properties.operators import test_session_windows as sessions
-from properties.operators.operator_batches import done_by_one_task, edge_batch
+from properties.operators.operator_batches import done_by_one_task, edge_batch, split_of
 
 AGGREGATES = {
     "n": agg.count(),
@@ -116,11 +114,10 @@ records = st.tuples(st.none() | st.sampled_from(["", "a"]), st.none() | values, 
 )
 def test_of_groups_and_windows(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = spec_of(window, every)
-
     groups.check(spec, groups.Model(window, step), split, INPUT, partial(decode_one, spec.results))
 
 
-@given(split=sessions.split_of(st.none() | values), windows=sessions.sessions, every=st.booleans())
+@given(split=split_of(st.none() | values), windows=sessions.sessions, every=st.booleans())
 def test_of_sessions(split: Any, windows: SessionWindows, every: bool) -> None:
     layout = spec_of(None, False)
     spec = SessionAggregateSpec(layout, windows, emit_every_update=every)

@@ -1,7 +1,5 @@
 """Corrupt changelog entries give a result or an error that says where; `--all` draws more."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import struct
@@ -16,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.errors import DamagedEntryError
 from everflow.instance.restore.restoration import RestoreJob, restore
 from everflow.instance.restore.restore_plan import RestorePlan
@@ -30,8 +27,9 @@ from everflow.topology.graph import TableOperator
 from everflow.windows import SessionWindows, TimeWindows
 from everflow.worker.stores import UNREADABLE, CheckedAccess
 from properties.operators.operator_batches import done_by_one_task, edge_batch
-from properties.test_corrupt_bytes import COUNT, SEED, corrupt
+from properties.test_record_batches import COUNT, SEED, corrupt
 from unit.builders import store_spec as made_store_spec
+from unit.manual_clock import ManualClock
 
 INPUT = pa.struct([("x", pa.float64())])
 NAMES = ["n", "mean", "all"]
@@ -116,9 +114,6 @@ class Access:
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[Any]:
         return self.store.snapshot()
 
-    def homes(self, keys: Sequence[bytes], partitions: int) -> Sequence[int]:
-        return [0] * len(keys)
-
     def distrust(self, task: TaskContext, spec: StoreSpec, reason: str) -> None:
         assert "Store s of task 0_3 is damaged" in reason
 
@@ -146,8 +141,7 @@ def restored(store: LmdbStore, entries: Sequence[Entry], offset: int) -> bool:
 
 
 def counted(kind: str, view: Any) -> Any:
-    """What the operator makes of the next record of each key; who reads a versioned table is
-    shown what it was."""
+    """The operator's result of each key's next record; a versioned table shows what it was."""
     if kind == "versioned":
         decode = SPECS[kind].value_serde.decode
         return {

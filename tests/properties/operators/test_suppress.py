@@ -1,7 +1,5 @@
 """A suppressed table equals one update after the other under any cut; its buffer has the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,8 +39,6 @@ def spec(wait_ms: int, by_window: bool, bounds: BufferBounds) -> SuppressSpec:
         where="program.py:1",
         key_serde=key,
         value_serde=serdes.long(),
-        result_key=key.type,
-        result=pa.int64(),
         wait_ms=wait_ms,
         by_window=by_window,
         bounds=bounds,
@@ -179,8 +175,6 @@ def without_book(store: InMemoryStore) -> InMemoryStore:
 
 
 class Counted(InMemoryStore):
-    """Counts the ranges that are read whole."""
-
     def __init__(self, held: InMemoryStore) -> None:
         super().__init__()
         self._entries = held._entries
@@ -206,7 +200,6 @@ def test_a_store_without_count_and_bytes_is_counted_once() -> None:
 
 @pytest.mark.parametrize("bounds", [BufferBounds(), BufferBounds(records=2)])
 def test_what_others_have_changed_since_is_counted_anew(bounds: BufferBounds) -> None:
-    """A release before the entry leaves it as it is; a program without a bound takes it out."""
     operator, store = spec(1_000, False, FULL), InMemoryStore()
     assert put(operator, store, [("a", 1, 5, 0), ("b", 2, 6, 0)]) == []
     if bounds.given:

@@ -1,7 +1,5 @@
 """Kafka Streams' own test vectors for assignors, by the reference's names, restated."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,17 +15,21 @@ from everflow.assignment.api import (
 from everflow.assignment.assignor import UNKNOWN_ENDS_RETRY_MS, assign, place
 from everflow.assignment.cluster_state import (
     RUNNING,
+    Assignment,
     AssignmentRules,
     ClusterState,
     Member,
     RackCosts,
     TaskInfo,
     costs_of,
+    owners_of,
+    tasks_of,
+    validate_assignment,
 )
-from everflow.assignment.lags import Lags
-from everflow.assignment.refine import Placement, refine
+from everflow.assignment.lags import Delay, Lags, hold_back, remember
+from everflow.assignment.refine import refine
 from everflow.assignment.standbys import place_standbys
-from everflow.assignment.target import Ideal
+from everflow.assignment.target import Placement
 from everflow.records import TaskId, TopicPartition
 
 END = 100_000
@@ -91,7 +93,7 @@ def actives(placement: Placement) -> dict[str, int]:
 def decided(state: ClusterState) -> Placement:
     """What should be now; the whole decision is made as well, as it checks itself."""
     assign(state)
-    return place(state)[1]
+    return place(Lags(state))[1]
 
 
 def probes(state: ClusterState) -> bool:
@@ -220,14 +222,12 @@ def test_v15_nobody_has_anything() -> None:
     assert decided(state).movements == 0
 
 
-# --- movements: the ideal is given ----------------------------------------------------------------
-
 T0, T1, T2 = (TaskId(0, number) for number in range(3))
-IDEAL = Ideal({T0: "c1", T1: "c2", T2: "c3"}, {})
+IDEAL = Placement({T0: "c1", T1: "c2", T2: "c3"}, {})
 
 
-def refined(state: ClusterState, ideal: Ideal = IDEAL) -> Placement:
-    return refine(state, ideal, Lags(state))
+def refined(state: ClusterState, ideal: Placement = IDEAL) -> Placement:
+    return refine(Lags(state), ideal)
 
 
 def caught_up_elsewhere(warmups: int) -> ClusterState:
@@ -258,7 +258,7 @@ def test_m3_a_swap_with_a_hot_standby_is_free() -> None:
     tasks = {T0: stateful(1)[T0]}
     placement = refined(
         cluster(tasks, member("c1", lags={T0: 0}), member("c2"), warmups=0),
-        Ideal({T0: "c2"}, {T0: frozenset({"c1"})}),
+        Placement({T0: "c2"}, {T0: frozenset({"c1"})}),
     )
     assert placement.active == {T0: "c1"}
     assert placement.standby == {T0: {"c2"}}
@@ -285,9 +285,6 @@ def test_m5_nobody_is_hot_but_some_are_nearer() -> None:
     assert placement.active == {T0: "c1", T1: "c3", T2: "c2"}
     assert placement.warmup == {T1: {"c2"}, T2: {"c3"}}
     assert placement.movements == 2
-
-
-# --- racks ----------------------------------------------------------------------------------------
 
 
 def racked(traffic: int, overlap: int) -> tuple[ClusterState, TaskAssignment]:
@@ -355,9 +352,6 @@ def test_r2_without_traffic_cost_nothing_moves() -> None:
     assert cost(state, start, start) == 0
 
 
-# --- tags -----------------------------------------------------------------------------------------
-
-
 def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
     """Nine members in three zones of three clusters; six tasks, all running in zone 1."""
     tasks = stateful(6)
@@ -381,7 +375,7 @@ def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
 def test_g1_standbys_in_another_zone_and_cluster() -> None:
     state, members = in_zones(distinct=True)
     active = {task: one.member_id for one in members for task in one.owned}
-    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    standby = place_standbys(Lags(state), members, sorted(active), active)
     count = Counter(one for followers in standby.values() for one in followers)
     assert dict(count) == {f"c{number}": 2 for number in range(4, 10)}
     tags = {one.member_id: one.tags for one in members}
@@ -393,13 +387,10 @@ def test_g1_standbys_in_another_zone_and_cluster() -> None:
 def test_g2_too_few_tags_still_give_all_standbys() -> None:
     state, members = in_zones(distinct=False)
     active = {task: one.member_id for one in members for task in one.owned}
-    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    standby = place_standbys(Lags(state), members, sorted(active), active)
     assert all(len(followers) == 2 for followers in standby.values())
     load = Counter([*active.values(), *(one for some in standby.values() for one in some)])
     assert max(load.values()) - min(load.values()) <= 1
-
-
-# --- what the leader cannot know ------------------------------------------------------------------
 
 
 def test_x1_a_copy_beyond_the_end_counts_as_none() -> None:
@@ -445,3 +436,131 @@ def test_scenario_22_a_member_back_without_its_disk_does_not_keep_its_task_cold(
     follow_up = assign(replace(state, members=(replace(back, owned=frozenset()), state.members[1])))
     assert follow_up.active == {"c1": frozenset(), "c2": {task}}
     assert RUNNING not in back.offset_sums.values()
+
+
+# What waits for a lost member, for how long.
+
+A, B, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)
+TASKS = {
+    task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B)
+} | {FREE: TaskInfo(FREE, ())}
+ONE = Member(member_id="m1", process_id="p1", owned=frozenset({A}), generation=1)
+TWO = Member(member_id="m2", process_id="p2", owned=frozenset({B, FREE}), generation=1)
+
+
+def delayed_cluster(*members: Member) -> ClusterState:
+    return ClusterState(
+        members=members,
+        tasks=TASKS,
+        end_sums={A: 100_000, B: 100_000},
+        racks={},
+        rules=AssignmentRules(),
+    )
+
+
+def step(
+    delay: Delay, state: ClusterState, now_ms: int, max_delay_ms: int = 60_000
+) -> tuple[Delay, Assignment]:
+    delay, state = hold_back(delay, state, now_ms, max_delay_ms)
+    return remember(delay, state, assign(state), now_ms)
+
+
+def after_a_loss() -> tuple[Delay, Assignment]:
+    delay, _ = step(Delay(), delayed_cluster(ONE, TWO), 0)
+    return step(delay, delayed_cluster(ONE), 1_000)
+
+
+def test_cold_tasks_wait_and_others_go_on() -> None:
+    delay, decided = after_a_loss()
+    assert decided.active == {"m1": {A, FREE}}
+    assert decided.followup_ms == 60_000
+    assert delay.lost == {B: "p2"}
+
+
+def test_the_member_that_returns_gets_its_task() -> None:
+    delay, _ = after_a_loss()
+    now_one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
+    back = Member(member_id="m9", process_id="p2", offset_sums={B: 99_990})
+    delay, decided = step(delay, delayed_cluster(now_one, back), 30_000)
+    assert B in decided.active["m9"]
+    assert delay.deadline_ms is None
+
+
+def test_the_waiting_ends_and_a_further_loss_does_not_prolong_it() -> None:
+    delay, _ = after_a_loss()
+    one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
+    delay, decided = step(delay, delayed_cluster(one), 40_000)
+    assert decided.followup_ms == 21_000
+    newcomer = Member(member_id="m3", process_id="p3")
+    delay, decided = step(delay, delayed_cluster(newcomer), 50_000)
+    assert delay.lost == {A: "p1", B: "p2"}
+    assert decided.active == {"m3": {FREE}}
+    delay, decided = step(
+        delay, delayed_cluster(replace(newcomer, owned=frozenset({FREE}), generation=4)), 61_000
+    )
+    assert decided.active == {"m3": {A, B, FREE}}
+    assert delay.deadline_ms is None
+    assert delay.lost == {}
+
+
+def test_a_hot_copy_elsewhere_takes_over_at_once() -> None:
+    delay, _ = step(Delay(), delayed_cluster(ONE, TWO), 0)
+    _, decided = step(delay, delayed_cluster(replace(ONE, offset_sums={B: 99_999})), 1_000)
+    assert decided.active == {"m1": {A, B, FREE}}
+    assert decided.followup_ms is None
+
+
+def test_off_by_default_and_nothing_is_held_back_by_a_new_leader() -> None:
+    delay, _ = step(Delay(), delayed_cluster(ONE, TWO), 0, max_delay_ms=0)
+    assert step(delay, delayed_cluster(ONE), 1_000, max_delay_ms=0)[1].active == {
+        "m1": {A, B, FREE}
+    }
+    assert step(Delay(), delayed_cluster(ONE), 1_000)[1].active == {"m1": {A, B, FREE}}
+
+
+def test_an_old_claim_gives_way_and_equal_claims_free_the_task() -> None:
+    task = TaskId(0, 0)
+    old, new = (
+        Member(member_id="m1", process_id="a", owned=frozenset({task}), generation=3),
+        Member(member_id="m2", process_id="b", owned=frozenset({task}), generation=4),
+    )
+    assert owners_of([old, new]) == {task: frozenset({"m2"})}
+    assert owners_of(
+        [Member(member_id="m1", process_id="a", owned=frozenset({task}), generation=4), new]
+    ) == {task: frozenset({"m1", "m2"})}
+
+
+def test_the_validator_names_each_broken_rule() -> None:
+    a, b = (
+        Member(member_id="m1", process_id="a", owned=frozenset({TaskId(0, 0)}), generation=1),
+        Member(member_id="m2", process_id="b"),
+    )
+    task = [TaskId(0, partition) for partition in range(5)]
+    wrong = Assignment(
+        active={"m1": frozenset({task[1]}), "m2": frozenset(task[:2]), "m9": frozenset()},
+        standby={"m2": frozenset({task[1], TaskId(7, 7)})},
+        warmup={"m8": frozenset({task[0]})},
+        withheld=frozenset({task[2]}),
+    )
+    text = "\n".join(validate_assignment(wrong, [a, b], task, held_back={task[4]}))
+    for expected in (
+        "['m9'] differ",
+        "0_1 is on m1 and on m2",
+        "0_3 is on nobody",
+        "nobody owns it",
+        "while m1 still own",
+        "0_1 has two roles on m2",
+        "7_7, which does not exist, on m2",
+        "m8 is given copies but is no member",
+    ):
+        assert expected in text
+    assert "0_4" not in text
+
+
+def test_tasks_read_every_topic_that_reaches_their_partition() -> None:
+    found = tasks_of({0: ["a", "b"], 1: ["c"], 2: ["absent"]}, {"a": 2, "b": 1, "c": 1})
+    assert found == {
+        TaskId(0, 0): (TopicPartition("a", 0), TopicPartition("b", 0)),
+        TaskId(0, 1): (TopicPartition("a", 1),),
+        TaskId(1, 0): (TopicPartition("c", 0),),
+    }

@@ -1,7 +1,5 @@
 """What an autoscaler does next, and its loop over processes that are none."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`everflow new`: what it writes, and which names and folders it refuses."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import subprocess

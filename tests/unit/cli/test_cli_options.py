@@ -1,7 +1,5 @@
 """What commands print, and say of their options before anything starts."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys
@@ -15,7 +13,7 @@ from typer.testing import CliRunner
 from everflow import __version__, autoscale
 from everflow.cli import run as run_module
 from everflow.cli.app import app
-from everflow.cli.cluster import assignments, merged_settings, named_as_typed, renamed
+from everflow.cli.commands import assignments, merged_settings, named_as_typed, renamed
 from everflow.cli.topics import parse_topics, topic_lines, topic_rows
 from everflow.console.status import StatusLine
 from everflow.errors import ConfigError, FatalError
@@ -200,11 +198,8 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
         (0.5, ClientState.REBALANCING, 10.0),
     ],
 )
-def test_a_sample_that_takes_long_is_taken_less_often(
-    took_s: float, state: ClientState, pause_s: float
-) -> None:
-    """Of 1,000 partitions it takes a tenth of a second of a core; who waits for a start is told
-    more often."""
+def test_slow_samples_come_less_often(took_s: float, state: ClientState, pause_s: float) -> None:
+    """1,000 tasks take some hundredths of a second of a core; a start is told of more often."""
     assert run_module.pause_s(took_s, state) == pause_s
 
 
@@ -391,7 +386,6 @@ def in_a_folder_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_no_instance_could_run_with_is_refused(arguments: list[str], says: str) -> None:
-    """Three of them would have failed first; an address would have been left out in silence."""
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2, done.output
     assert says in done.output

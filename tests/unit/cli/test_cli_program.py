@@ -1,7 +1,5 @@
 """module:name -> topology, and what people read when it is wrong."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -36,8 +34,7 @@ def broken():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of programs as the current one; modules imported from it are forgotten
-    afterwards."""
+    """A folder of programs as the current one; its modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     known = set(sys.modules)
@@ -51,9 +48,7 @@ FILES = ["my-app.py", "1app.py", "my app.py", "class.py", "jobs/app.py", "jobs/m
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_is_run_whatever_its_name_also_where_no_import_statement_could_say_it(
-    folder: Path, file: str
-) -> None:
+def test_a_file_is_run_whatever_its_name_importable_or_not(folder: Path, file: str) -> None:
     (folder / "jobs").mkdir()
     (folder / "jobs" / "helper.py").write_text("number = 5\n")
     imports = "from helper import number\n" if "/" in file else ""
@@ -313,9 +308,7 @@ def test_a_module_in_a_package_is_looked_at_too(folder: Path) -> None:
 
 @pytest.mark.parametrize("target", ["a.b.app:builder", "a.b.c.app:make"])
 @pytest.mark.parametrize("packages", [(), ("a",), ("a/b",)])
-def test_a_module_in_folders_that_are_packages_without_saying_so_is_found(
-    folder: Path, target: str, packages: tuple[str, ...]
-) -> None:
+def test_namespace_modules_are_found(folder: Path, target: str, packages: tuple[str, ...]) -> None:
     file = folder / target.partition(":")[0].replace(".", "/")
     put_current_folder_on_path()
     file.parent.mkdir(parents=True)

@@ -1,7 +1,5 @@
 """`everflow produce` and `everflow consume`: lines to bytes and bytes to lines."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys
@@ -136,8 +134,7 @@ def test_a_time_beyond_the_calendar_is_its_number() -> None:
 
 
 def test_a_reader_that_has_had_enough_is_no_error() -> None:
-    """`everflow consume ... | head -3`, here with the help of a command, whose output nobody
-    reads."""
+    """`everflow consume ... | head -3`, here with a command whose output nobody reads."""
     code = (
         "import typer\n"
         "from everflow.cli.app import app\n"

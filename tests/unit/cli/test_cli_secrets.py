@@ -1,7 +1,5 @@
 """Secrets on a command line: a warning, a folder instead with every command, and none on a page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from everflow.cli.app import app
-from everflow.cli.cluster import assignments, client_config
+from everflow.cli.commands import Cluster, assignments
 from everflow.setting_checks import is_secret
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +64,7 @@ def test_a_folder_s_secret_is_not_told(tmp_path: Path, capsys: pytest.CaptureFix
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    config = client_config("b:1", ["sasl.username=you"], [tmp_path])
+    config = Cluster("b:1", ["sasl.username=you"], [tmp_path]).config()
     assert config.admin()["sasl.password"] == "hunter2"
     assert config.admin()["sasl.username"] == "you"
     assert capsys.readouterr() == ("", "")

@@ -1,7 +1,5 @@
 """What is asked directly: past a proxy, and whatever the other side does."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading
@@ -11,9 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from everflow.autoscale import AutoscaledInstance
-from everflow.cli.fleet import asked_of
+from everflow.cli.watch import asked_of, status_at
 from everflow.client.direct import BrokenAnswerError, RefusedError, asked
-from everflow.console.observed import status_at
 from everflow.errors import RetriableError
 from everflow.observe.http_server import HttpServer, application
 from unit.observe.observations import WHOLE
@@ -61,11 +58,7 @@ def test_instances_are_asked_past_a_proxy() -> None:
         server.close()
 
 
-BROKEN = (
-    b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{",
-    b"220 mail.example ESMTP\r\n",
-    b"",
-)
+BROKEN = (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{", b"220 mail.example ESMTP\r\n", b"")
 """Cut off in the middle, no HTTP at all, and nothing."""
 
 

@@ -1,7 +1,5 @@
 """Keys go where their producers' own code puts them."""
 
-from __future__ import annotations
-
 import zlib
 
 import pyarrow as pa

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, StringType
+from pyspark.sql.types import DoubleType, LongType, StringType
 
 from everflow import (
+    ConfigError,
     CountWindows,
+    KGroupedStream,
     KStream,
+    KTable,
+    Materialized,
     SessionWindows,
     SlidingWindows,
     StreamsBuilder,
+    TimeWindows,
     TopologyError,
+    agg,
     serdes,
 )
-from unit.builders import PUBLIC
+from everflow.topology.graph import WallclockTimestampExtractor
+from unit.builders import PUBLIC, streams_config
 
 pytestmark = pytest.mark.spark
 
@@ -215,3 +229,311 @@ def test_a_branch_that_is_not_there_is_a_key_error_too_and_a_stream_is_no_sequen
     with pytest.raises(TypeError, match="not iterable"):
         list(stream)  # type: ignore[call-overload]
     assert copy.copy(stream).node == stream.node
+
+
+# Calls that fail leave nothing behind and say what does not fit.
+
+HOUR = TimeWindows.of_size("1 hour")
+VALUE = serdes.json("item string, amount double")
+
+
+@dataclass
+class World:
+    builder: StreamsBuilder
+    stream: KStream
+    grouped: KGroupedStream
+    table: KTable
+    made: int = 0
+
+    @staticmethod
+    def new() -> World:
+        builder = StreamsBuilder()
+        stream = builder.stream("orders", key=serdes.string(), value=VALUE)
+        grouped = stream.group_by(F.col("value.item"), name="by-item")
+        return World(
+            builder,
+            stream,
+            grouped,
+            stream.map_values(F.col("value.amount")).to_table(store="table", name="taken"),
+        )
+
+    def name(self) -> str:
+        self.made += 1
+        return f"n{self.made}"
+
+
+Step = Callable[[World], object]
+# Each fails as late as it can.
+FAILING: list[Step] = [
+    lambda w: w.grouped.count(store="s", name="taken"),
+    lambda w: w.grouped.aggregate(store="s", a=agg.sum("value.nothing")),
+    lambda w: w.grouped.aggregate(store="s", a=agg.sum("value.item")),
+    lambda w: w.grouped.aggregate(store="s", initializer=int, aggregator=lambda: 0, returns="int"),
+    lambda w: w.grouped.aggregate(store="s", initializer=int, aggregator=max, returns="nothing"),
+    lambda w: w.grouped.reduce(cast(Any, lambda a: a), store="s"),
+    lambda w: w.grouped.windowed_by(HOUR).count(store="s", name="taken"),
+    lambda w: w.grouped.windowed_by(SessionWindows(5)).aggregate(
+        store="s", initializer=int, aggregator=max, returns="int"
+    ),
+    lambda w: w.builder.table("t", store="s", name="taken"),
+    lambda w: w.builder.table("t", store="s", key=serdes.string),  # type: ignore[arg-type]
+    lambda w: w.builder.stream(["u", "orders"]),
+    lambda w: w.builder.stream("u", name="taken"),
+    lambda w: w.stream.to_table(store="s", name="taken"),
+    lambda w: w.stream.to_table(store="s", value=serdes.long()),
+    lambda w: w.stream.group_by(F.col("value.nothing"), name="g"),
+    lambda w: w.stream.group_by(lambda value: value, name="g"),
+    lambda w: w.stream.group_by(F.col("value.item"), name="g", key_serde=serdes.long()),
+    lambda w: w.stream.repartition(name="r", key=serdes.long()),
+    lambda w: w.stream.flat_map_values(F.split("value.item", " "), name="taken"),
+    lambda w: w.stream.branch(big=F.col("value.amount") > 1, small=F.col("value.nothing") > 1),
+    lambda w: w.stream.branch("big", big=F.col("value.amount") > 1),
+    lambda w: w.stream.to("out", name="taken"),
+    lambda w: w.stream.merge(w.stream, name="taken"),
+    lambda w: w.table.map_values(lambda a, b, c: a, returns="int"),
+    lambda w: w.table.filter(F.col("value") > 1, name="taken"),
+    lambda w: w.stream.count(),  # type: ignore[attr-defined]
+    lambda w: w.stream.filter(zzz=1),  # type: ignore[call-arg]
+]
+WORKING: list[Step] = [
+    lambda w: w.grouped.count(store=w.name()),
+    lambda w: (
+        w.grouped.windowed_by(HOUR)
+        .aggregate(store=w.name(), a=agg.sum("value.amount"))
+        .to_stream()
+        .to("out")
+    ),
+    lambda w: w.builder.table(w.name(), store=f"{w.made}-store", name=f"{w.made}-table"),
+    lambda w: w.builder.stream([w.name()]).filter(F.col("offset") > 1),
+    lambda w: w.stream.group_by(lambda value: value["item"], returns="string", name=w.name()).count(
+        store=f"{w.made}-count"
+    ),
+    lambda w: w.stream.branch(
+        big=F.col("value.amount") > 1, small=lambda value: True, default="rest"
+    ),
+    lambda w: w.stream.flat_map_values(F.split("value.item", " ")),
+    lambda w: w.table.filter(lambda value: value > 1).to_stream().repartition(name=w.name()),
+]
+
+
+def fails(step: Step, world: World) -> None:
+    with pytest.raises(TopologyError) as caught:
+        step(world)
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(__file__)
+
+
+def shape(world: World) -> Any:
+    topology = world.builder.build()
+    nodes = [(node.name, node.inputs, node.out) for node in topology.nodes]
+    return nodes, topology.repartition_topics, topology.describe()
+
+
+@settings(max_examples=12)
+@given(steps=st.lists(st.sampled_from(range(len(WORKING))), max_size=5), data=st.data())
+def test_failing_calls_do_not_change_the_build(steps: list[int], data: st.DataObject) -> None:
+    plain, disturbed = World.new(), World.new()
+    for step in steps:
+        for failing in data.draw(st.lists(st.sampled_from(range(len(FAILING))), max_size=6)):
+            fails(FAILING[failing], disturbed)
+        WORKING[step](plain)
+        WORKING[step](disturbed)
+    assert shape(plain) == shape(disturbed)
+
+
+def test_every_failing_call_leaves_names_topics_stores_and_numbers_free() -> None:
+    plain, disturbed = World.new(), World.new()
+    for step in FAILING:
+        fails(step, disturbed)
+    for world in (plain, disturbed):
+        world.grouped.count(store="s")
+        world.builder.table("t", store="s2").to_stream().to("out")
+        world.builder.stream("u")
+        world.stream.group_by(F.col("value.item"), name="g").count(store="c")
+        world.stream.repartition(name="r")
+    assert shape(plain) == shape(disturbed)
+
+
+def test_a_failed_branch_may_be_repeated() -> None:
+    def build(mistake: bool) -> Any:
+        world = World.new()
+        split = world.stream.split(name="split-")
+        split.branch(F.col("value.amount") > 10, name="big")
+        if mistake:
+            fails(lambda _: split.branch(F.col("value.nothing") > 1, name="small"), world)
+            fails(lambda _: split.branch(lambda: True, name="small"), world)
+            fails(lambda _: split.branch(F.lit(True), name="big"), world)
+        split.branch(lambda value: value["amount"] > 1, name="small").default_branch(name="rest")
+        return shape(world)
+
+    assert build(True) == build(False)
+
+
+TEXT = serdes.string()
+TIMED = serdes.json("at bigint, day string, on date")
+
+
+def four_and_more(key: str, value: str, record: str, time: int, more: int) -> int:
+    return 1
+
+
+CALL_MISTAKES: dict[str, tuple[Any, str]] = {
+    "the name of a field": ("value.at", r"found 'value.at'; write F\.col\('value.at'\)"),
+    "a number": (7, "stream: timestamp takes a Column or a Python function, found 7"),
+    "no such field": (lambda: F.col("value.att"), r"columns: .*value\.at bigint"),
+    "a text": (lambda: F.col("value.day"), r"is string; a time is a number of ms since 1970"),
+    "a day": (lambda: F.col("value.on"), r"is date; .*F\.to_timestamp"),
+    "a fraction": (lambda: F.col("value.at") / 1000, r"is double; .*cast\('bigint'\)"),
+    "the clock": (lambda: F.current_timestamp(), "the current time cannot be used in a Column"),
+    "nothing": (lambda: lambda: 1, r"\(key, value, record, partition_time\); .*takes 0 arguments"),
+    "too much": (lambda: four_and_more, "four_and_more takes 5 arguments"),
+    "a function for columns": (
+        lambda: F.udf(lambda value: 1, LongType())("value.at"),
+        "cannot be a Column that calls Python functions; pass a function of",
+    ),
+    "a function of PySpark": (lambda: F.unix_millis, "stream: timestamp"),
+}
+
+
+@pytest.mark.parametrize("mistake", CALL_MISTAKES)
+def test_a_time_that_is_none_is_refused_at_its_line(mistake: str) -> None:
+    builder = StreamsBuilder()
+    given, says = CALL_MISTAKES[mistake]
+    given = given() if callable(given) else given
+    with pytest.raises(TopologyError, match=says) as raised:
+        builder.stream("in", key=TEXT, value=TIMED, timestamp=given)
+    assert f"{__file__}:" in str(raised.value)
+
+
+def test_a_table_names_itself() -> None:
+    builder = StreamsBuilder()
+    with pytest.raises(TopologyError, match="table: timestamp"):
+        builder.table("in", key=TEXT, value=TIMED, store="s", timestamp="at")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "WallclockTimestampExtractor",
+        "org.apache.kafka.streams.processor.WallclockTimestampExtractor",
+        WallclockTimestampExtractor,
+    ],
+)
+def test_the_setting_takes_the_name_in_java_too(given: Any) -> None:
+    settings = streams_config(default_timestamp_extractor=given)
+    assert settings.default_timestamp_extractor.endswith("WallclockTimestampExtractor")
+
+
+def test_the_setting_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ConfigError, match=r"timestamp.*timestamp="):
+        streams_config(default_timestamp_extractor="mine:Extractor")
+
+
+NAMES = {**PUBLIC, "TEXT": serdes.string()}
+CALLS = {
+    "Materialized()": r"Materialized\(...\): missing .*'name'; write Materialized\('counts', ",
+    "Materialized('n', '1 day')": "too many positional arguments; write Materialized",
+    "Materialized('n', store_type='memory')": r"takes no store_type=; it is in_memory here, for "
+    r"example Materialized\('counts', in_memory=True\)",
+    "Materialized('n', retain='1 day')": "unexpected keyword argument 'retain'; write Mat",
+    "Suppressed()": r"'wait_ms'; write Suppressed\.until_window_closes\(\)",
+    "Suppressed.until_time_limit()": r"'limit'; write Suppressed\.until_time_limit\('1 minute'\)",
+    "Suppressed.until_window_closes(1, 2)": r"write Suppressed\.until_window_closes\(\)",
+    "BufferConfig.max_records()": r"BufferConfig\.max_records\(...\): missing .*'count'; write "
+    r"BufferConfig\.max_records\(100_000\)\.shut_down_when_full\(\)",
+    "BufferConfig.unbounded().with_max_bytes()": r"with_max_bytes\(...\): missing .*'count'; write",
+    "EmitStrategy.every()": r"missing .*'amount'; write EmitStrategy.*every\('10 seconds'\)",
+    "Stores.window('w', key=TEXT, value=TEXT, size='1 s')": r"missing .*'retention'; write "
+    r"Stores\.window\('hourly', .*, retention='1 day'\)",
+    "Stores.key_value('s', key=TEXT, value=TEXT, size='1 day')": r"argument 'size'; write "
+    r"Stores\.key_value\('seen', key=serdes\.string\(\), value=serdes\.long\(\)\)",
+    "Stores.session()": r"'name'; write Stores\.session\('visits', .*, retention='1 day'\)",
+    "Stores.versioned('v')": r"write Stores\.versioned\('prices', .*, history='1 hour'\)",
+    "Stores(1)": r"too many positional arguments; write Stores\.key_value\(",
+    "agg.sum()": r"agg\.sum\(...\): missing .*'column'; write agg\.sum\('value\.amount'\)",
+    "agg.top_n('value.a')": r"missing .*'n'; write agg\.top_n\('value\.item', 3, by=",
+    "agg.count('value.a', distinct=True)": r"argument 'distinct'; write agg\.count\(\)",
+}
+
+
+@pytest.mark.parametrize(("call", "said"), list(CALLS.items()))
+def test_a_call_that_does_not_fit_says_what_to_write(call: str, said: str) -> None:
+    with pytest.raises(TopologyError, match=said) as caught:
+        eval(call, dict(NAMES))
+    assert caught.value.where == "<string>:1"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"agg.{kind}" for kind in agg.KINDS),
+        *(f"Stores.{kind}" for kind in ("key_value", "window", "session", "versioned")),
+        *("Materialized", "Suppressed.until_time_limit", "BufferConfig.max_records"),
+    ],
+)
+def test_every_example_is_of_the_call_itself_and_can_be_run(name: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        eval(f"{name}(no_such=1)", dict(NAMES))
+    example = str(caught.value).partition("; write ")[2].partition("\n")[0]
+    assert example.startswith(f"{name}(")
+    eval(example, dict(NAMES))
+
+
+def test_calls_that_fit_stay_what_they_were() -> None:
+    assert Materialized("n", retention="1 day").retention_ms == 86_400_000
+    assert "retention" in inspect.signature(Materialized).parameters, "tooltips show it"
+    assert list(inspect.signature(agg.sum).parameters) == ["column"]
+    assert agg.sum.__name__ == "sum"
+    assert agg.sum("value.a").column == "value.a"
+
+
+PROGRAM = """
+import sys
+import threading
+
+from everflow import StreamsBuilder, TopologyError
+
+THREADS, CALLS = 4, 25
+sys.setswitchinterval(1e-6)
+builder = StreamsBuilder()
+shared = builder.stream("shared")
+together = threading.Barrier(THREADS)
+unexpected = []
+
+
+def named(number, call):
+    table = {index: str(index) for index in range(50)}
+    return lambda value: table.get(number + call, value)
+
+
+def build(number):
+    together.wait()
+    for call in range(CALLS):
+        try:
+            shared.map_values(named(number, call), returns="binary").to(f"out-{number}-{call}")
+            stream = builder.stream(f"in-{number}-{call}")
+            stream.filter(lambda value, n=number: n > 0).to(f"kept-{number}-{call}")
+            try:  # what fails leaves nothing of its own behind, and all of the others'
+                stream.group_by_key().count()
+            except TopologyError:
+                pass
+            builder.build()
+        except BaseException as error:
+            unexpected.append(repr(error))
+            return
+
+
+threads = [threading.Thread(target=build, args=(number,)) for number in range(THREADS)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+names = [node.name for node in builder.build().nodes]
+assert not unexpected, unexpected[0]
+assert len(names) == len(set(names)) == 1 + THREADS * CALLS * 5, len(names)
+"""
+
+
+def test_threads_that_share_a_builder_build_every_node_and_no_thread_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

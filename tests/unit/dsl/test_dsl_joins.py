@@ -1,15 +1,28 @@
 """What a join refuses while the topology is built, with the line and the cure; how it is told."""
 
-from __future__ import annotations
-
+import copy
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import JoinWindows, Stores, StreamsBuilder, TopologyError, serdes
+from everflow import (
+    JoinWindows,
+    SessionWindows,
+    Stores,
+    StreamsBuilder,
+    TimeWindows,
+    TopologyError,
+    serdes,
+)
+from everflow.dsl.streams import KStream
+from everflow.errors import UnknownNameError
+from everflow.foreign_names import foreign_names
+from everflow.serdes import Serde
 from everflow.testing import TopologyTestDriver
-from everflow.topology.graph import StatefulNode
+from everflow.topology.graph import StatefulNode, write_alike
+from everflow.windows import Windowed
 from unit.builders import PUBLIC
 
 pytestmark = pytest.mark.spark
@@ -178,7 +191,6 @@ def test_null_keys_reach_a_join_that_takes_them_through_a_repartition_topic(kind
 
 @pytest.mark.parametrize("left", [False, True])
 def test_an_entry_without_a_foreign_key_has_no_match(left: bool) -> None:
-    """The function gives None: no result, or one without a right; nothing is asked."""
     builder = StreamsBuilder()
     orders = builder.table("orders", key=TEXT, value=TEXT, store="orders")
     people = builder.table("people", key=TEXT, value=TEXT, store="people")
@@ -202,7 +214,6 @@ def test_an_entry_without_a_foreign_key_has_no_match(left: bool) -> None:
 
 @pytest.mark.parametrize("every", [False, True])
 def test_no_result_stays_behind_an_answer_for_what_the_entry_was(every: bool) -> None:
-    """All in one batch: the answers come when their entries have changed again."""
     builder = StreamsBuilder()
     orders = builder.table("orders", key=TEXT, value=TEXT, store="orders")
     people = builder.table("people", key=TEXT, value=TEXT, store="people")
@@ -241,3 +252,241 @@ def test_only_an_inner_join_by_a_foreign_key_asks_again() -> None:
     assert asking(left=True) == [f"Sink: fk-asks-repartition-sink {topic}"]
     both = [f"Sink: {name}-sink {topic}" for name in ("fk-asks-again", "fk-asks-repartition")]
     assert sorted(asking(left=False)) == both
+
+
+# Streams and tables meet where equal keys are equal bytes, and are refused elsewhere.
+
+LONG_WINDOW, SHORT_WINDOW = (
+    serdes.time_windowed(TEXT, 5_000),
+    serdes.time_windowed(TEXT, 2_000),
+)
+
+
+def json_of(field: pa.Field) -> Serde:
+    return serdes.json(pa.struct([field]))
+
+
+class Upper:
+    """A serde of a user's, of a class that does not say when two of them are equal."""
+
+    type = "string"
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    def encode(self, value: str) -> bytes:
+        return (self.prefix + value).upper().encode()
+
+    def decode(self, data: bytes) -> str:
+        return data.decode()
+
+
+class Lower(Upper):
+    def encode(self, value: str) -> bytes:
+        return value.lower().encode()
+
+
+ALIKE: dict[str, tuple[Any, Any]] = {
+    "sizes of windows": (LONG_WINDOW, SHORT_WINDOW),
+    "nullability": (
+        json_of(pa.field("a", pa.string(), nullable=False)),
+        json_of(pa.field("a", pa.string(), metadata={"who": "me"})),
+    ),
+    "wide texts": (
+        json_of(pa.field("a", pa.list_(pa.large_string()))),
+        json_of(pa.field("a", pa.list_(pa.string()))),
+    ),
+    "in windows": (
+        serdes.time_windowed(json_of(pa.field("a", pa.int64(), nullable=False)), 1),
+        serdes.time_windowed(json_of(pa.field("a", pa.int64())), 2),
+    ),
+    "sessions of windows": (
+        serdes.session_windowed(LONG_WINDOW),
+        serdes.session_windowed(SHORT_WINDOW),
+    ),
+    "lists": (serdes.list_(LONG_WINDOW), serdes.list_(SHORT_WINDOW)),
+    "users'": (Upper(), Upper()),
+}
+UNLIKE: dict[str, tuple[Any, Any]] = {
+    "sessions and windows": (serdes.session_windowed(TEXT), LONG_WINDOW),
+    "text and its JSON": (TEXT, serdes.json(pa.string())),
+    "a number and its JSON": (serdes.long(), serdes.json("bigint")),
+    "inner ones": (
+        serdes.time_windowed(TEXT, 5),
+        serdes.time_windowed(serdes.json(pa.string()), 5),
+    ),
+    "users' of another class": (Upper(), Lower()),
+    "users' with something else in them": (Upper(), Upper("x")),
+}
+
+
+def sides(one: Any, other: Any) -> tuple[KStream, KStream]:
+    builder = StreamsBuilder()
+    return (
+        builder.stream("a", key=one, value=TEXT),
+        builder.stream("b", key=other, value=TEXT),
+    )
+
+
+def joins(one: Any, other: Any) -> list[Any]:
+    """Calls that bring streams of these keys together."""
+    left, right = sides(one, other)
+    table = right.to_table(store="t")
+    return [
+        lambda: left.join(right, windows=JoinWindows.of_time_difference(1), store="w"),
+        lambda: left.join_asof(right, tolerance=1, store="v"),
+        lambda: left.join(table),
+        lambda: left.lookup_join(table, grace=1, store="l"),
+        lambda: left.to_table(store="s").outer_join(table),
+        lambda: (
+            left.group_by_key()
+            .cogroup(lambda value, found: found)
+            .cogroup(right.group_by_key(), lambda value, found: found)
+            .aggregate(lambda: 0, returns="int", store="c")
+        ),
+    ]
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_keys_that_are_written_alike_meet(name: str) -> None:
+    for join in joins(*ALIKE[name]):
+        join()
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_keys_that_are_written_in_another_way_are_refused(name: str) -> None:
+    for join in joins(*UNLIKE[name]):
+        with pytest.raises(TopologyError) as raised:
+            join()
+        assert raised.value.code == "EF-COPARTITION" or "the keys are" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name in ALIKE if name != "users'"])
+def test_what_is_taken_for_alike_writes_the_same_bytes(name: str) -> None:
+    one, other = ALIKE[name]
+    assert write_alike(one, other)
+    values = {
+        "sizes of windows": Windowed("k", 2_000, 7_000),
+        "nullability": {"a": "x"},
+        "wide texts": {"a": ["x", None]},
+        "in windows": Windowed({"a": 5}, 2_000, 2_001),
+        "sessions of windows": Windowed(Windowed("k", 0, 5), 7, 8),
+        "lists": [Windowed("k", 0, 5)],
+    }
+    assert one.encode(values[name]) == other.encode(values[name])
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_join_has_the_left_ones_windows(first: str) -> None:
+    builder = StreamsBuilder()
+    left = builder.stream("a", key=LONG_WINDOW, value=TEXT)
+    right = builder.stream("b", key=SHORT_WINDOW, value=TEXT)
+    windows = JoinWindows.of_time_difference(60_000)
+    left.join(right, windows=windows, store="p").map_values(
+        lambda key, value: f"{key.key}@{key.start}-{key.end}", returns="string"
+    ).to("out")
+    left.join(right, windows=windows, store="q").map_values(F.col("key.end")).to("ends")
+    with TopologyTestDriver(builder.build()) as driver:
+        topics = {
+            "a": driver.create_input_topic("a", LONG_WINDOW, TEXT),
+            "b": driver.create_input_topic("b", SHORT_WINDOW, TEXT),
+        }
+        for topic in (first, "b" if first == "a" else "a"):
+            topics[topic].pipe_input(Windowed("k", 2_000, 9), topic)
+            topics[topic].pipe_input(Windowed("k", 4_000, 9), topic)
+            topics[topic].pipe_input(None, topic)
+        out = driver.create_output_topic("out", LONG_WINDOW, TEXT).read_records()
+        ends = driver.create_output_topic("ends", LONG_WINDOW, serdes.long()).read_records()
+    assert [record.value for record in out] == ["k@2000-7000", "k@4000-9000"]
+    assert [record.value for record in ends] == [7_000, 9_000]
+    assert [record.key for record in out] == [
+        Windowed("k", 2_000, 7_000),
+        Windowed("k", 4_000, 9_000),
+    ]
+
+
+# Names of other APIs.
+
+VALUE = "item string, amount double"
+OWNERS = (
+    *("StreamsBuilder", "KStream", "KTable", "KGroupedStream", "TimeWindowedKStream"),
+    *("SessionWindowedKStream", "BranchedKStream", "TimeWindows", "SlidingWindows"),
+    *("SessionWindows", "Topology", "agg", "serdes"),
+)
+EXAMPLES = [
+    (owner, entry.advice)
+    for owner in OWNERS
+    for entry in dict.fromkeys(foreign_names()[owner].values())
+    if entry.here is not None and "KafkaStreams" not in entry.advice
+]
+
+
+class ForeignWorld:
+    """Things as the examples name them, each of a new builder."""
+
+    def __init__(self, owner: str) -> None:
+        self.builder = StreamsBuilder()
+        # The builder's examples read the topics themselves.
+        reader = StreamsBuilder() if owner == "StreamsBuilder" else self.builder
+        self.stream = reader.stream("orders", key=serdes.string(), value=serdes.json(VALUE))
+        self.other = self.builder.stream("more", key=serdes.string(), value=serdes.json(VALUE))
+        self.grouped = self.stream.group_by_key()
+        sessions = SessionWindows.of_inactivity_gap("5 minutes")
+        self.windowed: Any = self.grouped.windowed_by(TimeWindows.of_size("1 hour"))
+        if owner == "SessionWindowedKStream":
+            self.windowed = self.grouped.windowed_by(sessions)
+        self.split = self.stream.split()
+        self.table = self.grouped.count(store="a-store")
+        self.customers = reader.table(
+            "customers", key=serdes.string(), value=serdes.json("city string"), store="customers"
+        )
+
+    def run(self, example: str) -> object:
+        names = {**PUBLIC, "F": F, "add_order": lambda order, account: account}
+        return eval(example, {**names, **vars(self)})
+
+
+@pytest.mark.parametrize(
+    ("owner", "example"), EXAMPLES, ids=[f"{owner}: {example}" for owner, example in EXAMPLES]
+)
+def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
+    ForeignWorld(owner).run(example)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("stream.mapValues(str)", "mapValues.*map_values.*stream"),
+        ("stream.leftJoin(other)", r"leftJoin.*left_join"),
+        ("stream.groupByKey()", "group_by_key"),
+        ("stream.select('value.amount')", "map_values.*stream"),
+        ("stream.where('a > 1')", r"filter.*stream\.filter"),
+        ("stream.writeStream.start()", r"stream\.to\('output'"),
+        ("stream.suppress(None)", r"a table's updates are held back: table\.suppress\("),
+        ("table.to('out')", r"to_stream.*table\.to_stream\(\)"),
+        ("grouped.agg(n=1)", "aggregate.*grouped"),
+        ("windowed.emitStrategy(None)", r"emit_strategy.*windowed\.emit_s"),
+        ("builder.readStream.format('kafka')", "stream.*builder"),
+        ("builder.globalTable('t')", r"global_table.*builder"),
+        ("builder.build().addSource('s')", r"topologies.*StreamsBuilder"),
+        ("stream.fliter(None)", r"KStream.*filter\?"),
+        ("stream.split().to('out')", "BranchedKStream has no to; it has branch, default_branch"),
+        ("stream.qqqqq", r"KStream.*branch"),
+    ],
+)
+def test_a_foreign_or_misspelt_name_is_told_with_the_users_line(given: str, told: str) -> None:
+    world = ForeignWorld("KStream")
+    with pytest.raises(UnknownNameError, match=told) as caught:
+        world.run(given)
+    assert isinstance(caught.value, AttributeError)
+    assert caught.value.where == "<string>:1"
+    assert caught.value.code == "EF-UNKNOWN-NAME"
+
+
+def test_what_python_and_notebooks_ask_of_an_object_works_as_of_any_other() -> None:
+    stream = ForeignWorld("KStream").stream
+    assert not hasattr(stream, "suppress")
+    assert getattr(stream, "_repr_mimebundle_", None) is None
+    assert not hasattr(stream, "_ipython_canary_method_should_not_exist_")
+    assert repr(copy.copy(stream)) == repr(stream)
+    assert "map_values" in dir(stream)

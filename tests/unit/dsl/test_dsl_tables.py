@@ -1,7 +1,5 @@
 """Tables, windows and joins in time: what is refused with the cure, and what needs no model."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +11,7 @@ from everflow import (
     BufferConfig,
     CountWindows,
     EmitStrategy,
+    JoinWindows,
     Materialized,
     SessionWindows,
     SlidingWindows,
@@ -25,8 +24,10 @@ from everflow import (
 )
 from everflow.dsl.streams import SessionWindowedKStream
 from everflow.operators import PythonAggregateSpec, SessionAggregateSpec
+from everflow.operators.joins import StreamStreamJoin
 from everflow.testing import TopologyTestDriver
 from everflow.topology.graph import StatefulNode
+from everflow.topology.subtopologies import cut, internal_topics
 from unit.builders import PUBLIC
 
 pytestmark = pytest.mark.spark
@@ -246,9 +247,7 @@ def last(builder: StreamsBuilder) -> StatefulNode:
     return node
 
 
-def test_a_count_has_a_session_store_and_session_keys(
-    sessions: SessionWindowedKStream, builder: StreamsBuilder
-) -> None:
+def test_a_count_keeps_sessions(sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
     table = sessions.count(store="visits")
     node = last(builder)
     assert node.label == "AGGREGATE"
@@ -291,7 +290,7 @@ def test_a_field_may_be_merger(sessions: SessionWindowedKStream, builder: Stream
     assert [field.name for field in last(builder).out.value] == ["merger"]
 
 
-def test_a_built_in_function_merges_the_aggregates_not_the_key(
+def test_a_built_in_merges_no_key(
     sessions: SessionWindowedKStream, builder: StreamsBuilder
 ) -> None:
     sessions.aggregate(
@@ -301,3 +300,350 @@ def test_a_built_in_function_merges_the_aggregates_not_the_key(
     assert isinstance(spec, SessionAggregateSpec)
     assert spec.merger is not None
     assert spec.merger("k", 3, 4) == 4
+
+
+# Options of one store.
+
+SLIDING = SlidingWindows.of_time_difference(5)
+WINDOWS: dict[str, Any] = {
+    "tumbling": TEN,
+    "sliding": SLIDING,
+    "sessions": SessionWindows(10),
+}
+
+
+def counted(windows: Any, store: str | Materialized) -> TopologyTestDriver:
+    builder = StreamsBuilder()
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    groups.windowed_by(windows).count(store=store).to_stream().for_each(lambda key, value: None)
+    return TopologyTestDriver(builder.build())
+
+
+def kept(driver: TopologyTestDriver, windows: Any, *times: int) -> set[int]:
+    """Ends of the windows that the store shows after records of these times."""
+    topic = driver.create_input_topic("in", TEXT, TEXT)
+    for time in times:
+        topic.pipe_input("a", "x", time)
+    sessions = isinstance(windows, SessionWindows)
+    view = driver.get_session_store("n") if sessions else driver.get_window_store("n")
+    return {window.end for window, _ in view.all()}
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_closed_windows_stay_for_their_retention(kind: str) -> None:
+    windows, times = WINDOWS[kind], (20, 60, 100)
+    with counted(windows, "n") as driver:
+        last = kept(driver, windows, *times)
+    with counted(windows, Materialized("n", retention=60)) as driver:
+        more = kept(driver, windows, *times)
+    with counted(windows, Materialized("n", retention="1 hour")) as driver:
+        all_ = kept(driver, windows, *times)
+    assert [len(last), len(more), len(all_)] == [1, 2, 3]
+    assert last < more < all_
+
+
+def test_a_session_meets_what_its_store_shows() -> None:
+    """At exactly gap + grace behind its end the default shows it no more, and it is not closed."""
+    windows = SessionWindows.of_inactivity_gap(10)
+    counts = []
+    for store in ("n", Materialized("n", retention=11)):
+        with counted(windows, store) as driver:
+            topic = driver.create_input_topic("in", TEXT, TEXT)
+            topic.pipe_each([("a", "x", 20), ("b", "x", 30), ("a", "x", 20), ("a", "x", 25)])
+            counts.append(driver.get_session_store("n").fetch_session("a", 20, 25))
+    assert counts == [None, 3]
+
+
+def test_without_caching_every_update_of_a_store_is_a_result() -> None:
+    def results(store: str | Materialized) -> list[Any]:
+        builder = StreamsBuilder()
+        groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+        groups.count(store=store).to_stream().to("out")
+        with TopologyTestDriver(builder.build()) as driver:
+            driver.create_input_topic("in", TEXT, TEXT).pipe_batch([("a", "x"), ("a", "y")])
+            return driver.create_output_topic("out", TEXT, LONG).read_key_values()
+
+    assert results("n") == [("a", 2)]
+    assert results(Materialized("n", caching=False)) == [("a", 1), ("a", 2)]
+
+
+def test_without_logging_there_is_no_changelog() -> None:
+    with counted(TEN, Materialized("n", logging=False)) as driver:
+        assert kept(driver, TEN, 20) == {30}
+        assert driver.produced_topics() == set()
+
+
+def test_settings_of_a_changelog_are_its_own() -> None:
+    builder = StreamsBuilder()
+    settings = {"segment.bytes": "1000000"}
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    groups.windowed_by(TEN).count(store=Materialized("n", retention=500, topic_config=settings))
+    subs = cut(builder.build())
+    made = internal_topics(subs, {"in": 3}, "app", topic_config={"segment.bytes": "5"})
+    partitions, config = made.changelog["app-n-changelog"]
+    assert (partitions, config["segment.bytes"]) == (3, "1000000")
+    assert config["retention.ms"] == str(500 + 86_400_000)
+
+
+def test_tables_and_final_results_take_options() -> None:
+    builder = StreamsBuilder()
+    table = builder.table("t", key=TEXT, value=TEXT, store=Materialized("t", caching=False))
+    table.filter(F.col("value") != "", store=Materialized("f", logging=False))
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    stream.to_table(store=Materialized("copy", topic_config={"segment.ms": "60000"}))
+    closing = stream.group_by_key().windowed_by(TEN).emit_strategy(EmitStrategy.on_window_close())
+    closing.count(store=Materialized("n", retention="1 day"))
+    made = internal_topics(cut(builder.build()), {"t": 1, "in": 1}, "app").changelog
+    assert "app-f-changelog" not in made
+    assert made["app-copy-changelog"][1]["segment.ms"] == "60000"
+    assert made["app-n-changelog"][1]["retention.ms"] == str(2 * 86_400_000)
+
+
+def joined(builder: StreamsBuilder, left: Any, how: str, store: str | Materialized) -> Any:
+    right = builder.stream("more", key=TEXT, value=TEXT)
+    windows = JoinWindows.of_time_difference(5)
+    return getattr(left, how)(right, F.col("left"), windows=windows, store=store, name="j")
+
+
+@pytest.mark.parametrize(
+    ("how", "stores"),
+    [
+        ("join", {"p-this-join-store", "p-other-join-store"}),
+        (
+            "left_join",
+            {"p-this-join-store", "p-outer-other-join-store", "p-left-shared-join-store"},
+        ),
+        (
+            "outer_join",
+            {"p-outer-this-join-store", "p-outer-other-join-store", "p-outer-shared-join-store"},
+        ),
+    ],
+)
+def test_options_of_a_join_are_those_of_all_its_stores(how: str, stores: set[str]) -> None:
+    """As `StreamJoined`'s in Kafka Streams."""
+
+    def made(store: Materialized) -> tuple[Any, Any]:
+        builder = StreamsBuilder()
+        joined(builder, builder.stream("in", key=TEXT, value=TEXT), how, store).to("out")
+        topology = builder.build()
+        return topology, internal_topics(cut(topology), {"in": 1, "more": 1}, "app").changelog
+
+    topology, changelogs = made(Materialized("p", logging=False, in_memory=True))
+    assert (topology.in_memory, changelogs) == (stores, {})
+    settings = {"segment.bytes": "1000000"}
+    topology, changelogs = made(Materialized("p", topic_config=settings))
+    assert topology.in_memory == set()
+    assert set(changelogs) == {f"app-{store}-changelog" for store in stores}
+    assert {config["segment.bytes"] for _, config in changelogs.values()} == {"1000000"}
+
+
+def test_a_join_in_memory_without_changelogs_joins() -> None:
+    builder = StreamsBuilder()
+    kept = Materialized("p", logging=False, in_memory=True)
+    joined(builder, builder.stream("in", key=TEXT, value=TEXT), "left_join", kept).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        left = driver.create_input_topic("in", TEXT, TEXT)
+        right = driver.create_input_topic("more", TEXT, TEXT)
+        left.pipe_input("a", "x", 1)
+        left.pipe_input("b", "alone", 1)
+        right.pipe_input("a", "y", 3)
+        right.pipe_input("c", "later", 100)
+        assert driver.create_output_topic("out", TEXT, TEXT).read_key_values() == [
+            ("a", "x"),
+            ("b", "alone"),
+        ]
+        assert driver.produced_topics() == {"out"}
+
+
+MISTAKES = [
+    (
+        "g.windowed_by(TEN.grace(5)).count(store=Materialized('n', retention=14))",
+        r"'n' .*for 14 ms, .*for 15 ms; write Materialized\('n', retention='15 ms'\)",
+    ),
+    ("g.windowed_by(SLIDING).count(store=Materialized('n', retention=9))", "records for 10 ms"),
+    ("g.count(store=Materialized('n', retention='1 day'))", "windows and sessions .*'n' has none"),
+    ("Materialized('n', retention=-1)", r"Materialized\('n'\): retention is above 0"),
+    ("Materialized('n', retention='long')", "cannot read the duration"),
+    ("Materialized('n', caching='no')", "caching is True or False, found 'no'"),
+    ("Materialized('n', topic_config={'segment.bytes': 5})", "topic_config is a dict of texts"),
+    ("Materialized('n', logging=False, topic_config={'segment.bytes': '5'})", "logging=False"),
+    ("g.count(store=Materialized('a name'))", "cannot name a store"),
+    ("[g.count(store=Materialized('n')) for _ in range(2)]", "'n' is used twice"),
+    ("joined(b, s, 'join', Materialized('n', retention='1 day'))", "'n-this-join-.* none of its"),
+    ("joined(b, s, 'join', Materialized('n', history='1 day'))", "history= is of tables"),
+    ("joined(b, s, 'join', Materialized('n', caching=False))", "every one; leave it out"),
+]
+
+
+@pytest.mark.parametrize(("call", "cure"), MISTAKES)
+def test_a_mistake_is_refused_with_its_line(call: str, cure: str) -> None:
+    """``s`` is a stream of ``b``, ``g`` its groups."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    with pytest.raises(TopologyError, match=cure) as caught:
+        eval(call, {**globals(), "b": builder, "s": stream, "g": stream.group_by_key()})
+    assert caught.value.where is not None
+    assert caught.value.where.partition(":")[0] in ("<string>", __file__)
+
+
+def test_stores_lie_in_memory_where_it_is_asked_for() -> None:
+    builder = StreamsBuilder()
+    builder.global_table("g", key=TEXT, value=TEXT, store=Materialized("g", in_memory=True))
+    builder.table("t", key=TEXT, value=TEXT, store=Materialized("t", in_memory=True, history=5))
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    for kind, windows in WINDOWS.items():
+        groups.windowed_by(windows).count(store=Materialized(kind, in_memory=True))
+    groups.count(store="disk")
+    assert builder.build().in_memory == {"g", "t", *WINDOWS}
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("in", TEXT, TEXT).pipe_input("a", "x", 3)
+        assert len(list(driver.get_session_store("sessions").all())) == 1
+
+
+def test_when_entries_end_is_kept_where_the_entries_are() -> None:
+    builder = StreamsBuilder()
+    groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    groups.count(ttl="1 day", store=Materialized("n", logging=False, in_memory=True))
+    topology = builder.build()
+    assert len(topology.in_memory) == 2
+    assert internal_topics(cut(topology), {"in": 1}, "app").changelog == {}
+
+
+def test_what_waits_is_kept_where_the_records_it_waits_for_are() -> None:
+    """After a move the one does not come back without the other: a record without its match."""
+    builder = StreamsBuilder()
+    trades, quotes = (builder.stream(name, key=TEXT, value=TEXT) for name in ("t", "q"))
+    kept = Materialized("quotes", logging=False, in_memory=True)
+    trades.join_asof(quotes, tolerance=10, grace=5, store=kept).to("out")
+    topology = builder.build()
+    assert topology.in_memory == {"quotes", "quotes-waiting"}
+    assert internal_topics(cut(topology), {"t": 1, "q": 1}, "app").changelog == {}
+
+
+@pytest.mark.parametrize(
+    ("store", "says"),
+    [
+        (Materialized("g", logging=False), r"takes in_memory= only, Materialized\('g', in_mem"),
+        (Materialized("g", history=5), "takes in_memory= only"),
+    ],
+)
+def test_a_global_table_has_few_options(store: Materialized, says: str) -> None:
+    with pytest.raises(TopologyError, match=says):
+        StreamsBuilder().global_table("g", key=TEXT, value=TEXT, store=store)
+
+
+# Versioned tables and joins in time.
+
+
+class VersionedWorld:
+    """Streams and tables of one builder; ``past`` has a history of 100 ms."""
+
+    def __init__(self) -> None:
+        self.builder = StreamsBuilder()
+        self.stream = self.builder.stream("s", key=TEXT, value=LONG)
+        self.other = self.builder.stream("o", key=TEXT, value=LONG)
+        self.table = self.builder.table("t", key=TEXT, value=TEXT, store="t")
+        self.past = self.builder.table(
+            "p", key=TEXT, value=TEXT, store=Materialized("p", history=100)
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("w.builder.table('x', store=Materialized('x', history=-1))", r"history.*-1"),
+        ("w.builder.table('x', store=Materialized('x', history='long'))", "duration 'long'"),
+        (
+            "w.builder.table('x', store=Materialized('x', history=0))",
+            "history is above 0, found 0 ms",
+        ),
+        ("w.builder.table('x', store='x', history=5)", "table takes no history="),
+        ("w.stream.to_table(store=Materialized('x', history=-5))", r"history.*-5"),
+        ("w.stream.join(w.table, grace=5, store='x')", "takes a versioned table.*history='1 hour'"),
+        ("w.stream.join(w.past, grace=101, store='x')", "longer than the table's history of 100"),
+        ("w.stream.join(w.past, grace=-1, store='x')", r"grace.*negative"),
+        ("w.stream.left_join(w.past, grace=5)", r"store.*left_join"),
+        ("w.stream.join(w.past, store='x')", "store= goes with grace="),
+        ("w.stream.join(w.other, grace=5, store='x')", r"grace.*windows"),
+        ("w.past.suppress(Suppressed.until_time_limit(5), store='x')", "without history="),
+        (
+            "w.past.map_values(F.col('value')).suppress(Suppressed.until_time_limit(5), store='x')",
+            r"suppress.*history=",
+        ),
+        ("w.stream.join_asof(w.other, store='x')", r"earlier.*match"),
+        ("w.stream.join_asof(w.other, tolerance=-1, store='x')", r"tolerance.*negative"),
+        ("w.stream.join_asof(w.other, tolerance=5)", r"store.*join_asof"),
+        ("w.stream.join_asof(w.other, tolerance=5, grace=-2, store='x')", "grace may"),
+        ("w.stream.join_asof(w.other, tolerance=5, how='outer', store='x')", "'inner' or 'left'"),
+        ("w.stream.join_asof(w.past, tolerance=5, store='x')", "takes a stream.*history="),
+        ("w.stream.join_asof('o', tolerance=5, store='x')", r"stream.*'o'"),
+        ("w.stream.join_asof(w.other, tolerance=5, store='p')", "store name 'p'"),
+        ("w.stream.join_interval(w.past, before=5, store='x')", "join_interval takes a stream"),
+        ("w.stream.join_interval(w.other, before=5)", r"store.*join_interval"),
+        ("w.stream.join_interval(w.other, before=5, after=-6, store='x')", "its end is before"),
+        ("w.stream.join_interval(w.other, how='right', store='x')", "found 'right'"),
+        ("w.stream.join_interval(w.other, grace=-1, store='x')", r"grace.*negative"),
+        ("w.stream.join_asof(w.other, F.col('nope'), tolerance=5, store='x')", "cannot be used"),
+        ("Stores.versioned('x', key=TEXT, value=TEXT, history=-1)", r"'x'.*negative"),
+    ],
+)
+def test_what_no_versioned_table_can_be_is_refused_with_the_cure(call: str, says: str) -> None:
+    with pytest.raises(TopologyError, match=says) as error:
+        eval(call, {**PUBLIC, **globals(), "w": VersionedWorld()})
+    assert "\n  at <string>:1" in str(error.value)
+
+
+def test_its_changelog_is_compacted_only_behind_the_history() -> None:
+    topics = internal_topics(
+        cut(VersionedWorld().builder.build()), {"s": 2, "o": 2, "t": 2, "p": 2}, "app"
+    )
+    partitions, config = topics.changelog["app-p-changelog"]
+    assert (partitions, config["cleanup.policy"]) == (2, "compact")
+    assert config["min.compaction.lag.ms"] == str(100 + 24 * 3_600_000)
+    assert "min.compaction.lag.ms" not in topics.changelog["app-t-changelog"][1]
+
+
+def test_a_join_with_grace_is_described_with_its_buffer() -> None:
+    world = VersionedWorld()
+    world.stream.join(world.past, grace=5, store="waiting", name="priced").to("out")
+    topology = world.builder.build()
+    assert "(stores: [p, waiting])" in str(topology.describe())
+    node = topology.node("priced-waiting")
+    assert isinstance(node, StatefulNode)
+    assert [store.name for store in node.stores] == ["waiting"]
+
+
+def test_an_as_of_join_keeps_the_other_side_for_tolerance_and_grace() -> None:
+    world = VersionedWorld()
+    joined = world.stream.select_key(F.col("key")).join_asof(
+        world.other, tolerance="1 second", grace=500, store="quotes", name="priced"
+    )
+    joined.to("out")
+    topology = world.builder.build()
+    node = topology.node("priced")
+    assert isinstance(node, StatefulNode)
+    assert [(one.name, one.kind, one.retention_ms) for one in node.stores] == [
+        ("quotes", "window", 1_501),
+        ("quotes-waiting", "key_value", None),
+    ]
+    assert [topic.name for topic in topology.repartition_topics] == ["priced-left-repartition"]
+
+
+def test_an_interval_join_is_a_join_in_windows() -> None:
+    one, other = VersionedWorld(), VersionedWorld()
+    one.stream.join_interval(
+        one.other, before="1 second", after=5, grace=7, how="left", store="pairs"
+    ).to("out")
+    windows = JoinWindows(1_000, 5).grace(7)
+    other.stream.left_join(other.other, windows=windows, store="pairs").to("out")
+    built = [str(world.builder.build().describe()) for world in (one, other)]
+    assert built[0] == built[1]
+    joins = [
+        node.operator
+        for world in (one, other)
+        for node in world.builder.build().nodes
+        if isinstance(node, StatefulNode) and isinstance(node.operator, StreamStreamJoin)
+    ]
+    sides = [join.sides for join in joins]
+    windows_of = [(one[True].back_ms, one[True].ahead_ms, one[False].stays_ms) for one in sides]
+    assert windows_of == [(1_000, 5, 1_012)] * 2

@@ -1,7 +1,5 @@
 """A serde as a user writes one, for tests of what becomes of its errors."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 

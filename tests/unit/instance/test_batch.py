@@ -1,11 +1,18 @@
 """What driver and workers tell each other comes back as it was, whatever the topic is called."""
 
-from __future__ import annotations
-
 import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
+from jupyter_client.manager import KernelManager
 
+from everflow.instance.describe import TaskStatus, duration, statuses, summary, task_lines
+from everflow.instance.tasks.task import TaskRole, TaskState
+from everflow.instance.thread.retry_policy import Trouble
 from everflow.protocol.messages import (
     COMMITTED,
     Ages,
@@ -24,6 +31,7 @@ from everflow.protocol.messages import (
     parse_metadata,
 )
 from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.testing import wait_until
 from unit.builders import batch_request
 
 ODD, PLAIN = TopicPartition("a-1-b", 3), TopicPartition("in", 0)
@@ -109,3 +117,214 @@ def test_metadata_of_before_has_no_layouts() -> None:
     assert text == 'ef1|i.1.0|{"AGG":5}'
     for stray in ("", "\0", "\ufffd", "|", "|{", "|7"):
         assert parse_metadata(text + stray) == CommitMetadata("i.1.0", {"AGG": 5}, {})
+
+
+# Tasks in words.
+
+RUNNING = TaskStatus(
+    role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=1_200, rate=0.0, remaining_s=0.0
+)
+STANDBY = TaskStatus(
+    role=TaskRole.STANDBY, state=TaskState.RUNNING, lag=0, rate=50.0, remaining_s=0.0, copied=900
+)
+WARM_UP = TaskStatus(
+    role=TaskRole.WARMUP,
+    state=TaskState.RUNNING,
+    lag=6_000,
+    rate=2_000.0,
+    remaining_s=3.0,
+    copied=2_000,
+)
+RESTORING = TaskStatus(
+    role=TaskRole.ACTIVE,
+    state=TaskState.RESTORING,
+    lag=570,
+    rate=1_000.0,
+    remaining_s=0.57,
+    copied=430,
+)
+BEGINNING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None)
+
+
+def tasks(*found: TaskStatus) -> dict[TaskId, TaskStatus]:
+    return {TaskId(0, partition): status for partition, status in enumerate(found)}
+
+
+def test_roles_are_counted_and_what_somebody_waits_for_has_its_progress() -> None:
+    assert summary(tasks(RUNNING, RUNNING, STANDBY)) == "2 active, 1 standby"
+    assert (
+        summary(tasks(RUNNING, WARM_UP, WARM_UP))
+        == "1 active, 2 warm-up · warm-up 25 %, 4,000 records/s, 3.0 s left"
+    )
+    assert summary(tasks(RESTORING)) == "1 restoring · restoring 43 %, 1,000 records/s, 0.6 s left"
+    assert summary({}) == ""
+
+
+def test_a_task_that_is_handed_over_is_leaving_not_starting() -> None:
+    one, two = TaskId(0, 0), TaskId(0, 1)
+    found = statuses([one, two], (), {}, {}, (), {}, handing_over=[two])
+    assert summary(found) == "1 starting, 1 leaving"
+    assert [line.split() for line in task_lines(found)] == [["0_0", "starting"], ["0_1", "leaving"]]
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    assert summary(tasks(BEGINNING)) == "1 restoring · restoring begins"
+    assert summary(tasks(BEGINNING, RESTORING)) == "2 restoring · restoring 43 %, 1,000 records/s"
+
+
+def test_tasks_whose_batches_fail_say_so_with_how_often_since_when_and_why() -> None:
+    trouble = Trouble(1_000, 3, "no leader for out-0")
+    failing = replace(RUNNING, trouble=trouble)
+    begun = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None, trouble=trouble)
+    found = tasks(RUNNING, failing, begun)
+    assert summary(found, 13_000) == "1 active, 2 failing · no leader for out-0 (3 times in 12 s)"
+    assert [line[:16] for line in task_lines(found)] == [
+        "   0_1  failing ",
+        "   0_2  failing ",
+        "   0_0  active  ",
+    ]
+    assert "no leader for out-0 (3 times in" in task_lines(found)[0]
+    long = tasks(replace(RUNNING, trouble=Trouble(1_000, 1, "x" * 500)))
+    assert summary(long, 1_000) == f"1 failing · {'x' * 120}... (once in 0.0 s)"
+
+
+def test_a_hundred_percent_is_said_of_complete_copies_only() -> None:
+    nearly = TaskStatus(
+        role=TaskRole.WARMUP,
+        state=TaskState.RUNNING,
+        lag=1,
+        rate=0.0,
+        remaining_s=None,
+        copied=999_999,
+    )
+    done = TaskStatus(
+        role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=0, rate=0.0, remaining_s=0.0, copied=5
+    )
+    assert summary(tasks(nearly)) == "1 warm-up · warm-up 99 %"
+    assert summary(tasks(done)) == "1 warm-up · warm-up 100 %"
+
+
+def test_lines_begin_with_what_is_waited_for_and_end_after_a_dozen() -> None:
+    lines = task_lines(tasks(STANDBY, RUNNING, WARM_UP, RESTORING))
+    assert lines == [
+        "   0_3  restoring  43 %, 1,000 records/s, 0.6 s left",
+        "   0_2  warm-up    25 %, 2,000 records/s, 3.0 s left",
+        "   0_1  active     lag 1,200",
+        "   0_0  standby    100 %, 50 records/s",
+    ]
+    assert task_lines(tasks(*[RUNNING] * 15))[-1] == "and 3 more tasks"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.44, "0.4 s"), (9.96, "10 s"), (100, "2 min"), (7_800, "2 h 10 min"), (0.0, "0.0 s")],
+)
+def test_durations_are_as_exact_as_people_read_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# A program that ends without close().
+
+PROGRAM = """
+import os, threading
+from concurrent.futures import ThreadPoolExecutor
+from everflow.logs import install
+from everflow.instance.client_state import ClientState
+from everflow.instance.kafka_streams import close_at_exit
+
+class Instance:
+    state = ClientState.RUNNING
+    pool = ThreadPoolExecutor(1)
+
+    def close(self):
+        thread = threading.Thread(target=lambda: self.pool.submit(print, "closed", flush=True).result())
+        thread.start()
+        thread.join()
+        {close}
+
+    def _hurry_up(self, timeout_s):
+        print("hurried", flush=True)
+
+install()
+instance = Instance()
+close_at_exit(instance)
+{then}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("then", "close", "printed", "warned"),
+    [
+        ("raise ValueError('of the program')", "", ["closed"], True),
+        ("", "", ["closed"], True),
+        ("", "raise KeyboardInterrupt", ["closed", "hurried"], True),
+        ("instance.state = ClientState.NOT_RUNNING", "", [], False),
+        (
+            "pid = os.fork()\nif pid == 0: threading._shutdown(); os._exit(0)\nos.waitpid(pid, 0)",
+            "",
+            ["closed"],
+            True,
+        ),
+    ],
+)
+def test_what_runs_at_the_end_of_a_program_is_closed_while_executors_work(
+    then: str, close: str, printed: list[str], warned: bool
+) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(then=then, close=close)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == printed, done.stderr
+    lines = done.stderr.splitlines()
+    told = [line for line in lines if line.endswith("write `with KafkaStreams(...) as streams:`)")]
+    assert len(told) == warned
+    assert "its instance: it is closed now" in "".join(told) or not warned
+    assert [line for line in lines if line not in told][-1:] == (
+        ["ValueError: of the program"] if "raise" in then else []
+    )
+
+
+CELL = """
+import subprocess, sys
+from everflow.instance.client_state import ClientState
+from everflow.instance.kafka_streams import close_at_exit
+
+class Instance:
+    state = ClientState.RUNNING
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # as PySpark starts a JVM
+
+    def close(self):
+        self.state = ClientState.NOT_RUNNING
+        with open("closed", "a") as file:
+            print(self.child.pid, self.child.poll(), file=file)
+
+instance = Instance()
+close_at_exit(instance)
+"""  # noqa: E501
+
+
+def test_a_kernel_that_is_shut_down_closes_what_runs_first(tmp_path: Path) -> None:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(tmp_path))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        reply = client.execute_interactive(CELL, timeout=60)
+        assert reply["content"]["status"] == "ok", reply["content"]
+        client.shutdown()
+        told = tmp_path / "closed"
+        wait_until(lambda: told.exists() and told.read_text().endswith("\n"), 60, "the close")
+        child, ended = told.read_text().split()
+        assert ended == "None", "it had ended before the instance was closed"
+        # Its parent, which does not wait for it, takes half a minute more to end.
+        wait_until(lambda: _has_ended(int(child)), 60, "the child's end")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert len(told.read_text().splitlines()) == 1, "closed twice"
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

@@ -1,12 +1,11 @@
-"""One member over a channel that the test moves: what becomes an event, what is taken, what is
-asked for."""
-
-from __future__ import annotations
+"""One member over the test's channel: what becomes an event, what is taken, what is asked for."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.assignment.user_data import (
@@ -19,7 +18,6 @@ from everflow.assignment.user_data import (
     digest,
     encode_assignment,
 )
-from everflow.clock import ManualClock
 from everflow.errors import (
     AssignmentFailedError,
     FatalError,
@@ -31,14 +29,17 @@ from everflow.errors import (
 )
 from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings
 from everflow.membership.assignor import Identity, MemberAssignor
-from everflow.membership.follow_ups import GATHER_MS
 from everflow.membership.member import (
+    AGAIN_MS,
+    AT_ONCE_GAP_MS,
     CLASH_MARGIN_MS,
     FINISHING_MS,
+    GATHER_MS,
     METADATA_TIMEOUT_MS,
     SPREADS_MS,
     Assigned,
     Failed,
+    FollowUps,
     GroupMember,
     Lost,
     MemberEvent,
@@ -46,6 +47,7 @@ from everflow.membership.member import (
     Roles,
 )
 from everflow.records import MemberMetadata, TaskId, TopicPartition
+from unit.manual_clock import ManualClock
 
 T0, T1, T2 = (TaskId(0, partition) for partition in range(3))
 LINES = ("sub-topology 0 reads topic a",)
@@ -125,7 +127,7 @@ class Driven:
 
     def __init__(self) -> None:
         self.ports, self.clock = Ports(), ManualClock(1_000)
-        three = (self.ports, self.ports, self.ports)
+        three = (self.ports.offset_sums, self.ports, self.ports.racks)
         me = Identity(process_id="p", topology=LINES)
         assignor = MemberAssignor(
             me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9
@@ -203,9 +205,7 @@ def test_nothing_is_joined_until_the_revoked_tasks_are_closed(driven: Driven) ->
     assert driven.member.stable
 
 
-def test_the_next_generation_waits_for_a_batch_that_the_last_one_refused_but_not_for_ever(
-    driven: Driven,
-) -> None:
+def test_the_next_generation_waits_for_a_refused_batch_but_not_for_ever(driven: Driven) -> None:
     driven.given(T0)
     driven.finishing, driven.channel.wanted = True, True
     assert driven.given(T0, warmup=frozenset({T1})) == []
@@ -233,8 +233,7 @@ def test_the_claims_are_as_of_the_last_completed_generation(driven: Driven) -> N
 
 
 def test_an_eviction_is_noticed_before_a_claim_goes_out(driven: Driven) -> None:
-    """Scenarios 7, 8: without a generation the tasks are lost, also when they come back with the
-    next one."""
+    """Scenarios 7, 8: without a generation tasks are lost, though the next one has them."""
     driven.given(T0, T1)
     driven.member.request_rejoin()
     driven.given(T0)
@@ -306,11 +305,8 @@ def test_a_drain_is_said_at_once_and_over_when_nothing_is_left(driven: Driven) -
 
 
 @pytest.mark.parametrize("leave_group", [None, True])
-def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(
-    driven: Driven, leave_group: bool | None
-) -> None:
-    """Leaving starts the rebalance in which the others get what was released last: another before
-    it would only cost time."""
+def test_a_drained_member_leaves_and_asks_nothing(driven: Driven, leave_group: bool | None) -> None:
+    """Leaving starts the rebalance that deals what was released last: one before costs time."""
     driven.given(T0)
     driven.member.drain(leave_group)
     assert [type(event) for event in driven.given(followup_ms=0)] == [Revoked, Roles]
@@ -326,9 +322,7 @@ def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(
     assert len(driven.channel.said) == joins
 
 
-def test_a_member_whose_tasks_nobody_could_take_stays_until_it_is_told_to_leave(
-    driven: Driven,
-) -> None:
+def test_a_member_whose_tasks_nobody_could_take_stays_until_told_to_leave(driven: Driven) -> None:
     driven.given(T0)
     driven.member.drain()
     driven.given(T0, draining_done=True)
@@ -357,9 +351,6 @@ def test_a_drain_is_over_where_nobody_could_take_anything(driven: Driven) -> Non
     driven.member.drain()
     assert driven.given(T0, draining_done=True)[-1] == Roles(1, frozenset(), frozenset(), {}, True)
     assert driven.member.await_drained(0)
-
-
-# --- a static member's old answer -----------------------------------------------------------------
 
 
 def test_a_bounced_static_member_takes_its_old_answer_as_it_is(driven: Driven) -> None:
@@ -398,13 +389,9 @@ def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
 
 
 def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> None:
-    """Such an answer repeats no nonce: taken for an old one, it would be asked for again and
-    again."""
+    """Such an answer repeats no nonce: as an old one it would be asked for again and again."""
     (told,) = driven.given(error=AnswerError.ASSIGNMENT_FAILED, answers=UNREAD)
     assert isinstance(told, Failed)
-
-
-# --- answers that are errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -444,9 +431,7 @@ def asked_to_end(driven: Driven) -> None:
     assert driven.alive, "a member that missed the answer has to be told again"
 
 
-def test_who_ends_the_whole_application_stays_until_all_that_are_left_ask_for_it(
-    driven: Driven,
-) -> None:
+def test_who_ends_the_application_stays_until_all_that_are_left_ask_for_it(driven: Driven) -> None:
     asked_to_end(driven)
     driven.channel.assignor.assign({"m-1": driven.channel.assignor.user_data()}, {"a": 3}, {})
     driven.member.request_rejoin()  # the group does, once the others have left
@@ -457,9 +442,7 @@ def test_who_ends_the_whole_application_stays_until_all_that_are_left_ask_for_it
     assert driven.channel.closed == [True]
 
 
-def test_who_ends_the_whole_application_does_not_wait_for_a_silent_member_for_ever(
-    driven: Driven,
-) -> None:
+def test_who_ends_the_application_waits_for_no_silent_member_for_ever(driven: Driven) -> None:
     asked_to_end(driven)
     driven.member.request_rejoin()
     driven.given(T0)  # by a leader that had joined before it was asked
@@ -471,9 +454,7 @@ def test_who_ends_the_whole_application_does_not_wait_for_a_silent_member_for_ev
     assert "look whether some still run" in str(told[1].error)  # type: ignore[union-attr]
 
 
-def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(
-    driven: Driven,
-) -> None:
+def test_a_newcomer_that_meets_its_former_life_waits_for_its_session_s_end(driven: Driven) -> None:
     """Killed while it joined, started again at once: the group still counts the dead one."""
     assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
     assert not driven.member.stable, "an instance without tasks that waits is not RUNNING"
@@ -498,9 +479,7 @@ def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven
 
 
 @pytest.mark.parametrize("leave_group", [None, False])
-def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(
-    driven: Driven, leave_group: bool | None
-) -> None:
+def test_a_refused_member_closed_meanwhile_leaves(driven: Driven, leave_group: bool | None) -> None:
     """It stayed, and the others' next rebalance waited for it until ``rebalance.timeout.ms``."""
     driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken")
     driven.member.leave(leave_group=leave_group)
@@ -508,9 +487,7 @@ def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(
     assert driven.channel.closed == [True]
 
 
-def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(
-    driven: Driven,
-) -> None:
+def test_without_the_running_program_s_lines_the_refusal_says_what_to_do(driven: Driven) -> None:
     (told,) = driven.given(error=AnswerError.INCOMPATIBLE_TOPOLOGY, topology="abc")
     assert isinstance(told, Failed)
     assert "fingerprint abc" in str(told.error)
@@ -552,9 +529,6 @@ def test_bytes_nobody_can_read_end_the_membership(driven: Driven) -> None:
     assert "not everflow's" in str(told.error)
 
 
-# --- leaving --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("leave_group", [None, True, False])
 def test_leaving_says_how_and_nothing_follows(driven: Driven, leave_group: bool | None) -> None:
     driven.given(T0)
@@ -563,3 +537,142 @@ def test_leaving_says_how_and_nothing_follows(driven: Driven, leave_group: bool 
     assert driven.channel.closed == [leave_group]
     assert driven.member.owned() == frozenset()
     assert driven.member.events.empty()
+
+
+# When a member asks for a rebalance.
+
+
+A, B = TaskId(0, 0), TaskId(0, 1)
+
+
+@pytest.fixture
+def follow_ups() -> FollowUps:
+    return FollowUps()
+
+
+def test_without_a_reason_nothing_is_asked(follow_ups: FollowUps) -> None:
+    follow_ups.completed({A}, {B}, None, 0.0)
+    assert follow_ups.due(10.0**9, False) is None
+    assert not follow_ups.pending
+
+
+def test_hot_warm_ups_are_gathered_from_the_first(follow_ups: FollowUps) -> None:
+    follow_ups.became_hot(A, 100.0)
+    follow_ups.became_hot(B, 900.0)
+    assert follow_ups.due(99.0 + GATHER_MS, False) is None
+    assert follow_ups.due(100.0 + GATHER_MS, False) == "2 warm-ups caught up (0_0, 0_1)"
+    assert follow_ups.pending
+    assert follow_ups.due(101.0 + GATHER_MS, False) is None, "once per join"
+
+
+def test_a_rebalance_asks_nothing_and_forgets_what_it_settled(follow_ups: FollowUps) -> None:
+    follow_ups.joining()
+    follow_ups.became_hot(A, 0.0)
+    follow_ups.became_hot(B, 0.0)
+    assert follow_ups.due(5_000.0, rebalancing=True) is None
+    follow_ups.completed((), {B}, None, 5_000.0)  # A became active here, or went elsewhere
+    assert follow_ups.due(5_000.0, False) == "1 warm-up caught up (0_1)"
+
+
+def test_what_the_join_said_is_asked_again_if_the_leader_left_it(follow_ups: FollowUps) -> None:
+    follow_ups.became_hot(A, 0.0)
+    follow_ups.became_hot(B, 0.0)
+    follow_ups.joining()
+    assert follow_ups.due(10_000.0, False) is None
+    follow_ups.completed(
+        (), {A}, None, 10_000.0
+    )  # its end sums were not at hand: A is a warm-up still
+    follow_ups.became_hot(A, 10_001.0)
+    assert follow_ups.due(9_999.0 + AGAIN_MS, False) is None
+    assert follow_ups.due(10_000.0 + AGAIN_MS, False) == "1 warm-up caught up (0_0)"
+    follow_ups.joining()
+    follow_ups.completed((), {A}, None, 20_000.0)
+    assert follow_ups.due(19_999.0 + 2 * AGAIN_MS, False) is None
+    assert follow_ups.due(20_000.0 + 2 * AGAIN_MS, False)
+
+
+def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: FollowUps) -> None:
+    """Under load each bounce of a static member with lagging standbys made a generation."""
+    follow_ups.joining()
+    follow_ups.completed({A}, {B}, None, 0.0, stale=True)
+    follow_ups.became_hot(A, 10.0)
+    assert follow_ups.due(10.0**9, False) is None
+    follow_ups.became_hot(B, 10.0)
+    assert follow_ups.due(10.0 + GATHER_MS, False) == "1 warm-up caught up (0_1)", (
+        "a warm-up is waited for, bounce or not"
+    )
+    follow_ups.joining()
+    follow_ups.completed({A}, (), None, 5_000.0)
+    follow_ups.became_hot(A, 5_000.0)
+    assert follow_ups.due(5_000.0 + GATHER_MS, False), "the leader may wait"
+
+
+def test_standbys_are_not_called_warm_ups(follow_ups: FollowUps) -> None:
+    follow_ups.joining()
+    follow_ups.completed({A}, {B}, None, 0.0)
+    follow_ups.became_hot(A, 0.0)
+    assert follow_ups.due(GATHER_MS, False) == "1 standby caught up (0_0)"
+    follow_ups.joining()
+    follow_ups.completed({A}, {B}, None, 10_000.0)
+    follow_ups.became_hot(A, 10_000.0)
+    follow_ups.became_hot(B, 10_000.0)
+    assert (
+        follow_ups.due(10_000.0 + GATHER_MS, False)
+        == "1 warm-up caught up (0_1); 1 standby caught up (0_0)"
+    )
+
+
+def test_what_is_asked_at_once_waits_for_the_end_of_a_rebalance_only(follow_ups: FollowUps) -> None:
+    follow_ups.joining()
+    follow_ups.ask("this member drains")
+    assert follow_ups.due(0.0, rebalancing=True) is None
+    follow_ups.completed((), (), None, 0.0)
+    assert follow_ups.due(0.0, False) == "this member drains"
+    follow_ups.joining()
+    assert not follow_ups.pending
+
+
+def test_a_told_follow_up_comes_unless_a_rebalance_was_before(follow_ups: FollowUps) -> None:
+    follow_ups.completed((), (), 600_000, 50.0)
+    assert follow_ups.due(600_049.0, False) is None
+    assert follow_ups.due(600_050.0, False) == "the leader wanted a follow-up"
+    follow_ups.joining()
+    follow_ups.completed((), (), None, 600_060.0)
+    assert follow_ups.due(2_000_000.0, False) is None
+
+
+def test_follow_ups_at_once_do_not_spin(follow_ups: FollowUps) -> None:
+    follow_ups.completed((), (), 0, 100.0)
+    assert follow_ups.due(100.0, False)
+    follow_ups.joining()
+    follow_ups.completed((), (), 0, 101.0)
+    assert follow_ups.due(99.0 + AT_ONCE_GAP_MS, False) is None
+    assert follow_ups.due(100.0 + AT_ONCE_GAP_MS, False)
+
+
+def test_a_lost_membership_forgets_its_copies(follow_ups: FollowUps) -> None:
+    follow_ups.became_hot(A, 0.0)
+    follow_ups.completed((), {A}, 1, 0.0)
+    follow_ups.lost()
+    assert follow_ups.due(10.0**9, False) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("hjca"), st.floats(0, 3_000)), max_size=60))
+def test_asked_once_per_join_and_every_hot_warm_up_is_told(steps: list[tuple[str, float]]) -> None:
+    follow_ups, now, asked, hot = FollowUps(), 0.0, 0, False
+    for what, wait in steps:
+        now += wait
+        if what == "h":
+            follow_ups.became_hot(A, now)
+            hot = True
+        elif what == "j":
+            follow_ups.joining()
+            asked, hot = 0, False
+            follow_ups.completed((), (), None, now)
+        elif what == "a":
+            follow_ups.ask("why")
+            asked = 0
+        asked += follow_ups.due(now, False) is not None
+        assert asked <= 1
+    if hot:
+        assert asked or follow_ups.due(now + GATHER_MS, False)

@@ -1,14 +1,22 @@
 """The leader's glue between the group protocol and the assignor, and its decision in words."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everflow import StreamsConfig
+from everflow.assignment import (
+    ApplicationState,
+    AssignmentError,
+    KafkaStreamsAssignment,
+    TaskAssignment,
+)
+from everflow.assignment import assignor as everflow_assignor
 from everflow.assignment.cluster_state import (
     RUNNING,
     Assignment,
@@ -27,11 +35,27 @@ from everflow.assignment.user_data import (
     digest,
     encode,
 )
-from everflow.clock import ManualClock
+from everflow.errors import ConfigError
 from everflow.kafka.group_channel import Given
-from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, MemberAssignor
-from everflow.membership.decision_text import decision_text, known_of
+from everflow.membership.assignor import (
+    METADATA_RETRY_MS,
+    Claims,
+    Decide,
+    Identity,
+    MemberAssignor,
+    decision_text,
+    known_of,
+)
+from everflow.membership.own_assignor import (
+    OwnCode,
+    OwnCodeError,
+    check_assignor,
+    decision,
+    patience_s,
+)
 from everflow.records import TaskId, TopicPartition
+from everflow.testing.waiting import wait_until
+from unit.manual_clock import ManualClock
 
 LINES = ("sub-topology 0 has key_value store s", "sub-topology 0 reads topic a")
 PROGRAM = digest(LINES)
@@ -74,9 +98,9 @@ def assignor(
         identity or Identity(process_id="p-0", threads=2, topology=LINES),
         {0: topics},
         {0: ["log"]},
+        ports.offset_sums,
         ports,
-        ports,
-        ports,
+        ports.racks,
         AssignmentRules(acceptable_lag=10),
         first_nonce=6,
         latest_version=latest_version,
@@ -98,6 +122,11 @@ def member(process_id: str, *owned: TaskId, generation: int = -1, **more: object
 
 def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
     return {member_id: decode_assignment(answer.user_data) for member_id, answer in given.items()}
+
+
+def decided(leader: MemberAssignor, count: int = 2, **said: UserData) -> dict[str, AssignmentData]:
+    """What a leader answers to members that said this, of a topic of ``count`` partitions."""
+    return answers(leader.assign({name: encode(one) for name, one in said.items()}, {"a": count}))
 
 
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
@@ -207,12 +236,8 @@ def test_a_topic_counts_from_when_every_member_reads_it() -> None:
 
 def test_with_the_real_assignor_a_newcomer_warms_up_and_the_owner_goes_on() -> None:
     ends = {TASK_0: 1000, TASK_1: 1000}
-    told = answers(
-        assignor(Ports(ends=ends)).assign(
-            {"m1": encode(member("x", TASK_0, TASK_1, generation=3)), "m2": encode(member("y"))},
-            {"a": 2},
-        )
-    )
+    owner = member("x", TASK_0, TASK_1, generation=3)
+    told = decided(assignor(Ports(ends=ends)), m1=owner, m2=member("y"))
     assert told["m1"].active == {TASK_0, TASK_1}
     assert (told["m2"].active, len(told["m2"].warmup)) == (frozenset(), 1)
     assert RUNNING not in ends.values()
@@ -226,25 +251,14 @@ def test_a_decision_against_the_rules_or_an_exception_is_told_to_everyone() -> N
         raise KeyError("theirs")
 
     for decide, says in ((nobody, "0_0 is on nobody"), (broken, "KeyError('theirs')")):
-        told = answers(
-            assignor(decide=decide).assign(
-                {"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 1}
-            )
-        )
+        told = decided(assignor(decide=decide), 1, m1=member("x"), m2=member("y"))
         assert {data.error for data in told.values()} == {AnswerError.ASSIGNMENT_FAILED}
         assert all(says in data.message for data in told.values())
 
 
 def test_an_incompatible_program_is_refused_with_the_lines_and_the_others_go_on() -> None:
-    told = answers(
-        assignor().assign(
-            {
-                "m1": encode(member("x", TASK_0, generation=4)),
-                "m2": encode(replace(member("a"), topology="other")),
-            },
-            {"a": 2},
-        )
-    )
+    other = replace(member("a"), topology="other")
+    told = decided(assignor(), m1=member("x", TASK_0, generation=4), m2=other)
     assert (told["m2"].error, told["m2"].reference, told["m2"].active) == (
         AnswerError.INCOMPATIBLE_TOPOLOGY,
         LINES,
@@ -276,12 +290,8 @@ def test_the_group_s_program_is_that_of_the_newest_owners_not_of_the_leader() ->
 
 def test_a_cloned_process_id_is_named_and_the_newer_member_refused() -> None:
     """Scenario 31."""
-    said = {
-        "a": encode(member("p")),
-        "b": encode(member("p", TASK_0, generation=2)),
-        "c": encode(member("q")),
-    }
-    told = answers(assignor().assign(said, {"a": 2}))
+    running = member("p", TASK_0, generation=2)
+    told = decided(assignor(), a=member("p"), b=running, c=member("q"))
     assert {m: data.error.name for m, data in told.items()} == {
         "a": "PROCESS_ID_CLASH",
         "b": "NONE",
@@ -325,11 +335,7 @@ def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
 
 
 def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
-    told = answers(
-        assignor(topics=("a", "gone")).assign(
-            {"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 2}
-        )
-    )
+    told = decided(assignor(topics=("a", "gone")), m1=member("x"), m2=member("y"))
     assert {data.error for data in told.values()} == {AnswerError.INCOMPLETE_SOURCE_METADATA}
     assert all("topic gone" in data.message for data in told.values())
     assert sorted(str(one.followup_ms) for one in told.values()) == [str(METADATA_RETRY_MS), "None"]
@@ -338,11 +344,7 @@ def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
 def test_one_member_can_end_the_whole_application() -> None:
     asking = replace(member("y"), error=AnswerError.SHUTDOWN_REQUESTED)
     leader = assignor()
-    told = answers(
-        leader.assign(
-            {"m1": encode(member("x", TASK_0, generation=1)), "m2": encode(asking)}, {"a": 2}
-        )
-    )
+    told = decided(leader, m1=member("x", TASK_0, generation=1), m2=asking)
     assert {data.error for data in told.values()} == {AnswerError.SHUTDOWN_REQUESTED}
     assert all("m2" in data.message for data in told.values())
     assert not leader.all_asked
@@ -361,8 +363,7 @@ def test_draining_is_done_only_where_nobody_else_could_take_anything(others: boo
 
 
 def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers() -> None:
-    """``scheduled.rebalance.max.delay.ms``; the decision itself is tested in
-    tests/unit/assignment."""
+    """``scheduled.rebalance.max.delay.ms``; tests/unit/assignment has the decision itself."""
     clock = ManualClock(0)
     leader = assignor(Ports(ends={TASK_0: 1000, TASK_1: 1000}), max_delay_ms=5_000, clock=clock)
     both = {
@@ -481,3 +482,252 @@ def test_a_newcomer_s_warm_ups_and_what_comes_later() -> None:
         "8 tasks on 2 instances; new: two-a309ccc1; warm-ups: 0_4 on two-a309ccc1, 0_5 on "
         "two-a309ccc1; still to move: 4"
     )
+
+
+# ``task.assignor.class``, the example's too, and other code of users.
+
+
+class GivesAll:
+    """To the first process."""
+
+    def assign(self, application_state: ApplicationState) -> TaskAssignment:
+        first, *others = sorted(application_state.states)
+        nothing = dict.fromkeys(others, KafkaStreamsAssignment())
+        everything = KafkaStreamsAssignment(frozenset(application_state.tasks))
+        return TaskAssignment({first: everything, **nothing})
+
+    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+        assert error is AssignmentError.NONE
+
+
+class NotAnAssignor:
+    """Lacks everything."""
+
+
+class NeedsMore:
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+
+def test_without_one_everflow_decides() -> None:
+    assert (
+        decision(StreamsConfig(application_id="a", bootstrap_servers="b:1").task_assignor_class)
+        is everflow_assignor.assign
+    )
+
+
+@pytest.mark.parametrize("path", [f"{__name__}:GivesAll", f"{__name__}.GivesAll"])
+def test_a_named_one_decides(path: str) -> None:
+    task = TaskId(0, 0)
+    own_cluster = ClusterState(
+        members=(Member(member_id="m", process_id="p"),),
+        tasks={task: TaskInfo(task, (TopicPartition("in", 0),))},
+        end_sums={},
+        racks={},
+        rules=AssignmentRules(),
+    )
+    assert decision(path)(own_cluster).active == {"m": frozenset({task})}
+
+
+def test_a_class_itself_is_taken() -> None:
+    config = StreamsConfig(
+        **{
+            "application.id": "a",
+            "bootstrap.servers": "b:1",
+            "task.assignor.class": GivesAll,
+        }
+    )
+    assert config.task_assignor_class == f"{__name__}:GivesAll"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere.at.all:Class", "No module named"),
+        (f"{__name__}:Missing", "has no attribute"),
+        ("Class", r"loaded.*module:Class"),
+        (f"{__name__}:NotAnAssignor", r"assign.*on_assignment_computed"),
+        (f"{__name__}:NeedsMore", "without arguments"),
+    ],
+)
+def test_a_wrong_one_is_refused_with_the_reason(path: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        decision(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere.at.all:Class", "No module named"),
+        ("Class", "Write module:Class"),
+        (f"{__name__}:NotAnAssignor", "has no assign"),
+    ],
+)
+def test_the_check_before_spark_s_start_refuses_it_too(path: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_assignor(path)
+
+
+def test_the_check_makes_nothing() -> None:
+    check_assignor("")
+    check_assignor(f"{__name__}:GivesAll")
+
+
+class Exits:
+    def assign(self, application_state: object) -> object:
+        raise SystemExit(1)
+
+    def on_assignment_computed(self, assignment: object, error: object) -> None:
+        raise AssertionError("there is no assignment")
+
+
+class Hangs(Exits):
+    def assign(self, application_state: object) -> object:
+        threading.Event().wait(60)
+        raise AssertionError("it came back")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("Exits", "raised SystemExit"), ("Hangs", "has not answered within 0.05 s")]
+)
+def test_exit_or_hang_moves_nobody(name: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
+    task = TaskId(0, 0)
+    tasks = {task: TaskInfo(task, (TopicPartition("in", 0),))}
+    own_cluster = ClusterState(
+        members=(
+            Member(member_id="m", process_id="p", owned=frozenset({task}), generation=1),
+            Member(member_id="n", process_id="q"),
+        ),
+        tasks=tasks,
+        end_sums={},
+        racks={},
+        rules=AssignmentRules(),
+    )
+    assert decision(f"{__name__}:{name}", 0.05)(own_cluster).active == {
+        "m": {task},
+        "n": frozenset(),
+    }
+    assert says in caplog.text
+
+
+def test_it_runs_on_a_daemon_thread_of_its_own_and_what_it_raises_is_raised() -> None:
+    seen: list[threading.Thread] = []
+    code = OwnCode(10.0)
+    code.run("Plug", lambda: seen.append(threading.current_thread()))
+    assert seen[0] is not threading.current_thread()
+    assert seen[0].daemon
+    with pytest.raises(KeyError, match="a bug"):
+        code.run("Plug", lambda: {}["a bug"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_what_would_end_its_thread_in_silence_is_an_error(failure: BaseException) -> None:
+    def ends() -> None:
+        raise failure
+
+    with pytest.raises(OwnCodeError, match=f"Plug raised {type(failure).__name__}"):
+        OwnCode(10.0).run("Plug", ends)
+
+
+def test_one_that_hangs_is_not_entered_before_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    code, go_on, entered = OwnCode(0.05), threading.Event(), []
+
+    def hangs() -> None:
+        entered.append(1)
+        go_on.wait(60)
+
+    with pytest.raises(OwnCodeError, match=r"answered.*0\.05"):
+        code.run("Plug", hangs)
+    with pytest.raises(OwnCodeError, match="asked"):
+        code.run("Plug", hangs)
+    assert entered == [1]
+    go_on.set()
+    wait_until(lambda: "came back after" in caplog.text, 10, "the late answer is logged")
+    code.run("Plug", lambda: entered.append(2))
+    assert entered == [1, 2]
+
+
+def test_whoever_waits_is_told_so_after_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    def said() -> None:
+        wait_until(
+            lambda: (
+                "Plug has not answered for 1 s, and the whole group waits for it" in caplog.text
+            ),
+            10,
+            "it is said",
+        )
+        go_on.set()
+
+    waiter = threading.Thread(target=said)
+    waiter.start()
+    OwnCode(30.0).run("Plug", lambda: go_on.wait(20))
+    waiter.join(20)
+    assert go_on.is_set()
+
+
+def test_a_member_that_waits_for_it_is_not_thrown_out() -> None:
+    assert patience_s(45_000, 30_000) == 10
+    assert patience_s(6_000, 300_000) == 2
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+OWN_TASKS = [TaskId(0, partition) for partition in range(4)]
+INFOS = {
+    task: TaskInfo(task, (), (TopicPartition("log", task.partition),), True) for task in OWN_TASKS
+}
+ENDS = dict.fromkeys(OWN_TASKS, 1_000_000)
+OWN_FIRST, SECOND = Member(member_id="m1", process_id="p1"), Member(member_id="m2", process_id="p2")
+
+OwnDecide = Callable[[ClusterState], Assignment]
+
+
+@pytest.fixture
+def decide(monkeypatch: pytest.MonkeyPatch) -> OwnDecide:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return decision("own_assignor:StayingAssignor")
+
+
+def own_cluster(*members: Member) -> ClusterState:
+    return ClusterState(
+        members=members, tasks=INFOS, end_sums=ENDS, rules=AssignmentRules(num_standbys=1)
+    )
+
+
+def test_tasks_of_nobody_are_dealt_evenly_by_threads(decide: OwnDecide) -> None:
+    found = decide(own_cluster(OWN_FIRST, replace(SECOND, threads=3)))
+    assert {one: len(tasks) for one, tasks in found.active.items()} == {"m1": 1, "m2": 3}
+    assert {one: len(tasks) for one, tasks in found.standby.items()} == {"m1": 3, "m2": 1}
+
+
+def test_what_runs_stays_and_a_newcomer_gets_copies(decide: OwnDecide) -> None:
+    found = decide(
+        own_cluster(replace(OWN_FIRST, owned=frozenset(OWN_TASKS), generation=1), SECOND)
+    )
+    assert found.active == {"m1": frozenset(OWN_TASKS), "m2": frozenset()}
+    assert found.standby["m2"] == frozenset(OWN_TASKS)
+    assert not found.withheld
+
+
+def test_a_draining_instance_gives_each_task_to_the_nearest_copy(decide: OwnDecide) -> None:
+    leaving = replace(OWN_FIRST, owned=frozenset(OWN_TASKS[:2]), generation=1, draining=True)
+    near, far = (
+        replace(SECOND, offset_sums={OWN_TASKS[0]: 999_000, OWN_TASKS[1]: 10}),
+        Member(member_id="m3", process_id="p3", offset_sums={OWN_TASKS[1]: 999_000}),
+    )
+    busy = replace(far, owned=frozenset(OWN_TASKS[2:]), generation=1)
+    taken = decide(own_cluster(leaving, near, busy))
+    assert taken.withheld == frozenset(OWN_TASKS[:2]), "first the present owner lets go"
+    assert not taken.active["m1"]
+    given = decide(own_cluster(replace(leaving, owned=frozenset()), near, busy))
+    assert given.active == {
+        "m1": frozenset(),
+        "m2": frozenset(OWN_TASKS[:1]),
+        "m3": frozenset(OWN_TASKS[1:]),
+    }
+
+
+def test_where_everybody_drains_somebody_still_works(decide: OwnDecide) -> None:
+    found = decide(own_cluster(replace(OWN_FIRST, draining=True), replace(SECOND, draining=True)))
+    assert frozenset().union(*found.active.values()) == frozenset(OWN_TASKS)

@@ -1,7 +1,5 @@
 """What there is of memory, what a batch takes, and that what was freed goes back."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.memory import (
     EVERY_S,
@@ -38,6 +35,7 @@ from everflow.memory import (
     usual_budget,
 )
 from everflow.spark.job import worker_environment
+from unit.builders import streams_config
 
 LIMIT = 256 * MIB
 sizes = st.integers(0, 1 << 42)
@@ -86,9 +84,7 @@ class Worker:
     st.floats(1.0, FIRST_TIMES),
     st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40),
 )
-def test_a_worker_never_takes_more_than_its_share(
-    total: int, idle: int, times: float, backlogs: list[float]
-) -> None:
+def test_no_worker_takes_more(total: int, idle: int, times: float, backlogs: list[float]) -> None:
     """For what is no worse than the first guess; ``backlogs``: how much of the most there was."""
     share, memory, worker = WorkerMemory(total), BatchMemory(), Worker(idle, times)
     for filled in backlogs:
@@ -101,8 +97,6 @@ def test_a_worker_never_takes_more_than_its_share(
 
 @given(st.integers(LEAST_BATCH_BYTES + WORKER_BYTES, 8 << 30), st.floats(1.0, 200.0))
 def test_batches_settle_at_what_fits(total: int, times: float) -> None:
-    """However much is made of a record: at most one batch is too large, the first one; those behind
-    it fit, and take at least half of what they may."""
     share, memory, worker = WorkerMemory(total), BatchMemory(), Worker(100 * MIB, times)
     for number in range(30):
         most = memory.most_bytes(LIMIT, share)
@@ -248,7 +242,7 @@ def test_nothing_is_known_of_a_small_batch_nor_without_such_a_kernel(tmp_path: P
 
 
 def test_left_out_the_budget_is_that_of_the_threads_and_the_machine() -> None:
-    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", num_stream_threads=3)
+    config = streams_config(num_stream_threads=3)
     assert config.max_memory_bytes == usual_budget(3, machine_memory())
     assert usual_budget(2, 64 * GIB) == usual_budget(2, None)
     assert usual_budget(2, 3 * GIB) == 3 * GIB * 3 // 4
@@ -256,9 +250,7 @@ def test_left_out_the_budget_is_that_of_the_threads_and_the_machine() -> None:
 
 def test_a_budget_that_is_too_small_for_the_threads_is_refused_with_the_least() -> None:
     with pytest.raises(ConfigError, match=f"{least_budget(2):,} at least"):
-        StreamsConfig(
-            application_id="a", bootstrap_servers="b:1", num_stream_threads=2, max_memory_bytes=GIB
-        )
+        streams_config(num_stream_threads=2, max_memory_bytes=GIB)
 
 
 GLIBC = trim_of_libc() is not None and Path("/proc/self/status").exists()

@@ -1,7 +1,5 @@
 """Observations for tests: one with everything in it, and changes of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

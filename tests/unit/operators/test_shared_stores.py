@@ -1,7 +1,5 @@
 """Processors' shared stores, tables and stores with a ttl, under any cut, against a model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -100,9 +98,6 @@ def drawn(topics: str, count: int = 40) -> Given:
     for time in range(count):
         found.append((random_.choice(topics), random_.choice("xyz"), random_.randint(1, 9), time))
     return found
-
-
-# --- several processors ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adding", [add, Sums], ids=["record", "batch"])
@@ -250,9 +245,6 @@ def test_a_failure_behind_a_forward_is_that_of_the_one_that_failed() -> None:
         driver.create_input_topic("a", TEXT, LONG).pipe_input("x", 1, 1)
 
 
-# --- tables -----------------------------------------------------------------------------------
-
-
 def looks(record: Record, context: ProcessorContext) -> None:
     """The table's entry and time of the key, and how many keys there are."""
     table = context.store("table")
@@ -375,9 +367,6 @@ def test_the_topology_shows_stores_and_no_table_before_a_processor() -> None:
     assert """Processor: reads (stores: [balance, table])
       --> sink
       <-- from-a""" in builder.build().describe()
-
-
-# --- values of tables -------------------------------------------------------------------------
 
 
 class Changes(ValueTransformer):

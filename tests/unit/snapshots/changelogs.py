@@ -1,7 +1,5 @@
 """A changelog in memory behind the ports of a `StateReader`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -58,24 +56,21 @@ class FakeChangelog:
         return dict.fromkeys(names, found) if self.there and self.topic in names else {}
 
     def list_offsets(
-        self, partitions: Collection[TopicPartition], which: str, isolation: str
+        self, partitions: Collection[TopicPartition], which: str | int, isolation: str
     ) -> dict[TopicPartition, int]:
+        if isinstance(which, int):
+            return {
+                tp: next(
+                    (at for at, (_, _, time) in self._records(tp.partition) if time >= which), -1
+                )
+                for tp in partitions
+            }
         if which == "earliest":
             return {tp: self.starts.get(tp.partition, 0) for tp in partitions}
         ends = {tp: self._end(tp.partition) for tp in partitions}
         if isolation == "read_committed":
             return {tp: self.open_from.get(tp.partition, end) for tp, end in ends.items()}
         return ends
-
-    def offsets_for_time(
-        self, partitions: Collection[TopicPartition], time_ms: int, isolation: str
-    ) -> dict[TopicPartition, int]:
-        return {
-            tp: next(
-                (at for at, (_, _, time) in self._records(tp.partition) if time >= time_ms), -1
-            )
-            for tp in partitions
-        }
 
     def read(
         self, tp: TopicPartition, start: int, end: int, *, every: bool = False

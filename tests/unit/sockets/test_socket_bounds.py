@@ -1,7 +1,5 @@
 """Each of our sockets refuses what is larger than anything that is sent there on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import socket
@@ -25,10 +23,9 @@ from everflow.records import MemberMetadata
 from everflow.sockets import MOST_MESSAGE_BYTES, TooLargeError, read_line, require_size
 from everflow.testing import kafka_proxy
 from everflow.topology.plan import Ticket
-from everflow.worker import ports
+from everflow.worker import serve as resident
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from everflow.worker.ports import GateClient
-from everflow.worker.serve import ResidentStep, refuse
+from everflow.worker.serve import GateClient, ResidentStep, refuse
 
 MOST = 1_000
 WAIT_S = 60.0
@@ -86,9 +83,6 @@ def test_a_length_is_bounded_on_both_sides() -> None:
         require_size(-2, "it")
 
 
-# --- the commit gate ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def gate() -> Iterator[str]:
     member = MemberMetadata(4, "member-1", None)
@@ -99,9 +93,7 @@ def gate() -> Iterator[str]:
     server.close()
 
 
-def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
-    gate: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_gate_closes_on_who_asks_too_much(gate: str, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(WAIT_S)
         asking.connect(gate)
@@ -112,10 +104,8 @@ def test_the_gate_closes_on_who_asks_too_much_and_answers_others(
         assert client.commit("i.0.0", []).reason.startswith("unknown-batch")
 
 
-def test_a_worker_does_not_commit_with_more_offsets_than_the_gate_hears(
-    gate: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ports, "MOST_LINE_BYTES", MOST)
+def test_no_commit_is_larger_than_a_gate_hears(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "MOST_LINE_BYTES", MOST)
     with closing(GateClient(gate)) as client:
         answer = client.commit("i.0.0", [("topic", 0, 1, "m" * MOST)])
         assert not answer.ok
@@ -132,9 +122,6 @@ def test_a_worker_reads_no_answer_without_an_end(tmp_path: Path) -> None:
         answer = client.commit("i.0.0", [])
     assert not answer.ok
     assert answer.reason.startswith("too large: the commit gate's answer has 1,001 bytes")
-
-
-# --- the driver and its workers -------------------------------------------------------------------
 
 
 @dataclass
@@ -198,9 +185,6 @@ def test_a_worker_refuses_a_request_that_is_too_large(tmp_path: Path) -> None:
         refuse(ValueError("no step"), path)
 
 
-# --- Columns in the JVM ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [-2, MOST_MESSAGE_BYTES + 1])
 def test_an_answer_of_the_jvm_is_bounded(tmp_path: Path, size: int) -> None:
     """-1 says that it failed; any other negative length would read until the JVM hangs up."""
@@ -218,9 +202,7 @@ def test_an_answer_of_the_jvm_is_bounded(tmp_path: Path, size: int) -> None:
         client.run(1, ROWS, ROWS.schema)
 
 
-def test_a_record_too_large_for_the_jvm_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_for_the_jvm_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MOST_MESSAGE_BYTES", 10)
     with (
         closing(ColumnClient(str(tmp_path / "none"))) as client,
@@ -243,9 +225,6 @@ def test_an_answer_at_the_door_is_bounded(tmp_path: Path, size: int) -> None:
         pytest.raises(RetriableError, match="driver"),
     ):
         client.run(Ticket(path, 0), ROWS, ROWS.schema)
-
-
-# --- the proxy of the tests -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [-1, MOST_MESSAGE_BYTES + 1])

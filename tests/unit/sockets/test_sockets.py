@@ -1,7 +1,5 @@
 """Socket folders stay short wherever the temporary folder is."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A Column analysed at an earlier start is what it was, without a start of Spark SQL."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which Columns are accepted (scenarios 36 and 38), with which type, and how refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The JVM that was launched ahead is taken by the very launch that PySpark would make."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -157,7 +155,6 @@ def test_what_nobody_took_ends() -> None:
 
 
 def test_it_ends_with_a_process_that_is_killed() -> None:
-    """As by ``kill -9``: nobody calls `discard`."""
     jvm_launch.launch_ahead(settings())
     ahead = the_one_ahead()
     assert ahead.stdin is not None

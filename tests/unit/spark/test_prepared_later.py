@@ -1,7 +1,4 @@
-"""Columns that are prepared when a worker first asks for them: once, and told where they cannot
-be."""
-
-from __future__ import annotations
+"""Columns that a worker prepares when it first asks for them: once, and named if they cannot be."""
 
 import socket
 import threading
@@ -16,7 +13,7 @@ from everflow.errors import RetriableError
 from everflow.spark.columns import NotComputableError, prepared_later
 from everflow.topology.plan import Ticket
 from everflow.worker.columns import ColumnClient, ColumnsFailed
-from unit.worker.test_column_client import ROWS, TABLE, rows, service
+from unit.worker.test_decode import ROWS, TABLE, rows, service
 
 
 @contextmanager

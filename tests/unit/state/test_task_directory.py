@@ -1,20 +1,33 @@
 """The state folder: one holder, one application, trust after a crash, rebuilt paths."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from everflow import serdes
 from everflow.errors import StateDiskError, StateFormatError, StateLockedError
-from everflow.records import TaskId
+from everflow.records import Int64, StoreChanges, TaskId
+from everflow.serdes.windowed import session_key
+from everflow.state import changelog, stored_keys
+from everflow.state.changelog import pack_value, unpack_value
+from everflow.state.left_out import KeptEntry, as_written, corrected, unpacked
+from everflow.state.store import InMemoryStore, OrderedEntries, Overlay
+from everflow.state.store_meta import FORMAT, StoreMeta
 from everflow.state.task_directory import StateDirectory, content_of
+from unit.builders import store_spec
 
 TASK = TaskId(0, 3)
 
@@ -225,3 +238,316 @@ def test_a_folder_that_was_half_deleted_is_deleted_by_the_next_one(tmp_path: Pat
     assert found.transactional_ids == ()
     opened(tmp_path).delete()
     assert not directory.path.exists()
+
+
+# Keys, entries and changes as stores hold them, and what lies over a store.
+
+KEY = st.sampled_from([b"", b"a", b"a\0", b"ab", b"b", b"c\xff", b"d"])
+BOUND = st.none() | KEY
+CHANGE = st.tuples(KEY, st.none() | st.sampled_from([b"1", b"2"]))
+ACTION = CHANGE | st.tuples(BOUND, BOUND, st.booleans(), st.integers(0, 4))
+
+
+class Counted(InMemoryStore):
+    read = 0
+
+    def _counted(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for entry in entries:
+            self.read += 1
+            yield entry
+
+    def range(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        return self._counted(super().range(start, end, reverse=reverse))
+
+
+def filled(store: InMemoryStore, keys: Sequence[bytes]) -> InMemoryStore:
+    values: list[bytes | None] = [b"v"] * len(keys)
+    store.apply(StoreChanges("s", list(keys), values, np.zeros(len(keys), np.int64)))
+    return store
+
+
+def between(model: dict[bytes, bytes], start: bytes | None, end: bytes | None) -> list[Any]:
+    return [
+        (key, value)
+        for key, value in sorted(model.items())
+        if (start is None or key >= start) and (end is None or key < end)
+    ]
+
+
+@given(below=st.sets(KEY), actions=st.lists(ACTION, max_size=25))
+def test_a_range_is_of_the_moment_of_the_call(below: set[bytes], actions: list[Any]) -> None:
+    overlay = Overlay(filled(InMemoryStore(), sorted(below)), lambda e: unpack_value(e)[1])
+    model = dict.fromkeys(below, b"v")
+    begun: list[tuple[Iterator[Any], list[Any]]] = []
+    for action in actions:
+        if len(action) == 2:
+            key, value = action
+            overlay.put(key, value)
+            model.pop(key, None)
+            if value is not None:
+                model[key] = value
+            continue
+        start, end, reverse, first = action
+        found = overlay.range(start, end, reverse=reverse)
+        wanted = between(model, start, end)[:: -1 if reverse else 1]
+        assert [next(found) for _ in wanted[:first]] == wanted[:first]
+        begun.append((found, wanted[first:]))
+        assert overlay.entries() == len(model)
+    for found, wanted in begun:
+        assert list(found) == wanted
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_many_entries_are_not_copied_and_stay_those_of_the_call(data: Any) -> None:
+    entries: OrderedEntries[int] = OrderedEntries()
+    model: dict[bytes, int] = {}
+    begun = []
+    for number in range(data.draw(st.integers(1, 4))):
+        for at in data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=200)):
+            key = b"%03d" % at
+            if at % 3 == number % 3:
+                entries.remove(key)
+                model.pop(key, None)
+            else:
+                entries.put(key, number)
+                model[key] = number
+        begun.append((entries.range(None, None), sorted(model.items())))
+        assert list(entries.range(b"1", b"2", reverse=True)) == [
+            one for one in sorted(model.items(), reverse=True) if b"1" <= one[0] < b"2"
+        ]
+        assert len(entries) == len(model)
+    for found, wanted in begun:
+        assert list(found) == wanted
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("count", [50, 500])
+def test_a_queue_reads_each_entry_once(count: int, reverse: bool) -> None:
+    store = Counted()
+    filled(store, [b"%04d" % at for at in range(count)])
+    overlay = Overlay(store, bytes)
+    for at in range(40):
+        key, _ = next(overlay.range(None, None, reverse=reverse))
+        assert key == b"%04d" % (count - 1 - at if reverse else at)
+        overlay.put(key, None)
+        overlay.put(b"x%04d" % at if not reverse else b"%04d" % -at, pack_value(0, b"w"))
+        if reverse:
+            overlay.put(b"%04d" % -at, None)
+    assert store.read <= 2 * 40
+
+
+_LONG = b"p" * stored_keys.SHORT_BYTES
+keys = st.one_of(
+    st.binary(max_size=6),
+    st.builds(lambda tail: _LONG + tail, st.binary(max_size=4)),
+    st.builds(lambda tail: b"o" + _LONG[1:] + tail, st.binary(max_size=4)),
+    st.builds(lambda tail: b"x" * 600 + tail, st.binary(max_size=2)),
+)
+
+
+def stored_form(keys: set[bytes]) -> list[tuple[bytes, bytes]]:
+    buckets: dict[bytes, dict[bytes, bytes]] = {}
+    plain = []
+    for key in keys:
+        if len(key) <= stored_keys.SHORT_BYTES:
+            plain.append((stored_keys.encode(key), b"v" + key))
+        else:
+            buckets.setdefault(stored_keys.encode(key), {})[key[stored_keys.SHORT_BYTES :]] = (
+                b"v" + key
+            )
+    return sorted(
+        plain + [(stored, stored_keys.write_bucket(bucket)) for stored, bucket in buckets.items()]
+    )
+
+
+@given(st.sets(keys), st.none() | keys, st.none() | keys)
+def test_a_range_of_stored_keys_is_the_range_of_keys_in_key_order(
+    present: set[bytes], start: bytes | None, end: bytes | None
+) -> None:
+    stored = [item for item in stored_form(present) if item[0] >= stored_keys.lower_bound(start)]
+    expected = [k for k in sorted(present) if k >= (start or b"") and (end is None or k < end)]
+    assert list(stored_keys.in_range(stored, start, end)) == [(key, b"v" + key) for key in expected]
+    bound = stored_keys.upper_bound(end)
+    below = [item for item in stored_form(present) if bound is None or item[0] <= bound]
+    assert list(stored_keys.in_range(below[::-1], start, end, reverse=True)) == [
+        (key, b"v" + key) for key in expected[::-1]
+    ]
+
+
+@given(keys)
+def test_every_stored_key_is_one_that_lmdb_takes(key: bytes) -> None:
+    assert 1 <= len(stored_keys.encode(key)) <= 511
+    assert stored_keys.is_bucket(stored_keys.encode(key)) == (len(key) > stored_keys.SHORT_BYTES)
+
+
+def test_a_long_key_is_never_stored_where_a_short_one_could_be() -> None:
+    long_key = _LONG + b"tail"
+    assert stored_keys.encode(stored_keys.encode(long_key)[1:]) != stored_keys.encode(long_key)
+
+
+@given(st.dictionaries(st.binary(max_size=5), st.binary(max_size=5)))
+def test_a_bucket_reads_as_written(entries: dict[bytes, bytes]) -> None:
+    assert stored_keys.read_bucket(stored_keys.write_bucket(entries)) == entries
+
+
+def test_no_bucket_has_no_entries() -> None:
+    assert stored_keys.read_bucket(None) == {}
+
+
+CHANGES = StoreChanges(
+    "counts", [b"a", b"b", b"a", b"b"], [b"1", b"2", b"3", None], np.array([5, 6, 7, 8])
+)
+
+
+def test_the_fold_keeps_the_last_value_with_its_time_in_front() -> None:
+    assert changelog.fold(CHANGES) == {b"a": (7).to_bytes(8, "big") + b"3", b"b": None}
+
+
+def test_a_null_key_is_skipped() -> None:
+    assert changelog.last_values([None, b"a"], [b"1", b"2"], np.array([1, 2])) == {
+        b"a": changelog.pack_value(2, b"2")
+    }
+
+
+@pytest.mark.parametrize("timestamp", [-1, 0, 1_700_000_000_000])
+def test_a_stored_value_is_a_big_endian_timestamp_and_the_value(timestamp: int) -> None:
+    packed = changelog.pack_value(timestamp, b"v")
+    assert packed == timestamp.to_bytes(8, "big", signed=True) + b"v"
+    assert changelog.unpack_value(packed) == (timestamp, b"v")
+    assert changelog.pack_values([b"v", None], np.array([timestamp, 1])) == [packed, None]
+
+
+def test_as_many_timestamps_as_values_are_demanded() -> None:
+    with pytest.raises(ValueError, match="2 values but 1 timestamps"):
+        changelog.pack_values([b"a", b"b"], np.array([1]))
+
+
+def test_expiry_times_are_read_from_the_key_s_end() -> None:
+    keys = [b"k" + start.to_bytes(8, "big") + b"\x00\x00\x00\x07" for start in (0, 86_400_000)]
+    assert changelog.expiry_times(keys, "window").tolist() == [0, 86_400_000]
+    with pytest.raises(ValueError, match="no window store key"):
+        changelog.expiry_times([b"short"], "window")
+
+
+def test_sessions_expire_by_their_end_which_stands_before_their_start() -> None:
+    keys = [session_key(b"a", 3, 5), session_key(b"", 0, 86_400_000)]
+    assert changelog.expiry_times(keys, "session").tolist() == [5, 86_400_000]
+    with pytest.raises(ValueError, match=r"session.*key.*15.*16"):
+        changelog.expiry_times([bytes(15)], "session")
+
+
+SPEC = store_spec("s", value=serdes.bytes_(), source_topic="in")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    timestamps: Int64
+    offsets: Int64
+    next_position: int
+
+    @property
+    def records(self) -> int:
+        return len(self.keys)
+
+
+Row = tuple[bytes | None, bytes | None, bool]
+"""Key, value, and whether processing skips it."""
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from([b"a", b"b", b"c", b"\xff", None]),
+        st.sampled_from([b"x", b"y", b"", None]),
+        st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+def processed(rows: Sequence[Row], ends: Sequence[int]) -> tuple[InMemoryStore, list[Chunk]]:
+    """The store, and the log of what was left out: what batches that end at ``ends`` have made."""
+    store, log = InMemoryStore(), list[Chunk]()
+    for begin, end in zip([0, *ends], [*ends, len(rows)], strict=True):
+        skipped = dict[bytes, None]()
+        for offset in range(begin, end):
+            key, value, skips = rows[offset]
+            if key is None:
+                continue
+            (written,) = as_written([key], SPEC.key_serde)
+            assert written is not None
+            if skips:
+                skipped[written] = None
+            else:
+                store.apply(StoreChanges("s", [written], [value], np.array([offset])))
+        for key in skipped:
+            entry = KeptEntry.of(end - 1, store.get_many([key])[0], 99)
+            log.append(
+                Chunk([key], [entry.packed()], np.array([entry.time]), np.array([0]), len(log) + 1)
+            )
+    return store, log
+
+
+@given(ROWS, st.data())
+def test_a_restored_store_is_what_was_processed(rows: list[Row], data: st.DataObject) -> None:
+    places = st.lists(st.integers(0, len(rows)), max_size=4).map(sorted)
+    wanted, log = processed(rows, data.draw(places))
+    left_out = unpacked(log)
+    clean, forgets = data.draw(st.integers(0, len(rows))), data.draw(st.booleans())
+    last = {key: offset for offset, (key, _, _) in enumerate(rows[:clean])}
+    kept = [
+        offset
+        for offset, (key, value, _) in enumerate(rows)
+        if offset >= clean
+        or (last[key] == offset and key is not None and not (forgets and value is None))
+    ]
+    chunks = []
+    cuts = [0, *data.draw(places), len(rows)]
+    for begin, end in pairwise(cuts):
+        mine = [offset for offset in kept if begin <= offset < end]
+        keys, values = [rows[at][0] for at in mine], [rows[at][1] for at in mine]
+        times = np.array(mine, np.int64)
+        chunks.append(Chunk(keys, values, times, times, end))
+    found = InMemoryStore()
+    for chunk in corrected(chunks, 0, left_out, SPEC):
+        rows_ = [row for row, key in enumerate(chunk.keys) if key is not None]
+        found.apply(
+            StoreChanges(
+                "s",
+                [key for key in chunk.keys if key is not None],
+                [chunk.values[row] for row in rows_],
+                chunk.timestamps[rows_],
+            )
+        )
+    assert dict(found.range(None, None)) == dict(wanted.range(None, None))
+
+
+def test_what_is_not_one_of_its_records_is_an_error() -> None:
+    chunk = Chunk([b"a"], [b"1234"], np.array([0]), np.array([0]), 1)
+    with pytest.raises(ValueError, match="no record of what was left out"):
+        unpacked([chunk])
+    entry = KeptEntry.of(7, pack_value(5, b"v"), 0)
+    assert unpacked([replace(chunk, values=[entry.packed()], timestamps=np.array([5]))]) == {
+        b"a": KeptEntry(7, b"v", 5)
+    }
+
+
+def test_a_store_of_an_earlier_release_opens_and_is_written_in_this_ones_format() -> None:
+    """An earlier release then says that it cannot read it, and fails over no field."""
+    written = json.loads(StoreMeta(kind="key_value", position=7).encode())
+    earlier = {name: value for name, value in written.items() if name != "inputs"} | {"format": 1}
+    meta = StoreMeta.decode(json.dumps(earlier).encode(), "here")
+    assert (meta.position, meta.inputs) == (7, {})
+    again = json.loads(meta.encode())
+    assert "inputs" in again
+    assert again["format"] == FORMAT
+
+
+def test_a_time_of_a_clock_that_was_ahead_gives_way_to_the_right_one() -> None:
+    meta = StoreMeta(kind="key_value", updated_ms=1_000_000)
+    assert meta.followed(-1) == 1_000_000
+    assert meta.followed(999_000) == 1_000_000, "noted late"
+    assert meta.followed(1_001_000) == 1_001_000
+    assert meta.followed(900_000) == 900_000, "the clock was wrong"

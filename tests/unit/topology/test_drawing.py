@@ -1,7 +1,4 @@
-"""What a notebook shows of a topology and of an instance: complete, escaped, and without anything
-from the network."""
-
-from __future__ import annotations
+"""What a notebook shows of a topology and an instance: complete, escaped, with nothing loaded."""
 
 import math
 import re

@@ -1,7 +1,5 @@
 """What a program may change of a store that has data, and what a refusal says."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any

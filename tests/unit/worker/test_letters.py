@@ -1,10 +1,9 @@
 """Dead letters, and records that are too large or refused."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,26 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
-from everflow.errors import RecordRefusedError, RecordTooLargeError
-from everflow.handlers import Handlers, Response
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    GenerationChanged,
+    RecordRefusedError,
+    RecordTimeError,
+    RecordTooLargeError,
+    RetriableError,
+    TaskMigratedError,
+    UnknownOutcomeError,
+)
+from everflow.handlers import ErrorHandlerContext, Handlers, Response
 from everflow.instance.thread.batch_counts import BatchCounts
 from everflow.kafka.reading.record_columns import LogColumns
 from everflow.kafka.writing.record_encoding import RecordColumns, encoded_headers
 from everflow.metrics import LEFT_OUT, Metrics
 from everflow.protocol.messages import (
+    ABORTED,
     COMMITTED,
+    BadRecord,
     BatchFigures,
     BatchRequest,
     BatchResult,
@@ -28,27 +38,35 @@ from everflow.protocol.messages import (
     LetterGroup,
     StorePlace,
     TaskContext,
+    format_metadata,
 )
 from everflow.records import EdgeBatch, OffsetRange, StoreChanges, TaskId, TopicPartition
+from everflow.serdes import SerdeError
 from everflow.state.changelog import pack_value
 from everflow.state.left_out import KeptEntry
-from everflow.topology.plan import DEAD_LETTER_TYPE, Source
-from everflow.worker.failures import failure_of
-from everflow.worker.global_records import GlobalRecords
+from everflow.state.lmdb_store import LmdbStore
+from everflow.topology.batches import BatchInput
+from everflow.topology.plan import DEAD_LETTER_SLOT, DEAD_LETTER_TYPE, Source
+from everflow.worker.decode import Judge, LogDecoder
+from everflow.worker.failures import DescribedFailure, RecordFailure, failure_of
+from everflow.worker.isolation import HALVED_AFTER, Isolated, Trial
 from everflow.worker.letters import (
+    GlobalRecords,
     Letter,
     LetterTooLargeError,
+    largest_entry,
+    letter_headers,
     named,
     refused,
     take_letters,
+    times_of_entries,
 )
-from everflow.worker.ports import WorkerPorts
+from everflow.worker.serve import WorkerPorts
 from everflow.worker.sink import KafkaSink, left_out_entries
 from everflow.worker.task_step import SinkOutput, StepResult
 from unit.builders import batch_request, edge_batch, source
-
-# --- large letters --------------------------------------------------------------------------------
-
+from unit.builders import source as made_source
+from unit.manual_clock import ManualClock
 
 IN = TopicPartition("in", 0)
 SOURCE = source("in", value=serdes.json("n bigint"), node="parse")
@@ -243,8 +261,6 @@ def test_a_letter_of_a_global_table_is_made_smaller_too() -> None:
 def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_the_table_has() -> (
     None
 ):
-    """What this batch has made of the key, else what is stored; also of what had no time, and of
-    nobody who is not left out."""
     task = TaskId(0, 0)
     request = batch_request(
         {IN: OffsetRange(17, 21)},
@@ -273,53 +289,15 @@ def test_what_is_left_out_of_a_topic_that_is_a_changelog_is_written_with_what_th
     assert left_out_entries(elsewhere, result, (SOURCE,), lambda *_: None) == []
 
 
-# --- large records --------------------------------------------------------------------------------
-
-
-SOURCES = [
-    Source(
-        index=0,
-        topic="in",
-        subtopology=0,
-        node="source",
-        key_serde=serdes.string(),
-        value_serde=serdes.string(),
-        offset_reset="earliest",
-        kind="stream",
-        merged=False,
-        slot=1,
-    )
-]
+SOURCES = [source()]
 STORE = StorePlace("state", "app-totals-changelog")
 TASKS = [TaskContext(TaskId(0, 2), "i", "", {}, {"totals": STORE})]
-REQUEST = BatchRequest(
-    batch_id="t.0.0",
-    thread=0,
-    attempt=0,
-    guarantee="exactly_once_v2",
-    transactional_id="",
-    wall_clock_ms=0,
-    gate="",
-    ranges={},
-    log_ends={},
-    tasks=TASKS,
-    application_id="app",
-)
+REQUEST = batch_request({}, batch_id="t.0.0", tasks=TASKS)
 
 
 def output(topics: str | list[str], *sizes: int) -> SinkOutput:
-    rows = np.arange(len(sizes), dtype=np.int64)
-    places = np.full(len(sizes), 2, np.int32)
     nothing = pa.nulls(len(sizes), pa.binary())
-    batch = EdgeBatch(
-        key=nothing,
-        value=nothing,
-        timestamp=rows,
-        seq=rows,
-        source=np.zeros(len(sizes), np.int32),
-        partition=places,
-        offset=rows + 40,
-    )
+    batch = edge_batch(nothing, nothing, partition=2, offset=40)
     keys = pa.array([b"k"] * len(sizes), pa.binary())
     values = pa.array([b"v" * size for size in sizes], pa.binary())
     return SinkOutput(node="sink", topics=topics, keys=keys, values=values, batch=batch)
@@ -393,27 +371,12 @@ def test_records_that_the_broker_refuses_are_named_by_their_bytes_and_times() ->
     assert refused(unknown, result, SOURCES) is unknown
 
 
-# --- letter groups --------------------------------------------------------------------------------
-
-
-LETTER_SOURCE = Source(
-    index=0,
-    topic="orders",
-    subtopology=0,
-    node="in",
-    key_serde=serdes.string(),
-    value_serde=serdes.string(),
-    offset_reset=None,
-    kind="stream",
-    merged=False,
-    slot=0,
-)
+LETTER_SOURCE = source("orders", node="in", offset_reset=None, slot=0)
 CAUSES = [("ValueError", "map"), ("KeyError", "map"), ("ValueError", "map"), ("ValueError", "by")]
 
 
 def letters(responses: list[Response]) -> EdgeBatch:
     """Of these causes, at the offsets from 7 on of partition 2."""
-    count = len(responses)
     rows = [
         {
             "value": b"{}",
@@ -423,15 +386,8 @@ def letters(responses: list[Response]) -> EdgeBatch:
         }
         for n, ((exception, node), response) in enumerate(zip(CAUSES, responses, strict=True))
     ]
-    return EdgeBatch(
-        key=pa.array([b"k"] * count),
-        value=pa.array(rows, DEAD_LETTER_TYPE.value),
-        timestamp=np.zeros(count, np.int64),
-        seq=np.arange(count),
-        source=np.zeros(count, np.int32),
-        partition=np.full(count, 2, np.int32),
-        offset=np.arange(7, 7 + count),
-    )
+    keys, type_ = [b"k"] * len(rows), DEAD_LETTER_TYPE.value
+    return edge_batch(keys, rows, value_type=type_, partition=2, offset=7)
 
 
 GROUPS = [
@@ -460,3 +416,417 @@ def test_they_are_counted_when_the_batch_is_committed_and_the_last_sample_stays(
         ("ValueError", "by", "orders"): 1,
     }
     assert metrics.notes(LEFT_OUT)["KeyError", "map", "orders"] == later.sample
+
+
+# The end of a micro-batch: no store changes unless its transaction has committed (D5, D6).
+
+YES = GateAnswer(True, group_metadata=b"meta")
+CHANGELOG = "app-counts-changelog"
+LAYOUTS = '{"counts":["key_value","string","bigint"]}'
+TASK = TaskId(0, 0)
+SINK_SOURCE = source("in", node="in")
+
+
+class SinkWriter:
+    """A record writer that notes its calls; ``failing`` maps a call to what it raises."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing: dict[str, EverflowError] = {}
+        self.offsets: list[tuple[str, int, int, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **__: Any) -> None:
+            self.calls.append(name)
+            if name == "send_offsets":
+                self.offsets = given[0]
+            if name in self.failing:
+                raise self.failing[name]
+
+        return call
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition(CHANGELOG, 0): 2}
+
+
+@dataclass(frozen=True)
+class SinkPorts(WorkerPorts):
+    """A worker's ports with this writer, and one answer of the gate for all."""
+
+    made: Any
+    answer: GateAnswer = YES
+
+    def writer(self, request: BatchRequest) -> Any:
+        return self.made
+
+    def ask(self, request: BatchRequest, offsets: object) -> GateAnswer:
+        return self.answer
+
+
+@pytest.fixture
+def writer() -> SinkWriter:
+    return SinkWriter()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    opened = LmdbStore.open(tmp_path / "counts-0", kind="key_value")
+    opened.claim("i1")
+    yield opened
+    opened.close()
+
+
+def run(writer: SinkWriter, store: LmdbStore, **answered: GateAnswer) -> Any:
+    task = TaskContext(TASK, "i1", "", {}, {"counts": StorePlace(str(store.path), CHANGELOG)})
+    ranges = {IN: OffsetRange(0, 2)}
+    request = batch_request(
+        ranges,
+        batch_id="i1.1.0",
+        transactional_id="app-p-0",
+        gate="gate",
+        log_ends={IN: 2},
+        tasks=[task],
+    )
+    changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
+    result = StepResult(
+        changes={TASK: [changes]},
+        consumed={IN: 2},
+        stream_times={TASK: {"count": 2, "later": 9}},
+    )
+    return KafkaSink(None, SinkPorts(1 << 30, writer, **answered), LAYOUTS)(
+        request, result, (SINK_SOURCE,)
+    )
+
+
+def entries(store: LmdbStore) -> int:
+    with store.snapshot() as view:
+        return len(list(view.range(None, None)))
+
+
+def test_records_gate_offsets_commit_store(writer: SinkWriter, store: LmdbStore) -> None:
+    done = run(writer, store)
+    assert writer.calls == ["begin", "write", "send", "send_offsets", "flush", "commit"]
+    assert done.committed
+    assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
+    assert writer.offsets == [
+        ("in", 0, 2, format_metadata("i1.1.0", {"count": 2, "later": 9}, LAYOUTS))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (
+            "commit",
+            UnknownOutcomeError("no answer to the commit"),
+        ),  # scenario 32: neither a failure nor a success
+        ("commit", TaskMigratedError("fenced")),
+        ("send_offsets", TaskMigratedError("unknown member")),
+        ("flush", EverflowError("not delivered")),
+    ],
+)
+def test_whatever_fails_up_to_the_commit_leaves_the_store_alone(
+    call: str, error: EverflowError, writer: SinkWriter, store: LmdbStore
+) -> None:
+    writer.failing[call] = error
+    with pytest.raises(type(error)):
+        run(writer, store)
+    assert writer.calls[-1] == "abort"
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_no_of_the_gate_aborts(writer: SinkWriter, store: LmdbStore) -> None:
+    """Scenarios 6 to 8, and 10 where the driver is gone: the answer is no, and nothing happened."""
+    done = run(writer, store, answer=GateAnswer(False, reason="ownership-changed: task 0_0"))
+    assert (done.outcome, done.reason) == (ABORTED, "ownership-changed: task 0_0")
+    assert writer.calls == ["begin", "write", "send", "abort"]
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_generation_that_moved_on_costs_an_abort(writer: SinkWriter, store: LmdbStore) -> None:
+    """Scenario 6 and I4: tasks that stay run the batch again at once."""
+    writer.failing["send_offsets"] = GenerationChanged("illegal generation")
+    done = run(writer, store)
+    assert (done.outcome, done.reason) == (ABORTED, "generation: illegal generation")
+    assert writer.calls[-1] == "abort"
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_store_that_another_claimed_is_not_touched(writer: SinkWriter, store: LmdbStore) -> None:
+    """Scenario 3: an orphan that wakes up after its commit finds its successor's claim."""
+    store.claim("i2")
+    with pytest.raises(EverflowError, match="i2"):
+        run(writer, store)
+    assert entries(store) == 0
+
+
+# A batch without the records that it fails on.
+
+A = TopicPartition("a", 0)
+
+
+def isolated_source(index: int, topic: str) -> Source:
+    return made_source(topic, index=index, node=f"source-{topic}", merged=True)
+
+
+ISOLATED_SOURCES = (isolated_source(0, "a"), isolated_source(1, "b"))
+
+
+def log(values: list[str], times: list[int] | None = None) -> LogColumns:
+    return LogColumns(
+        keys=pa.array([b"k"] * len(values), pa.binary()),
+        values=pa.array([value.encode() for value in values], pa.binary()),
+        offsets=np.arange(len(values), dtype=np.int64) + 100,
+        timestamps=np.array(times or range(len(values)), np.int64),
+    )
+
+
+def request(**logs: LogColumns) -> BatchRequest:
+    ranges = {
+        TopicPartition(topic, 0): OffsetRange(100, 100 + len(columns))
+        for topic, columns in logs.items()
+    }
+    return batch_request(ranges)
+
+
+class Batch:
+    """Fails like Arrow, without a name, on records whose text begins with "bad"."""
+
+    def __init__(
+        self, error: type[Exception] = ArithmeticError, topic: str | None = "dead"
+    ) -> None:
+        self.error, self.handlers = error, Handlers(topic)
+        self.runs = self.trials = 0
+        self.always = False
+
+    def compute(
+        self, request: BatchRequest, hop: BatchInput, trial: Trial | None
+    ) -> tuple[list[str], int]:
+        self.trials += trial is not None
+        self.runs += trial is None
+        values = [
+            value
+            for isolated_source in ISOLATED_SOURCES
+            if isolated_source.slot in hop.batches
+            for value in hop.batches[isolated_source.slot].value.to_pylist()
+        ]
+        if self.always or any(value.startswith("bad") for value in values):
+            raise self.error("some value")
+        return values, len(hop.batches[DEAD_LETTER_SLOT])
+
+    def run(self, **logs: LogColumns) -> tuple[list[str], int]:
+        nothing = log([])
+        both = {"a": nothing, "b": nothing, **logs}
+        read = {TopicPartition(topic, 0): columns for topic, columns in both.items()}
+        decoder = LogDecoder(ISOLATED_SOURCES, False, self.handlers)
+        return Isolated(decoder).run(request(**both), read, self.compute)
+
+
+@pytest.mark.parametrize("at", [0, 1, 500, 998, 999])
+def test_a_record_that_no_error_names_is_found_in_log_n_trials(at: int) -> None:
+    values = [f"v{n}" for n in range(1_000)]
+    values[at] = "bad"
+    batch = Batch()
+    assert batch.run(a=log(values)) == ([v for v in values if v != "bad"], 1)
+    assert batch.runs == 2
+    assert batch.trials <= 13
+
+
+def test_several_of_two_inputs() -> None:
+    batch = Batch()
+    found = batch.run(a=log(["x", "bad1", "y"], [1, 5, 6]), b=log(["bad2", "z"], [3, 9]))
+    assert found == (["x", "y", "z"], 2)
+    assert batch.runs == 3
+
+
+def test_a_batch_full_of_bad_ones_gets_smaller() -> None:
+    batch = Batch()
+    good, dead = batch.run(a=log(["bad"] * 1_000))
+    assert (good, 0 < dead < 1_000) == ([], True)
+    assert batch.runs < 12 * HALVED_AFTER
+
+
+class Tells(ArithmeticError):
+    """Its text is no UTF-8, as that of half an emoji in a record's JSON."""
+
+    def __str__(self) -> str:
+        return f"no such name: \ud83d ({self.args[0]})"
+
+
+def test_an_error_whose_text_is_no_utf8_is_a_dead_letter_that_can_be_written() -> None:
+    batch = Batch(Tells)
+    letters = []
+
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> int:
+        made = batch.compute(request, hop, trial)
+        letters.append(hop.batches[DEAD_LETTER_SLOT])
+        return made[1]
+
+    read = {A: log(["x", "bad", "y"])}
+    decoder = LogDecoder(ISOLATED_SOURCES[:1], False, batch.handlers)
+    assert Isolated(decoder).run(request(a=read[A]), read, compute) == 1
+    (headers,) = letter_headers(letters[-1], ISOLATED_SOURCES)
+    said = dict(headers)
+    assert said["__streams.errors.message"] == rb"Tells: no such name: \ud83d (some value)"
+    stack = said["__streams.errors.stacktrace"] or b""
+    assert rb"no such name: \ud83d (some value)" in stack
+    assert __file__.encode() in stack
+
+
+def test_without_a_handler_that_goes_on_the_record_is_named() -> None:
+    with pytest.raises(RecordFailure) as failure:
+        Batch(topic=None).run(a=log(["x", "bad", "y"]))
+    record = failure.value.failure.record
+    assert record is not None
+    assert (record.place, record.node) == (("a", 0, 101), "source-a")
+
+
+@pytest.mark.parametrize("error", [RetriableError, FatalError, OSError, MemoryError])
+def test_what_no_record_causes_is_not_searched(error: type[Exception]) -> None:
+    batch = Batch(error)
+    with pytest.raises(error):
+        batch.run(a=log(["x", "bad", "y"]))
+    assert (batch.runs, batch.trials) == (1, 0)
+
+
+def test_what_fails_without_any_record_is_no_records_fault() -> None:
+    batch = Batch()
+    batch.always = True
+    with pytest.raises(ArithmeticError):
+        batch.run(a=log(["x", "y"]))
+    assert (batch.runs, batch.trials) == (1, 1)
+
+
+@pytest.mark.parametrize(("limit", "at"), [(99, 0), (300, 5), (349, 5), (699, 12)])
+def test_the_record_that_makes_an_entry_of_a_store_too_large_is_found(limit: int, at: int) -> None:
+    changelog = "app-lists-changelog"
+    task = TaskContext(TaskId(0, 0), "", "", {}, {"lists": StorePlace("", changelog)})
+    trials = 0
+
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> None:
+        nonlocal trials
+        count = len(hop.batches[1])
+        changes = StoreChanges("lists", [b"k"], [b"v" * (50 * count + 13)], np.zeros(1, np.int64))
+        result = StepResult(changes={task.task: [changes] if count else []})
+        size = largest_entry(request, result, changelog)
+        assert size == (50 * (count + 1) if count else 0)
+        if trial is None:
+            raise RecordTooLargeError("too large", topics=(changelog,), limit=limit)
+        trials += 1
+        trial(request, result)
+
+    read = {A: log([f"v{n}" for n in range(20)])}
+    asked = replace(request(a=read[A]), tasks=[task])
+    decoder = LogDecoder(ISOLATED_SOURCES[:1], False, Handlers("dead"))
+    with pytest.raises(RecordTooLargeError) as raised:
+        Isolated(decoder, {"lists": "aggregate"}).run(asked, read, compute)
+    assert raised.value.place == ("a", 0, 100 + at, "aggregate")
+    assert f"Record a-0@{100 + at} has made it so large." in str(raised.value)
+    assert trials < 9
+
+
+@pytest.mark.parametrize("late", [[0], [4, 5, 11], list(range(20))])
+def test_records_whose_times_the_changelog_refuses_are_found(late: list[int]) -> None:
+    changelog, refused_ms = "app-counts-changelog", 10**14
+    task = TaskContext(TaskId(0, 0), "", "", {}, {"counts": StorePlace("", changelog)})
+
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> None:
+        offsets = hop.batches[1].offset.tolist()
+        times = [refused_ms if offset - 100 in late else 1 for offset in offsets]
+        changes = StoreChanges("counts", [b"k"] * len(times), [b"v"] * len(times), np.array(times))
+        result = StepResult(changes={task.task: [changes]})
+        met = set(times_of_entries(request, result, changelog).tolist()) & {refused_ms}
+        if trial is not None:
+            trial(request, result)
+        elif met:
+            refusal = frozenset((b"k", b"v", at) for at in met)
+            raise RecordRefusedError("late", topics=(changelog,), records=refusal, untimely=True)
+
+    read = {A: log([f"v{n}" for n in range(20)])}
+    asked = replace(request(a=read[A]), tasks=[task])
+    decoder = LogDecoder(ISOLATED_SOURCES[:1], False, Handlers("dead"))
+    with pytest.raises(RecordRefusedError) as raised:
+        Isolated(decoder, {"counts": "count"}).run(asked, read, compute)
+    found = [raised.value, *raised.value.others]
+    assert [one.place for one in found] == [
+        ("a", 0, 100 + at, "count") for at in late[:HALVED_AFTER]
+    ]
+    assert f"Record a-0@{100 + late[0]} gives an entry of store counts that time." in str(found[0])
+
+
+class Away(ConnectionError):
+    """Of a schema registry."""
+
+
+@pytest.mark.parametrize("stage", ["processing", "production"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_serde_without_an_answer_blames_no_record(stage: str, named: bool) -> None:
+    """With a topic for dead letters, too: good records would go there."""
+    trials = 0
+
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> None:
+        nonlocal trials
+        trials += trial is not None
+        cause = SerdeError("ConnectionError: refused")
+        cause.__cause__ = Away("refused")
+        if not named:
+            raise cause
+        failure = RecordFailure(BadRecord("a", 0, 101, "sink"), None, cause, stage=stage)
+        failure.__cause__ = cause
+        raise failure
+
+    read = {A: log(["x", "y"])}
+    decoder = LogDecoder(ISOLATED_SOURCES[:1], False, Handlers("dead"))
+    with pytest.raises(RetriableError, match="answer") as raised:
+        Isolated(decoder, {"s": "count"}).run(request(a=read[A]), read, compute)
+    assert raised.value.partitions == (frozenset({A}) if named else frozenset())
+    assert trials == 0
+
+
+def test_a_function_s_outage_is_its_record_s_matter() -> None:
+    """Unless its handler is retry-outages."""
+    batch = Batch()
+
+    def compute(request: BatchRequest, hop: BatchInput, trial: Trial | None) -> int:
+        if 101 in hop.batches[1].offset.tolist():
+            cause = Away("refused")
+            failure = RecordFailure(BadRecord("a", 0, 101, "map"), None, cause)
+            failure.__cause__ = cause
+            raise failure
+        return len(hop.batches[DEAD_LETTER_SLOT])
+
+    read = {A: log(["x", "y"])}
+    decoder = LogDecoder(ISOLATED_SOURCES[:1], False, batch.handlers)
+    assert Isolated(decoder).run(request(a=read[A]), read, compute) == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ([5, 10**18, 7, 10**17], [5, 5, 7, 7]),
+        ([10**18, 10**18, 7], [7, 7, 7]),
+        ([10**18, 10**17], [99, 99]),
+    ],
+)
+def test_a_time_that_nothing_holds_leaves_it_out(times: list[int], kept: list[int]) -> None:
+    asked: list[ErrorHandlerContext] = []
+
+    def handler(context: ErrorHandlerContext, error: BaseException) -> Response:
+        asked.append(context)
+        assert isinstance(error, RecordTimeError)
+        return Response.DEAD_LETTER
+
+    handlers = Handlers("dead", {"deserialization": handler})
+    decoder = LogDecoder(ISOLATED_SOURCES[:1], False, handlers)
+    columns = log([f"v{n}" for n in range(len(times))], times)
+    hop = decoder.run({A: columns}, Judge(handlers, wall_clock_ms=99))
+    assert hop.timestamp.tolist() == kept
+    bad = [row for row, at in enumerate(times) if at > 10**16]
+    letters = hop.batches[DEAD_LETTER_SLOT]
+    assert letters.timestamp.tolist() == [kept[row] for row in bad]
+    assert [one.timestamp for one in asked] == [times[row] for row in bad]
+    assert hop.batches[1].timestamp.tolist() == [at for at in times if at < 10**16]
+    with pytest.raises(DescribedFailure) as failed:
+        LogDecoder(ISOLATED_SOURCES[:1], False, Handlers()).run({A: columns}, Judge())
+    assert failed.value.failure.code == "EF-RECORD-TIME"
+    assert failed.value.failure.judged

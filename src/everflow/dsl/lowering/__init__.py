@@ -1,10 +1,8 @@
 """From calls of the DSL to nodes: one-way functions that know no class of `everflow.dsl.streams`.
 
-Each takes a `stream.Stream` (graph, node, edge) and what the user gave, checks it, appends nodes to
-the graph and returns the `Stream` behind them. TopologyError, with the user's line and the cure,
-for what cannot work. All calls belong to the thread that builds the topology.
+Each checks what the user gave (TopologyError), appends nodes behind a `graph_builder.Stream`, and
+returns the one behind them. All calls belong to the thread that builds the topology.
 
-Lowest first: `stream`; `join_call` (joiners); `table_reads` (tables as operators look them up);
-`stateless`, `tables`, `global_tables`, `processors`; `stream_joins`, `table_joins`,
-`aggregation`. They import what `everflow.dsl` may, and of that nothing above themselves.
+Lowest first: `stateless`, `processors`, `tables`, `joins`, `aggregation`. They import
+what `everflow.dsl` may, and of that nothing above themselves.
 """

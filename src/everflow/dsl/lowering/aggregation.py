@@ -1,8 +1,7 @@
 """One aggregation of a grouped stream or table, or of cogrouped streams: inputs, store, operator.
 
-Each change of an entry of a grouped table takes back what it was from its old group and adds what
-it is to its new one, through a repartition topic in Java's bytes (design note 021). Cogrouped
-streams are one stream, whose records have a field for each of them (KIP-150).
+Grouped tables: design note 021. Cogrouped streams (KIP-150) are one stream, whose records have a
+field for each of them.
 """
 
 from __future__ import annotations
@@ -35,13 +34,18 @@ from everflow.dsl.expressions import (
     result_type,
     unless_deleted,
 )
-from everflow.dsl.graph_builder import GraphBuilder
-from everflow.dsl.lowering.join_call import in_windows_of
-from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.lowering.table_reads import latest_updates, stored_table, tells_old, with_ttl
-from everflow.dsl.lowering.tables import closes_after_ms, emit_each_update, held_back
-from everflow.dsl.stores import Materialized
-from everflow.dsl.suppressed import EmitStrategy
+from everflow.dsl.graph_builder import GraphBuilder, Stream, store_spec
+from everflow.dsl.lowering.joins import in_windows_of
+from everflow.dsl.lowering.tables import (
+    closes_after_ms,
+    emit_each_update,
+    held_back,
+    latest_updates,
+    stored_table,
+    tells_old,
+    with_ttl,
+)
+from everflow.dsl.stores import EmitStrategy, Store, kept_for
 from everflow.errors import EverflowError, TopologyError
 from everflow.operators.agg import Aggregator, require_comparable
 from everflow.operators.aggregates.aggregate import (
@@ -53,11 +57,12 @@ from everflow.operators.aggregates.aggregate import (
     PythonTableAggregator,
     TableAggregateSpec,
 )
-from everflow.operators.aggregates.session_aggregate import (
+from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
+from everflow.operators.aggregates.windowed_aggregate import (
+    EACH_UPDATE,
+    CountWindowSpec,
     SessionAggregateSpec,
 )
-from everflow.operators.aggregates.sliding_aggregate import SlidingAggregateSpec
-from everflow.operators.aggregates.windowed_aggregate import EACH_UPDATE, CountWindowSpec
 from everflow.operators.suppress import BufferBounds
 from everflow.operators.table import TableChanges
 from everflow.serdes import Serde
@@ -79,8 +84,7 @@ Windows: TypeAlias = TimeWindows | SlidingWindows | SessionWindows | CountWindow
 
 
 class Groups:
-    """What is aggregated: a grouped stream or table, or cogrouped streams. ``edge``: of what the
-    aggregates' Columns and functions get."""
+    """What is aggregated. ``edge``: of what the aggregates' Columns and functions get."""
 
     nodes: ClassVar[str] = "KSTREAM-{label}-"
     """What Kafka Streams' names of its nodes begin with."""
@@ -108,8 +112,7 @@ class Groups:
 
 
 class GroupedStream(Groups):
-    """A stream grouped by key. ``name`` is that of the repartition topic, used where the key was
-    changed; several aggregations of one grouped stream share the topic."""
+    """A stream grouped by key; its aggregations share one repartition topic, called ``name``."""
 
     def __init__(self, stream: Stream, name: str | None) -> None:
         super().__init__(stream.graph, stream.edge)
@@ -133,8 +136,8 @@ class GroupedStream(Groups):
 
 
 class GroupedTable(Groups):
-    """Entries of a table by group. ``changes``: the node of changes; ``edge``: of groups and
-    values; ``name``: of the repartition topic, which several aggregations share."""
+    """Entries of a table by group. ``changes``: the node of changes; ``name``: of the repartition
+    topic, which several aggregations share."""
 
     nodes = "KTABLE-{label}-"
     numbers = 2  # sink and source come first in the original
@@ -145,7 +148,6 @@ class GroupedTable(Groups):
         self.changes, self.name = changes, name
 
     def grouped(self, operator: str, name: str, nulls: bool) -> Stream:
-        """The changes of each group, in one task."""
         key, value = self.edge.serdes(operator)
         edge = EdgeType(self.edge.type.key, changed_type(self.edge.type.value))
         written = key, ChangedSerde(value)
@@ -233,15 +235,14 @@ def _keyed(
 
 
 class Aggregation:
-    """One aggregation while it is lowered: name, repartition, inputs, store, operator, in the
-    original's order."""
+    """One aggregation while it is lowered, in the original's order."""
 
     def __init__(
         self,
         group: Groups,
         windows: Windows | None,
         operator: str,
-        store: str | Materialized | None,
+        store: Store | None,
         name: str | None,
         *,
         emit: EmitStrategy | None = None,
@@ -258,7 +259,14 @@ class Aggregation:
         if isinstance(windows, CountWindows):
             self.cut = windows.of_numbers
         elif windows is not None:
-            self.retention_ms = self.graph.retention_ms(self.store, windows.retention_ms)
+            options = self.graph.options.get(self.store)
+            self.retention_ms = kept_for(options, windows.retention_ms)
+        self.kind = "key_value" if windows is None or self.counts else "window"
+        self.size_ms = None if self.cut is None else self.cut.size_ms
+        if isinstance(windows, SlidingWindows):
+            self.size_ms = windows.difference_ms
+        elif isinstance(windows, SessionWindows):
+            self.kind = "session"
         self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
 
     @property
@@ -267,7 +275,6 @@ class Aggregation:
         return self.windows is not None and not isinstance(self.windows, SlidingWindows)
 
     def aggregate(self, fields: dict[str, Aggregator], options: dict[str, Any]) -> Stream:
-        """Lower built-in aggregates, if there are ``fields``, else functions."""
         return self.built_in(fields, bare=False) if fields else self.functions(options)
 
     def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> Stream:
@@ -325,7 +332,6 @@ class Aggregation:
         return self._functions(key_serde, value_serde, made, None)
 
     def functions(self, options: dict[str, Any]) -> Stream:
-        """Lower a Python initializer, the aggregators and, for sessions, the merger."""
         check_parameters(options["initializer"], (), "aggregate: initializer")
         aggregator, named = self.group.called(options)
         merger = None
@@ -450,41 +456,19 @@ class Aggregation:
         )
 
     def _key_serde(self, inner: Serde) -> Serde:
-        if isinstance(self.windows, SessionWindows):
+        if self.kind == "session":
             return serdes.session_windowed(inner)
-        if isinstance(self.windows, SlidingWindows):
-            return serdes.time_windowed(inner, self.windows.difference_ms)
-        return inner if self.cut is None else serdes.time_windowed(inner, self.cut.size_ms)
+        return inner if self.size_ms is None else serdes.time_windowed(inner, self.size_ms)
 
     def _stores(self, spec: TableOperator, folds: tuple[str, ...]) -> tuple[StoreSpec, ...]:
-        """Of the aggregates, and of count windows the next number of each key."""
-        kind, size_ms, windows = "key_value", None, self.windows
-        if isinstance(windows, TimeWindows):
-            kind, size_ms = "window", windows.size_ms
-        elif isinstance(windows, SlidingWindows):
-            kind, size_ms = "window", windows.difference_ms
-        elif isinstance(windows, SessionWindows):
-            kind = "session"
-        own = StoreSpec(
-            name=self.store,
-            kind=kind,
-            key_serde=self._key_serde(spec.key_serde) if self.counts else spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=None if kind == "key_value" else self.retention_ms,
-            window_size_ms=size_ms,
-            folds=folds,
-            private=self.counts,
-        )
+        key = self._key_serde(spec.key_serde) if self.counts else spec.key_serde
+        kept: dict[str, Any] = {"folds": folds, "private": self.counts}
+        if self.kind != "key_value":
+            kept |= {"retention_ms": self.retention_ms, "window_size_ms": self.size_ms}
+        own = store_spec(self.store, (key, spec.value_serde), self.kind, **kept)
         if not isinstance(spec, CountWindowSpec):
             return (own,)
-        numbers = StoreSpec(
-            name=spec.numbers,
-            kind="key_value",
-            key_serde=spec.key_serde,
-            value_serde=serdes.long(),
-            private=True,
-        )
-        return own, numbers
+        return own, store_spec(spec.numbers, (spec.key_serde, serdes.long()), private=True)
 
 
 def _column(name: str, aggregator: Aggregator, given: object) -> Column:
@@ -507,8 +491,7 @@ def grouped_table(
     name: str | None,
     written: tuple[object, object],
 ) -> GroupedTable:
-    """The entries of a table, grouped anew. ``name``: of the repartition topic; ``written``: the
-    serdes of keys and values there, None for the types' own."""
+    """``name``: of the repartition topic; ``written``: the serdes there, None: the types' own."""
     graph = table.graph
     node = graph.new_name("KTABLE-SELECT-")
     updates = latest_updates(graph, table.node, node, "group_by")
@@ -537,7 +520,7 @@ def grouped_table(
 def _selection(
     edge: Edge, key: Callable[..., Any], value: Column | None, returns: object
 ) -> tuple[Edge, str, Callable[..., Any]]:
-    """The edge behind a function that gives keys, or keys and values; its kind; the function."""
+    """The edge behind a function; its kind; the function."""
     if value is not None:
         raise TopologyError(
             "group_by: value= goes with a Column as key; a function returns both, with "
@@ -563,17 +546,16 @@ def _written(edge: Edge, serdes: tuple[object, object]) -> Edge:
 
 
 def given_fields(
-    options: dict[str, Any], aggregators: dict[str, Aggregator]
+    given: dict[str, Any], names: tuple[str, ...]
 ) -> tuple[dict[str, Aggregator], dict[str, Any]]:
-    """The built-in aggregates of a call, and its options: one that is an aggregate is a field."""
-    fields = {
-        name: given for name, given in options.items() if isinstance(given, Aggregator)
-    } | aggregators
-    return fields, {name: None if name in fields else given for name, given in options.items()}
+    """The built-in aggregates of a call, and its options, of the ``names``, that are none."""
+    options = {name: given[name] for name in names if name in given}
+    fields = {name: one for name, one in options.items() if isinstance(one, Aggregator)}
+    fields |= given["aggregators"]
+    return fields, {name: None if name in fields else one for name, one in options.items()}
 
 
 def check_aggregates(fields: dict[str, Aggregator], options: dict[str, Any]) -> None:
-    """TopologyError unless the call has built-in aggregates, or functions."""
     if callable(fields.get("merger")):
         raise TopologyError("merger= is for sessions: only they merge; leave it out here")
     if options.get("merger") is not None and options["aggregator"] is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -29,11 +29,10 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
 )
+from everflow.dsl.graph_builder import Stream, window_store
 from everflow.dsl.lowering.stateless import with_answer
-from everflow.dsl.lowering.stream import Stream, window_store
-from everflow.dsl.stores import Materialized
+from everflow.dsl.stores import Store
 from everflow.errors import TopologyError
-from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.joins import JoinedTable
 from everflow.operators.processors.process import ProcessSpec, tagged
 from everflow.operators.processors.processor import (
@@ -47,6 +46,7 @@ from everflow.operators.processors.processor import (
 )
 from everflow.operators.processors.stores import index_of
 from everflow.operators.suppress import SuppressSpec
+from everflow.operators.table import DeduplicateSpec
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
@@ -171,11 +171,7 @@ class ConnectedStores:
                 self.specs.append(graph.declare_store(own, operator))
             return
         if not isinstance(one, str):
-            raise TopologyError(
-                f"{operator}: stores takes what Stores makes, stores=[Stores.key_value('seen', "
-                "key=serdes.string(), value=serdes.long())], and names of stores that are there, "
-                f"found {one!r}"
-            )
+            raise TopologyError(f"{operator}: {_TAKES}, found {one!r}")
         node = graph.keeper_of(one)
         if isinstance(node, GlobalTableNode):
             self.global_tables.append(node.store)
@@ -195,7 +191,7 @@ class ConnectedStores:
                 "own; processors read the stores of tables"
             )
         # It gives every update from now on, as a table that is joined.
-        graph.replace(replace(node, operator=replace(inner, emit_every_update=True)))
+        graph.nodes[node.name] = node.giving_every_update()
         first = graph.reaches_first(node.name, self._stream)
         self.tables.append(JoinedTable(node.stores[0], inner.results, node.out.value, first=first))
         self.nodes.append(node.name)
@@ -203,8 +199,6 @@ class ConnectedStores:
 
 @dataclass(frozen=True)
 class ProcessorCall:
-    """A call of the processor API while it is lowered."""
-
     operator: str
     given: object
     stores: Iterable[object]
@@ -212,7 +206,7 @@ class ProcessorCall:
 
     @property
     def named(self) -> Callable[..., Any]:
-        """What a message calls by its name."""
+        """For messages."""
         return self.given if callable(self.given) else type(self.given)
 
     def made(
@@ -246,14 +240,14 @@ class ProcessorCall:
         keeps_key: bool = True,
         label: str = "PROCESSOR",
     ) -> StatefulNode:
-        """Adds the processor's node, behind a stream or a table; ``edge``: of its results."""
+        """Adds the processor's node; ``edge``: of its results."""
         made_by, kind = supplier(form, self.given, self.operator)
         kept = ConnectedStores(given, self.stores, self.operator)
         spec = ProcessSpec(
             supplier=made_by,
             specs=tuple(kept.specs),
             tables=tuple(kept.tables),
-            global_stores=tuple(kept.global_tables),
+            looks_up=tuple(kept.global_tables),
             out=edge.type,
             children=children,
             keeps_key=keeps_key,
@@ -287,10 +281,9 @@ def deduplicated(
     grace: Duration | None,
     by: Expression | None,
     returns: object,
-    store: str | Materialized | None,
+    store: Store | None,
     name: str | None,
 ) -> Stream:
-    """The records that repeat none. TopologyError for times that cannot be."""
     graph = stream.graph
     kept = graph.claim_store(store, "deduplicate")
     within_ms = checked_ms(within, "deduplicate: within", 1)
@@ -315,8 +308,6 @@ def deduplicated(
         store=kept,
         key_serde=id_serde,
         value_serde=serdes.bytes_(),
-        result_key=edge.type.key,
-        result=edge.type.value,
         within_ms=within_ms,
         grace_ms=grace_ms,
         beside=by is not None,

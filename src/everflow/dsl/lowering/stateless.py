@@ -10,19 +10,22 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from everflow.columns.key_partitions import BY_HASH
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    check_name,
+    check_parameters,
     default_serde,
     is_column,
     is_true,
     key_value_function,
     predicate,
+    refuse_calls,
     refuse_pyspark,
     struct_of,
 )
-from everflow.dsl.lowering.stream import Stream
-from everflow.dsl.topics import partitioner_of, target_of
+from everflow.dsl.graph_builder import Stream
 from everflow.errors import TopologyError
 from everflow.serdes import Serde
 from everflow.serdes.arrow_types import type_text
@@ -30,7 +33,9 @@ from everflow.spark.expressions import analyse
 from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
+    FunctionExpr,
     MergeNode,
+    Partitioner,
     PrintNode,
     SinkNode,
     TakeNode,
@@ -46,7 +51,6 @@ MOST_ROWS = 1_000
 def filtered(
     stream: Stream, operator: str, condition: Expression, name: str | None, *, negate: bool
 ) -> Stream:
-    """The records for which the condition is true."""
     if not is_column(condition, operator):
         return _function(stream, "FILTER", operator, condition, stream.edge, name)
     keep = predicate(condition, stream.edge)  # so that a message names the user's own
@@ -84,7 +88,6 @@ def values_mapped(
     returns: object,
     name: str | None,
 ) -> Stream:
-    """New values under the same keys."""
     if fields:
         if mapper is not None:
             raise TopologyError(
@@ -105,7 +108,6 @@ def values_mapped(
 def keyed(
     stream: Stream, operator: str, key: Expression, returns: object, name: str | None
 ) -> Stream:
-    """The same values under new keys."""
     label = "KEY-SELECT"
     if is_column(key, operator):
         return _project(stream, label, name, key=key, changes_key=True)
@@ -116,7 +118,6 @@ def keyed(
 def called_for_effect(
     stream: Stream, label: str, operator: str, action: object, name: str | None
 ) -> Stream:
-    """The records, each given to a function for its effect."""
     refuse_pyspark(action, operator)
     if isinstance(action, Column) or not callable(action):
         raise TopologyError(
@@ -127,7 +128,6 @@ def called_for_effect(
 
 
 def flat_mapped(stream: Stream, mapper: Expression, returns: object, name: str | None) -> Stream:
-    """Any number of records for each."""
     label = "FLATMAP"
     if not is_column(mapper, "flat_map"):
         edge = _pair_edge(stream, "flat_map", mapper, returns)
@@ -141,7 +141,6 @@ def flat_mapped(stream: Stream, mapper: Expression, returns: object, name: str |
 def values_flat_mapped(
     stream: Stream, mapper: Expression, returns: object, name: str | None
 ) -> Stream:
-    """Any number of values under the same key."""
     label = "FLATMAPVALUES"
     if not is_column(mapper, "flat_map_values"):
         edge = stream.edge.returning("flat_map_values", mapper, value=returns)
@@ -152,7 +151,6 @@ def values_flat_mapped(
 
 
 def merged(streams: tuple[Stream, ...], name: str | None) -> Stream:
-    """The records of all streams. TopologyError for those of other types or builders."""
     first, *others = streams
     for other in others:
         _check_mergeable(first, other)
@@ -168,7 +166,6 @@ def merged(streams: tuple[Stream, ...], name: str | None) -> Stream:
 
 
 def changes_of(table: Stream, name: str | None) -> Stream:
-    """The updates of a table as a stream."""
     node_name = table.graph.node_name(name, "KTABLE-TOSTREAM-")
     return table.projected(node_name, "TOSTREAM")
 
@@ -180,7 +177,6 @@ def written(
     partitioner: Expression | str | None,
     name: str | None,
 ) -> None:
-    """The sink of a stream."""
     target = target_of(topic, stream.edge)
     chosen = partitioner_of(partitioner, stream.edge, "to", target)
     used = stream.with_serdes("to", *serdes).edge.serdes("to")
@@ -190,7 +186,6 @@ def written(
 
 
 def printed(stream: Stream, title: str | None, rows: int, name: str | None) -> None:
-    """What ends a stream in front of people."""
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
         raise TopologyError(
             f"print_table: rows is a number from 1 to {MOST_ROWS:,}, found {rows!r}; to take "
@@ -211,12 +206,7 @@ def printed(stream: Stream, title: str | None, rows: int, name: str | None) -> N
 
 
 class Split:
-    """A stream while it is split: a branch takes what its predicate, and no earlier one, takes.
-    NULL is false.
-
-    A Python predicate, or one whose Column calls Python, is asked once about a record, and only if
-    no branch before took it.
-    """
+    """A stream while it is split, as `BranchedKStream` says; NULL is false."""
 
     def __init__(self, stream: Stream, name: str | None) -> None:
         self.name = stream.graph.node_name(name, "KSTREAM-BRANCH-")
@@ -227,7 +217,6 @@ class Split:
         """Predicates, of branches of `_rest`, that may be computed again for each later one."""
 
     def branch(self, child: str, condition: Expression) -> Stream:
-        """The records that no earlier branch took and for which ``condition`` is true."""
         stream = self._stream
         if not is_column(condition, "branch"):
             return self._ask_once(child, key_value_function(condition, "branch"))
@@ -238,7 +227,6 @@ class Split:
         return taken
 
     def rest(self, child: str) -> Stream:
-        """The records that no branch took."""
         return self._where(child, self._condition())
 
     def _where(self, name: str, condition: Column | None, label: str = "BRANCHCHILD") -> Stream:
@@ -366,3 +354,74 @@ def _check_pair(operator: str, type_: pa.DataType) -> tuple[pa.DataType, pa.Data
             "F.struct((...).alias('key'), (...).alias('value'))"
         )
     return type_.field(0).type, type_.field(1).type
+
+
+# --- where records are written --------------------------------------------------------------------
+
+
+def key_partitioner_of(given: object, operator: str) -> str | FunctionExpr | None:
+    """``partitioner`` of a source, checked; None stays None."""
+    part = f"{operator}: partitioner"
+    if given is None:
+        return None
+    if not callable(given):
+        return _by_hash(given, part, "or")
+    check_parameters(given, ("topic", "key", "value", "partitions"), part)
+    return FunctionExpr(given, pa.int64())
+
+
+def target_of(topic: str | Expression, edge: Edge) -> str | ColumnExpr | FunctionExpr:
+    """``topic`` of ``to``, checked."""
+    if isinstance(topic, str):
+        check_name("topic", topic)
+        return topic
+    if is_column(topic, "to"):
+        target = analyse(topic, edge.type, expected=pa.string())
+        refuse_calls(target, "to: the topic")
+        return target
+    return FunctionExpr(key_value_function(topic, "to"), pa.string())
+
+
+def partitioner_of(
+    given: object, edge: Edge, operator: str, topic: object = ""
+) -> Partitioner | None:
+    """``partitioner`` of ``operator``, checked; None stays None."""
+    if given is None:
+        return None
+    part = f"{operator}: partitioner"
+    if isinstance(given, str):
+        return _by_hash(given, part, f"a Column, F.col({given!r}), or")
+    if not is_column(given, part):
+        assert callable(given)
+        check_parameters(given, ("topic", "key", "value", "partitions"), part)
+        return FunctionExpr(given, pa.list_(pa.int64()))
+    if isinstance(topic, ColumnExpr):
+        raise TopologyError(
+            f"{part} and topic are both Columns; give one of them as a function, as in "
+            f"partitioner=lambda topic, key, value, partitions: ..."
+        )
+    found = analyse(given, edge.type)
+    if found.calls:
+        raise TopologyError(
+            f"{part} cannot be a Column that calls Python functions; pass a function of (topic, "
+            f"key, value, partitions)"
+        )
+    if pa.types.is_integer(found.type):
+        is_long = pa.types.is_int64(found.type)
+        return found if is_long else analyse(given.cast("bigint"), edge.type)
+    if pa.types.is_list(found.type) and pa.types.is_integer(found.type.value_type):
+        return analyse(given.cast("array<bigint>"), edge.type)
+    raise TopologyError(
+        f"{part}: {found.column} is {type_text(found.type)}; it is the number of a partition, e.g. "
+        f"F.pmod(F.col('value.customer'), F.lit(4)).cast('int'), or an array of numbers"
+    )
+
+
+def _by_hash(given: object, part: str, others: str) -> str:
+    if isinstance(given, str) and given in BY_HASH:
+        return given
+    raise TopologyError(
+        f"{part} is one of {', '.join(BY_HASH)}, {others} a function of (topic, key, value, number "
+        f"of partitions) that gives a partition, found {given!r}; 'crc32' is confluent-kafka's "
+        f"(librdkafka's consistent_random), 'murmur2' Java's"
+    )

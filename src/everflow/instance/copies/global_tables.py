@@ -1,13 +1,12 @@
-"""Global tables: a task for each partition of their topics, followed as copies are. The group does
-not assign them, and their stores' changelog is the topic itself (note 026). Batches never read a
-store that is being filled: they read the store before it, or wait."""
+"""Global tables: a task for each partition of their topics, followed as copies are (note 026).
+Batches never read a store that is being filled: they read the one before it, or wait."""
 
 from __future__ import annotations
 
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from everflow.instance.copies.state_updater import FollowedTask, StalledCopy, St
 from everflow.instance.tasks.task import StandbyTask, TaskRole, TaskStore, context_of
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics
-from everflow.operators.stored_records import LoadedRows, loaded_rows
+from everflow.operators.stored_records import loaded_rows
 from everflow.records import TaskId
 from everflow.retry import StoppedError, waiting
 from everflow.state.lmdb_store import LmdbStore
@@ -33,32 +32,27 @@ if TYPE_CHECKING:
 POLL_MS = 50.0
 
 
+@dataclass
 class GlobalTables:
-    """The global tables of an instance. ``updater``: follows only ``tasks``; None without tasks.
+    """The global tables of an instance. ``updater``: follows only ``follows``; None without tasks.
     ``failed``: the instance cannot go on. From any thread, except `prepared`."""
 
-    def __init__(
-        self,
-        tasks: Sequence[StandbyTask],
-        updater: StateUpdater | None,
-        failed: Callable[[EverflowError], None],
-        clock: Clock,
-        loaded: LoadedTables | None = None,
-    ) -> None:
-        self.tasks: Collection[TaskId] = frozenset(task.id for task in tasks)
-        self._follows = tasks
-        self._updater = updater
-        self._failed = failed
-        self._clock = clock
-        self._loaded = loaded or LoadedTables((), Path(), tuple, clock)
+    follows: Sequence[StandbyTask]
+    updater: StateUpdater | None
+    failed: Callable[[EverflowError], None]
+    clock: Clock
+    loaded: LoadedTables | None = None
+    _targets: dict[TaskId, tuple[Path, int]] = field(default_factory=dict)
+    """Each store's last path, and the end of its topic's partition then."""
+    _filled: dict[TaskId, tuple[TaskStore, ...]] = field(default_factory=dict)
+    _started: bool = False
+    _failure: EverflowError | None = None
+    _waits: EverflowError | None = None
+
+    def __post_init__(self) -> None:
+        self.tasks: Collection[TaskId] = frozenset(task.id for task in self.follows)
+        self._loaded = self.loaded or LoadedTables((), Path(), tuple, self.clock)
         self._lock = threading.Lock()
-        self._targets: dict[TaskId, tuple[Path, int]] = {}
-        """Each store's last path, and the end of its topic's partition then."""
-        self._filled: dict[TaskId, tuple[TaskStore, ...]] = {}
-        """The stores that were read up to that end."""
-        self._started = False
-        self._failure: EverflowError | None = None
-        self._waits: EverflowError | None = None
 
     # --- the updater's side ----------------------------------------------------------------------
 
@@ -73,7 +67,7 @@ class GlobalTables:
             started = self._started
             self._failure = self._failure or error
         if started:
-            self._failed(error)
+            self.failed(error)
 
     def waits(self, error: EverflowError) -> None:
         with self._lock:
@@ -83,21 +77,21 @@ class GlobalTables:
 
     def start(self) -> None:
         self._loaded.start()
-        if self._updater is not None:
-            self._updater.add(self._follows)
-            self._updater.start()
+        if self.updater is not None:
+            self.updater.add(self.follows)
+            self.updater.start()
 
     def await_filled(self, stop: threading.Event, patience_ms: float) -> None:
         """Wait until every table was read up to its topic's end at the start, or loaded. Raises the
         error of a refused record; TaskTimeoutError without progress for ``patience_ms``;
         TableLoadError, StoppedError."""
-        if self._updater is not None:
+        if self.updater is not None:
             self._await_read(stop, patience_ms)
         self._loaded.await_loaded(stop)
 
     def _await_read(self, stop: threading.Event, patience_ms: float) -> None:
         moves.info("Reading global tables: %s", counted(len(self.tasks), "partition"))
-        deadline, before = Deadline(self._clock, patience_ms), -1
+        deadline, before = Deadline(self.clock, patience_ms), -1
         with waiting("reading global tables"):
             while not self._read():
                 if self._failure is not None:
@@ -106,10 +100,10 @@ class GlobalTables:
                     raise StoppedError("stopped while global tables were read")
                 if deadline.expired():
                     raise self._too_late(patience_ms)
-                self._clock.wait(stop, POLL_MS)
+                self.clock.wait(stop, POLL_MS)
                 read = sum(one.offset_sum for one in self.followed().values())
                 if read != before:
-                    deadline, before = Deadline(self._clock, patience_ms), read
+                    deadline, before = Deadline(self.clock, patience_ms), read
         with self._lock:
             self._started = True
         if self._failure is not None:
@@ -130,11 +124,8 @@ class GlobalTables:
     def _read(self) -> bool:
         self._note_filled()
         with self._lock:
-            return all(
-                task in self._targets
-                and self._targets[task][0] in (store.path for store in self._filled.get(task, ()))
-                for task in self.tasks
-            )
+            paths = {store.path for stores in self._filled.values() for store in stores}
+            return all(self._targets.get(task, (None, 0))[0] in paths for task in self.tasks)
 
     def contexts(self) -> list[TaskContext]:
         return [context_of(task, stores) for task, stores in sorted(self.stores().items())]
@@ -147,22 +138,22 @@ class GlobalTables:
 
     def followed(self) -> Mapping[TaskId, FollowedTask]:
         loaded = self._loaded.followed()
-        return loaded if self._updater is None else {**self._updater.followed(), **loaded}
+        return loaded if self.updater is None else {**self.updater.followed(), **loaded}
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
-        return {} if self._updater is None else self._updater.stalled()
+        return {} if self.updater is None else self.updater.stalled()
 
     def close(self) -> None:
-        if self._updater is not None:
-            self._updater.close()
+        if self.updater is not None:
+            self.updater.close()
         self._loaded.close()
 
     def _note_filled(self) -> None:
-        if self._updater is None:
+        if self.updater is None:
             return
         # In this order: a new path has its measurements, too.
-        stores = self._updater.stores()
-        followed = self._updater.followed()
+        stores = self.updater.stores()
+        followed = self.updater.followed()
         with self._lock:
             for task, opened in stores.items():
                 path, end = self._targets.get(task, (None, 0))
@@ -172,9 +163,8 @@ class GlobalTables:
 
 
 # --- tables that Spark loads (note 033) -----------------------------------------------------------
-# Each generation has a folder and is swapped as a whole. A batch reads the newest one as of its
-# begin; each attempt takes the newest anew. A replaced generation is removed once no batch runs
-# that began before.
+# Generations are swapped as a whole. An attempt reads the newest; a replaced one is removed once no
+# batch runs that began before.
 
 CHECKED_EVERY_MS = 1_000.0
 CLOSE_S = 5.0
@@ -192,26 +182,24 @@ class _Loaded:
     behind: bool = False
 
 
+@dataclass
 class LoadedTables:
     """``folder``: belongs to these tables alone, emptied at the start; ``busy_since``: when the
     running batches began, by the monotonic clock, before they called `stores`. From any thread."""
 
-    def __init__(
-        self,
-        tables: Sequence[LoadedTable],
-        folder: Path,
-        busy_since: Callable[[], Iterable[float | None]],
-        clock: Clock,
-        spawn: Spawn = on_thread,
-    ) -> None:
-        self._tables = {table.task: _Loaded(table=table) for table in tables}
-        self._folder, self._busy_since = folder, busy_since
-        self._clock, self._spawn = clock, spawn
+    tables: Sequence[LoadedTable]
+    folder: Path
+    busy_since: Callable[[], Iterable[float | None]]
+    clock: Clock
+    spawn: Spawn = on_thread
+    _replaced: list[tuple[Path, float]] = field(default_factory=list)
+    _failure: TableLoadError | None = None
+    _running: Running | None = None
+
+    def __post_init__(self) -> None:
+        self._tables = {table.task: _Loaded(table=table) for table in self.tables}
         self._lock = threading.Lock()
-        self._replaced: list[tuple[Path, float]] = []
         self._stop, self._ready = threading.Event(), threading.Event()
-        self._failure: TableLoadError | None = None
-        self._running: Running | None = None
 
     @property
     def ready(self) -> bool:
@@ -219,8 +207,8 @@ class LoadedTables:
 
     def start(self) -> None:
         if self._tables:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._running = self._spawn("everflow-loaded-tables", self._run)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._running = self.spawn("everflow-loaded-tables", self._run)
 
     def await_loaded(self, stop: threading.Event) -> None:
         """Wait until all were loaded, without a limit. TableLoadError, StoppedError."""
@@ -233,7 +221,7 @@ class LoadedTables:
                     raise self._failure
                 if stop.is_set():
                     raise StoppedError("stopped while global tables were loaded")
-                self._clock.wait(self._ready, 50.0)
+                self.clock.wait(self._ready, POLL_MS)
 
     def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
         with self._lock:
@@ -263,7 +251,7 @@ class LoadedTables:
         for path in paths:
             LmdbStore.close_at(path)
         if self._tables:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- its own thread --------------------------------------------------------------------------
 
@@ -276,8 +264,8 @@ class LoadedTables:
                 self._failure.__cause__ = error
                 return
         self._ready.set()
-        while not self._clock.wait(self._stop, CHECKED_EVERY_MS):
-            now_ms = self._clock.monotonic_ms()
+        while not self.clock.wait(self._stop, CHECKED_EVERY_MS):
+            now_ms = self.clock.monotonic_ms()
             for one in self._tables.values():
                 if one.table.node.refresh_ms is not None and one.due_ms <= now_ms:
                     self._refresh(one)
@@ -288,7 +276,7 @@ class LoadedTables:
             self._load(one)
         except Exception as error:
             one.behind = True
-            age_s = (self._clock.now_ms() - one.at_ms) / 1000
+            age_s = (self.clock.now_ms() - one.at_ms) / 1000
             moves.warning(
                 "Global table %s could not be loaded again: %s. Joins go on with the rows loaded "
                 "%.0f s ago; the next try is in %g s",
@@ -300,38 +288,31 @@ class LoadedTables:
 
     def _load(self, one: _Loaded) -> None:
         # From the begin of one to the begin of the next, and a pause where it takes longer.
-        one.due_ms = self._clock.monotonic_ms() + (one.table.node.refresh_ms or 0)
+        one.due_ms = self.clock.monotonic_ms() + (one.table.node.refresh_ms or 0)
         rows = loaded_rows(one.table.node)
         if self._stop.is_set():
             return
         if rows.without_key:
-            moves.warning(
-                "Global table %s: skipped %s without a key",
-                one.table.store.name,
-                counted(rows.without_key, "row"),
-            )
-        at_ms = max(self._clock.now_ms(), one.at_ms + 1)
-        path = self._folder / f"{one.table.store.name}-{at_ms}"
-        _write(path, rows, at_ms)
+            name, skipped = one.table.store.name, counted(rows.without_key, "row")
+            moves.warning("Global table %s: skipped %s without a key", name, skipped)
+        at_ms = max(self.clock.now_ms(), one.at_ms + 1)
+        path = self.folder / f"{one.table.store.name}-{at_ms}"
+        store = LmdbStore.open(path, kind=KEY_VALUE)
+        for part in rows.chunks(at_ms):
+            store.load_chunk(part.keys, part.values, part.timestamps, at_ms, now_ms=at_ms)
         with self._lock:
             if one.path is not None:
-                self._replaced.append((one.path, self._clock.monotonic_ms()))
+                self._replaced.append((one.path, self.clock.monotonic_ms()))
             one.path, one.rows, one.at_ms, one.behind = path, len(rows.keys), at_ms, False
 
     def _remove_replaced(self) -> None:
-        oldest = min((since for since in self._busy_since() if since is not None), default=None)
+        oldest = min((since for since in self.busy_since() if since is not None), default=None)
         with self._lock:
             free = [one for one in self._replaced if oldest is None or oldest > one[1]]
             self._replaced = [one for one in self._replaced if one not in free]
         for path, _ in free:
             LmdbStore.close_at(path)
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _write(path: Path, rows: LoadedRows, at_ms: int) -> None:
-    store = LmdbStore.open(path, kind=KEY_VALUE)
-    for part in rows.chunks(at_ms):
-        store.load_chunk(part.keys, part.values, part.timestamps, at_ms, now_ms=at_ms)
 
 
 def _refusal(table: LoadedTable, error: Exception) -> TableLoadError:

@@ -20,7 +20,7 @@ from everflow.instance.restore.restore_plan import (
     trusted_until_ms,
 )
 from everflow.instance.tasks.task import TaskStore
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -34,49 +34,37 @@ class AtRest:
 
     offset_sum: int
     until_ms: float = float("inf")
-    inputs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    inputs: Offsets = field(default_factory=dict)
     """Offsets of its task's inputs that the group had committed with the last batch in it."""
 
 
+@dataclass
 class Copies:
-    """`membership.assignor.LocalCopies` of this instance; any thread may call everything.
+    """What is on this instance's disk, for `membership.assignor`; any thread may call everything.
     ``recovering``: active tasks that do not run yet; ``restored``: positions of stores being
     restored, summed per task. ``delete_retention_ms``: of a changelog topic, without I/O."""
 
-    def __init__(
-        self,
-        followed: Callable[[], Mapping[TaskId, FollowedTask]],
-        running: Callable[[], Collection[TaskId]],
-        recovering: Callable[[], Collection[TaskId]] = tuple,
-        restored: Callable[[], Mapping[TaskId, int]] = dict,
-        delete_retention_ms: Callable[[str], int] = lambda topic: DEFAULT_DELETE_RETENTION_MS,
-        clock: Clock | None = None,
-    ) -> None:
-        self._followed = followed
-        self._running = running
-        self._recovering = recovering
-        self._restored = restored
-        self._delete_retention_ms = delete_retention_ms
-        self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
-        self._at_rest: dict[TaskId, AtRest] = {}
+    followed: Callable[[], Mapping[TaskId, FollowedTask]]
+    running: Callable[[], Collection[TaskId]]
+    recovering: Callable[[], Collection[TaskId]] = tuple
+    restored: Callable[[], Mapping[TaskId, int]] = dict
+    delete_retention_ms: Callable[[str], int] = lambda topic: DEFAULT_DELETE_RETENTION_MS
+    clock: Clock = field(default_factory=SystemClock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _at_rest: dict[TaskId, AtRest] = field(default_factory=dict)
 
     def offset_sums(self) -> Mapping[TaskId, int]:
         """The sum of the changelog positions of each copy, without active tasks that run here."""
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         with self._lock:
-            # A copy that nobody followed for too long would be rebuilt before use (if anything was
-            # written since, which is not known here).
-            sums = {
-                task: copy.offset_sum
-                for task, copy in self._at_rest.items()
-                if now_ms <= copy.until_ms
-            }
-        sums.update((task, figures.offset_sum) for task, figures in self._followed().items())
-        restored = self._restored()
-        for task in self._recovering():
+            # A copy that nobody followed for too long would be rebuilt before use.
+            at_rest = self._at_rest.items()
+            sums = {task: copy.offset_sum for task, copy in at_rest if now_ms <= copy.until_ms}
+        sums.update((task, figures.offset_sum) for task, figures in self.followed().items())
+        restored = self.restored()
+        for task in self.recovering():
             sums[task] = max(sums.get(task, 0), restored.get(task, 0))
-        for task in self._running():
+        for task in self.running():
             sums.pop(task, None)
         return sums
 
@@ -87,8 +75,7 @@ class Copies:
         changelog: Callable[[TaskId, StoreSpec], TopicPartition],
         states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
     ) -> None:
-        """Read all task folders, once, before the instance joins. A store that cannot be judged is
-        left out: its task counts as cold."""
+        """Read all task folders, once, before the instance joins. What cannot be judged is cold."""
         found: list[tuple[TaskId, StoreSpec, TopicPartition]] = []
         for task in folder.tasks():
             here = set(folder.stores(task))
@@ -98,14 +85,12 @@ class Copies:
         try:
             known = states({tp for _, _, tp in found}) if found else {}
         except EverflowError as error:
-            log.warning(
-                "The local copies in the state folder cannot be compared with their changelogs: %s",
-                error,
-            )
+            text = "The local copies in the state folder cannot be compared with their changelogs"
+            log.warning("%s: %s", text, error)
             return
         copies: dict[TaskId, list[AtRest]] = {}
         for task, spec, tp in found:
-            copy = _judged(folder, task, spec, known[tp], self._clock.now_ms())
+            copy = _judged(folder, task, spec, known[tp], self.clock.now_ms())
             if copy is not None:
                 copies.setdefault(task, []).append(copy)
         rested = {task: _together(stores) for task, stores in sorted(copies.items())}
@@ -118,13 +103,8 @@ class Copies:
     def applied(self, topics: Collection[str]) -> dict[TopicPartition, int]:
         """Lower bounds of the committed offsets of ``topics``, from copies that no task uses."""
         with self._lock:
-            copies = list(self._at_rest.values())
-        return {
-            tp: offset
-            for copy in copies
-            for tp, offset in copy.inputs.items()
-            if tp.topic in topics
-        }
+            found = [item for copy in self._at_rest.values() for item in copy.inputs.items()]
+        return {tp: offset for tp, offset in found if tp.topic in topics}
 
     def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
         """A task ended here and its stores stay on disk: note how far they are."""
@@ -138,7 +118,7 @@ class Copies:
                 log.debug("Copy of task %s: %s", task, error)
                 continue
             if meta.position is not None:
-                retention_ms = self._delete_retention_ms(store.changelog.topic)
+                retention_ms = self.delete_retention_ms(store.changelog.topic)
                 copies.append(
                     AtRest(meta.position, trusted_until_ms(meta.updated_ms, retention_ms))
                 )
@@ -163,11 +143,8 @@ def _together(stores: Collection[AtRest]) -> AtRest:
     inputs: dict[TopicPartition, int] = {}
     for store in stores:
         inputs.update({tp: max(at, inputs.get(tp, 0)) for tp, at in store.inputs.items()})
-    return AtRest(
-        sum(store.offset_sum for store in stores),
-        min(store.until_ms for store in stores),
-        inputs,
-    )
+    offset_sum = sum(store.offset_sum for store in stores)
+    return AtRest(offset_sum, min(store.until_ms for store in stores), inputs)
 
 
 def _judged(
@@ -196,24 +173,16 @@ def _judged(
     seen_ms = now_ms if meta.position >= state.end else meta.updated_ms
     # A store over its input topic survives a reset of the offsets, whose host need not be this one.
     noted = {} if spec.source_topic is not None else meta.inputs
-    return AtRest(
-        meta.position,
-        trusted_until_ms(seen_ms, state.delete_retention_ms),
-        {TopicPartition.parse(tp): offset for tp, offset in noted.items()},
-    )
+    inputs = {TopicPartition.parse(tp): offset for tp, offset in noted.items()}
+    return AtRest(meta.position, trusted_until_ms(seen_ms, state.delete_retention_ms), inputs)
 
 
 # --- freshness ------------------------------------------------------------------------------------
-# Until when the stores of running tasks are known to have followed their changelogs (scenario
-# 13).
-#
-# A store notes when it last was at the end of its changelog. If that was longer ago than
-# ``delete.retention.ms``, it is rebuilt, since it may have missed deletes. A batch updates the
-# note for the tasks that it touches, but a task without records has no batch for days. Nothing
-# else is written to a changelog while its task is owned here, and ownership is certain only for
-# the past: until a confirmed heartbeat was *sent*. So a claim is made for a moment between two
-# batches and counts once two more heartbeats were confirmed in the same ownership. A machine that
-# was suspended, or cut off from the group, claims nothing.
+# A store that was last at the end of its changelog longer ago than ``delete.retention.ms`` is
+# rebuilt (scenario 13), and a task without records has no batch for days. Nobody else writes to a
+# changelog while its task is owned here, which is certain only until a confirmed heartbeat was
+# *sent*. So a claim for a moment between two batches counts after two more heartbeats in the same
+# ownership. A machine that was suspended, or cut off from the group, claims nothing.
 
 PROVING_HEARTBEATS = 2
 """At least one of them was sent after the claims were collected."""
@@ -231,33 +200,29 @@ class Settled:
     at_ms: int
 
 
+@dataclass
 class Freshness:
     """Collects claims (`collect`, on one thread) and writes the proven ones into the stores
-    (`note`, which may wait for a batch in flight). ``heartbeats``: how many the group has
-    confirmed."""
+    (`note`, which may wait for a batch in flight). ``heartbeats``: confirmed by the group."""
 
-    def __init__(
-        self,
-        settled: Callable[[], Collection[Settled]],
-        broken: Callable[[TaskId, int], bool],
-        heartbeats: Callable[[], int],
-    ) -> None:
-        self._settled, self._broken, self._heartbeats = settled, broken, heartbeats
-        self._claims: Collection[Settled] = ()
-        self._claimed_at = 0
-        self.proven: tuple[Settled, ...] = ()
+    settled: Callable[[], Collection[Settled]]
+    broken: Callable[[TaskId, int], bool]
+    heartbeats: Callable[[], int]
+    proven: tuple[Settled, ...] = ()
+    _claims: Collection[Settled] = ()
+    _claimed_at: int = 0
 
     def collect(self) -> None:
-        confirmed = self._heartbeats()
+        confirmed = self.heartbeats()
         if self._claimed_at <= confirmed < self._claimed_at + PROVING_HEARTBEATS:
             return
         if confirmed >= self._claimed_at:  # fewer: of another membership, which proves nothing
             self.proven = tuple(
-                claim for claim in self._claims if not self._broken(claim.task, claim.epoch)
+                claim for claim in self._claims if not self.broken(claim.task, claim.epoch)
             )
-        self._claims = list(self._settled())
+        self._claims = list(self.settled())
         # After the claims: heartbeats that are sent from now on prove them.
-        self._claimed_at = self._heartbeats()
+        self._claimed_at = self.heartbeats()
 
     def note(self) -> None:
         """Write the proven claims; not into a store with another owner, or rebuilt or closed."""
@@ -277,38 +242,40 @@ COLLECT_PERIOD_MS = 10_000.0
 """A collection of a thousand stores takes milliseconds (note 018)."""
 
 
+@dataclass
 class StateKeeper:
-    """Keeps running stores trusted and removes unused state. `turn` runs on the instance's loop;
-    what may wait, for a batch or the disk, has a thread of its own."""
+    """Keeps running stores trusted and removes unused state. `turn` runs on the instance's loop."""
 
-    def __init__(
-        self, freshness: Freshness, cleaner: StateCleaner, sweep: Callable[[], None], clock: Clock
-    ) -> None:
-        self._freshness, self._cleaner, self._sweep, self._clock = freshness, cleaner, sweep, clock
+    freshness: Freshness
+    cleaner: StateCleaner
+    sweep: Callable[[], None]
+    clock: Clock
+    _noting: Future[None] | None = None
+    _next_collect_ms: float = 0.0
+
+    def __post_init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="everflow-state-keeper")
-        self._noting: Future[None] | None = None
-        self._next_collect_ms = 0.0
-        self._next_note_ms = clock.monotonic_ms() + NOTE_PERIOD_MS
+        self._next_note_ms = self.clock.monotonic_ms() + NOTE_PERIOD_MS
         self._start(self._delete)  # what an earlier process could not delete any more
 
     def turn(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms >= self._next_collect_ms:
             self._next_collect_ms = now_ms + COLLECT_PERIOD_MS
-            self._freshness.collect()
+            self.freshness.collect()
         if now_ms >= self._next_note_ms and (self._noting is None or self._noting.done()):
             self._next_note_ms = now_ms + NOTE_PERIOD_MS
-            self._noting = self._start(self._freshness.note)
-        if self._cleaner.clean():
+            self._noting = self._start(self.freshness.note)
+        if self.cleaner.clean():
             self._start(self._delete)
 
     def close(self) -> None:
-        self._start(self._freshness.note)
+        self._start(self.freshness.note)
         self._worker.shutdown(wait=True)
 
     def _delete(self) -> None:
         LmdbStore.close_removed()
-        self._sweep()
+        self.sweep()
 
     def _start(self, work: Callable[[], None]) -> Future[None]:
         def run() -> None:
@@ -325,14 +292,14 @@ SETTLE_MS = 5_000.0
 """A generation lasts so long before anything is removed: all parts have its assignment."""
 
 
+@dataclass
 class IdleTasks:
-    """How long task folders have been unused. Pure; monotonic ms: a suspended machine does not
-    count."""
+    """How long task folders have been unused. Pure; monotonic ms, without time in suspension."""
 
-    def __init__(self, delay_ms: float) -> None:
-        self.delay_ms = delay_ms
-        self._since: dict[TaskId, float] = {}
-        self._generation, self._generation_ms = -1, 0.0
+    delay_ms: float
+    _since: dict[TaskId, float] = field(default_factory=dict)
+    _generation: int = -1
+    _generation_ms: float = 0.0
 
     def after(
         self,
@@ -341,8 +308,7 @@ class IdleTasks:
         generation: int | None,
         now_ms: float,
     ) -> list[TaskId]:
-        """The tasks to remove now, sorted. ``generation``: of the group, None while the instance
-        does not run or during a rebalance."""
+        """The tasks to remove now, sorted. ``generation``: None in a rebalance, or not running."""
         self._since = {task: self._since.get(task, now_ms) for task in present if task not in used}
         if generation is None or generation != self._generation:
             self._generation, self._generation_ms = -1 if generation is None else generation, now_ms
@@ -354,62 +320,52 @@ class IdleTasks:
         )
 
 
+@dataclass
 class StateCleaner:
-    """Removes the state of tasks that had no role here for ``state.cleanup.delay.ms``. It runs on
-    the instance's loop, where no task can get a role meanwhile. Nothing is removed while the
-    instance is not running in a settled group: after a crash or an eviction copies wait for the
-    group's next assignment (I6)."""
+    """Removes the state of tasks that had no role here for ``state.cleanup.delay.ms``, on the
+    instance's loop, and only in a settled group: else copies wait for the next assignment (I6)."""
 
-    def __init__(
-        self,
-        folder: StateDirectory,
-        copies: Copies,
-        used: Callable[[], Collection[TaskId]],
-        generation: Callable[[], int | None],
-        clock: Clock,
-        delay_ms: float,
-    ) -> None:
-        self._folder, self._copies, self._clock = folder, copies, clock
-        self._used, self._generation = used, generation
-        self._idle = IdleTasks(delay_ms)
-        self._next_ms = 0.0
+    folder: StateDirectory
+    copies: Copies
+    used: Callable[[], Collection[TaskId]]
+    generation: Callable[[], int | None]
+    clock: Clock
+    delay_ms: float
+    _next_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._idle = IdleTasks(self.delay_ms)
 
     def clean(self) -> bool:
-        """Remove the state that is due; True if some was. Quick, for folders are only renamed:
-        `StateDirectory.sweep` frees the space. A folder that cannot be renamed stays, with a
-        warning."""
-        now_ms = self._clock.monotonic_ms()
+        """Remove the state that is due; True if some was. Quick, for folders are only renamed, and
+        `StateDirectory.sweep` frees the space. One that cannot be renamed stays, with a warning."""
+        now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_ms:
             return False
-        self._next_ms = now_ms + min(CLEAN_MS_MAX, max(SETTLE_MS / 5, self._idle.delay_ms / 10))
-        generation = self._generation()
-        removed = [task for task in self._due(generation, now_ms) if self._remove(task, generation)]
+        self._next_ms = now_ms + min(CLEAN_MS_MAX, max(SETTLE_MS / 5, self.delay_ms / 10))
+        generation = self.generation()
+        due = self._idle.after(self.folder.tasks(), self.used(), generation, now_ms)
+        removed = [task for task in due if self._remove(task, generation)]
         if removed:
             log.info(
                 "Removed the state of tasks that were not assigned here for %g s "
                 "(state.cleanup.delay.ms): %s",
-                self._idle.delay_ms / 1000,
+                self.delay_ms / 1000,
                 ", ".join(map(str, removed)),
             )
         return bool(removed)
 
-    def _due(self, generation: int | None, now_ms: float) -> list[TaskId]:
-        return self._idle.after(self._folder.tasks(), self._used(), generation, now_ms)
-
     def _remove(self, task: TaskId, generation: int | None) -> bool:
         """Stop reporting the copy first, then check the generation again: a join under way may have
         reported the copy, and the leader may assign the task here because of it (I5)."""
-        copy = self._copies.forget(task)
+        copy = self.copies.forget(task)
         try:
-            if self._generation() == generation:
-                self._folder.remove_task(task)
+            if self.generation() == generation:
+                self.folder.remove_task(task)
                 return True
         except (EverflowError, OSError) as error:
-            log.warning(
-                "The state of task %s, which is not assigned here, could not be removed: %s",
-                task,
-                error,
-            )
+            text = "The state of task %s, which is not assigned here, could not be removed: %s"
+            log.warning(text, task, error)
         if copy is not None:
-            self._copies.remember(task, copy)
+            self.copies.remember(task, copy)
         return False

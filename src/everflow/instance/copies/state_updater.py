@@ -1,6 +1,5 @@
-"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9). To
-promote a task, the updater releases its open stores and recovery replays the tail; demotion is the
-reverse (`task.StandbyTask`)."""
+"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9). A
+promoted task is released with open stores, of which recovery replays the tail."""
 
 from __future__ import annotations
 
@@ -16,17 +15,13 @@ from everflow.clock import Clock, Running, Spawn, on_thread
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.instance.restore.listeners import (
     RestoreListener,
-    RestoreProgress,
     StandbyUpdateListener,
     SuspendReason,
 )
-from everflow.instance.restore.restoration import (
-    PreparedStore,
-    named_keys,
-    progress_of,
-)
+from everflow.instance.restore.restoration import FilledStore, PreparedStore, progress_of
 from everflow.instance.restore.restore_plan import ChangelogState
 from everflow.instance.tasks.task import (
+    Released,
     StalledTask,
     StandbyTask,
     TaskRole,
@@ -35,9 +30,8 @@ from everflow.instance.tasks.task import (
     TaskTimeouts,
 )
 from everflow.logs import ABOUT_ASSIGNMENT, moves
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 from everflow.state.left_out import Chunk
-from everflow.state.lmdb_store import LmdbStore
 from everflow.user_program import ListenerGuard
 
 log = logging.getLogger("everflow")
@@ -55,56 +49,53 @@ class StalledCopy(NamedTuple):
     stalled: StalledTask
 
 
+@dataclass
 class StalledCopies:
-    """The copies that make no progress, and why: each waits by itself, and the others go on. Owned
-    by the updater's thread; any thread may call `stalled`. Unlike Kafka Streams the instance does
-    not end after ``task.timeout.ms``: it logs an error."""
+    """The copies that make no progress, and why. Owned by the updater's thread; any thread may call
+    `stalled`. After ``task.timeout.ms`` the instance goes on and logs an error (note 051)."""
 
-    def __init__(self, timeouts: TaskTimeouts, clock: Clock) -> None:
-        self._timeouts = timeouts
-        self._clock = clock
-        self._roles: dict[TaskId, TaskRole] = {}
-        self._moved_ms: dict[TaskId, float] = {}
-        """When each copy last made progress, or was last found to be stalled."""
-        self._over: set[TaskId] = set()
-        self._said_ms: dict[TaskId, float] = {}
+    timeouts: TaskTimeouts
+    clock: Clock
+    _roles: dict[TaskId, TaskRole] = field(default_factory=dict)
+    _moved_ms: dict[TaskId, float] = field(default_factory=dict)
+    """When each copy last made progress, or was last found to be stalled."""
+    _over: set[TaskId] = field(default_factory=set)
+    _said_ms: dict[TaskId, float] = field(default_factory=dict)
 
     def failed(
         self, tasks: Mapping[TaskId, TaskRole], cause: str, *, rests_after_ms: float | None = None
     ) -> None:
-        """One more attempt failed. ``rests_after_ms``: for how long it delayed the other tasks;
-        None: the task is tried again at once."""
-        now_ms = self._clock.monotonic_ms()
+        """``rests_after_ms``: for how long it delayed the others; None: it is tried at once."""
+        now_ms = self.clock.monotonic_ms()
         for task, role in tasks.items():
             self._roles[task] = role
             try:
-                self._timeouts.failed([task], cause, now_ms)
+                self.timeouts.failed([task], cause, now_ms)
             except TaskTimeoutError as error:
                 if task not in self._over:
                     self._over.add(task)
                     log.error("%s. The instance goes on without this copy", error)
             if now_ms - self._said_ms.get(task, float("-inf")) >= SAY_EVERY_MS:
                 self._said_ms[task] = now_ms
-                log.warning(
-                    "Task %s (%s) cannot follow its changelogs: %s", task, role.value, cause
-                )
+                text = "Task %s (%s) cannot follow its changelogs: %s"
+                log.warning(text, task, role.value, cause)
         if rests_after_ms is not None:
-            self._timeouts.rest(tasks, now_ms, rests_after_ms)
+            self.timeouts.rest(tasks, now_ms, rests_after_ms)
 
     def progressed(self, task: TaskId) -> None:
-        self._moved_ms[task] = self._clock.monotonic_ms()
+        self._moved_ms[task] = self.clock.monotonic_ms()
         if task in self._roles:
             self._forget(task)
 
     def behind(self, task: TaskId, role: TaskRole, where: str, cause: str = "") -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms - self._moved_ms.setdefault(task, now_ms) >= STALLED_MS:
             self._moved_ms[task] = now_ms
             silent = f"{where} has more records, but its leader does not send them"
             self.failed({task: role}, cause or silent)
 
     def stand_still(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         self._moved_ms = dict.fromkeys(self._moved_ms, now_ms)
 
     def keep(self, tasks: Collection[TaskId]) -> None:
@@ -114,17 +105,17 @@ class StalledCopies:
             self._moved_ms.pop(task, None)
 
     def resting(self) -> Set[TaskId]:
-        return self._timeouts.resting(self._clock.monotonic_ms())
+        return self.timeouts.resting(self.clock.monotonic_ms())
 
     def stalled(self) -> Mapping[TaskId, StalledCopy]:
         return {
             task: StalledCopy(role, stalled)
-            for task, stalled in self._timeouts.stalled().items()
+            for task, stalled in self.timeouts.stalled().items()
             if (role := self._roles.get(task)) is not None
         }
 
     def _forget(self, task: TaskId) -> None:
-        self._timeouts.progressed(task)
+        self.timeouts.progressed(task)
         self._roles.pop(task, None)
         self._said_ms.pop(task, None)
         self._over.discard(task)
@@ -135,7 +126,6 @@ def concerned(
     silent: Iterable[object],
     logs: Mapping[TaskId, Iterable[object]],
 ) -> dict[TaskId, TaskRole]:
-    """The tasks of ``roles`` that have one of the ``silent`` logs."""
     gone = set(silent)
     return {task: role for task, role in roles.items() if gone.intersection(logs.get(task, ()))}
 
@@ -153,17 +143,16 @@ HOT_AGAIN_AT_MOST_MS = 600_000.0
 @dataclass(frozen=True, kw_only=True)
 class UpdaterServices:
     """Effects of the updater, all called on its thread. ``open_follower``: a reader over no
-    partition yet; each role has one. ``stable_ends``: last stable offsets, of logs whose leaders
-    answer. ``prepare(task, store, state, incarnation)``: the opened, claimed and judged store.
-    ``distrust(task, store, reason)``: the next ``prepare`` rebuilds the store. ``became_hot``: a
-    copy has reached ``acceptable.recovery.lag``. ``restores``: gets the progress of warm-ups; must
-    not raise. ``standbys``: the user's listener. ``paused``: no copy reads. ``taken(task,
-    changelog, position, chunk)``: the records of a chunk that enter the store. ``doubt_topics``:
-    logs of these topics lack the next records, so the topics may have been created again."""
+    partition yet, one for each role. ``stable_ends``: of logs whose leaders answer. ``prepare(task,
+    store, state, incarnation)``: the opened, claimed and judged store. ``distrust(task, store,
+    reason)``: the next ``prepare`` rebuilds it. ``became_hot``: a copy has reached
+    ``acceptable.recovery.lag``. ``restores``: the progress of warm-ups; must not raise.
+    ``standbys``: the user's listener. ``taken(task, changelog, position, chunk)``: the records that
+    enter the store. ``doubt_topics``: logs of these lack the next records: created again?"""
 
     open_follower: Callable[[], Follower]
     states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]]
-    stable_ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
+    stable_ends: Callable[[Collection[TopicPartition]], Offsets]
     prepare: Callable[[TaskId, str, ChangelogState, str], PreparedStore]
     distrust: Callable[[TaskId, str, str], None]
     restores: RestoreListener
@@ -179,36 +168,32 @@ class UpdaterServices:
     name: str = "everflow-state-updater"
 
 
+@dataclass
 class StateUpdater:
-    """Follows tasks; `run_once` is the loop's body. What stands above it is safe from any
-    thread."""
+    """Follows tasks; `run_once` is the loop's body. What stands above it is safe on any thread."""
 
-    def __init__(
-        self,
-        services: UpdaterServices,
-        clock: Clock,
-        acceptable_lag: int,
-        task_timeout_ms: float = 300_000.0,
-    ) -> None:
-        self.wake = threading.Event()
-        self._services = services
-        self._clock = clock
-        self._acceptable_lag = acceptable_lag
+    services: UpdaterServices
+    clock: Clock
+    acceptable_lag: int
+    task_timeout_ms: float = 300_000.0
+    wake: threading.Event = field(default_factory=threading.Event)
+    _tasks: dict[TaskId, CopiedTask] = field(default_factory=dict)
+    _waiting: dict[TaskId, StandbyTask] = field(default_factory=dict)
+    _owner: dict[TopicPartition, TaskId] = field(default_factory=dict)
+    _unheard: Set[TaskId] = frozenset()
+    """Tasks with a log of which the brokers last returned no end."""
+    _ends: Offsets = field(default_factory=dict)
+    _followed: Mapping[TaskId, FollowedTask] = field(default_factory=dict)
+    _places: Mapping[TaskId, tuple[TaskStore, ...]] = field(default_factory=dict)
+    _running: Running | None = None
+
+    def __post_init__(self) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._tasks: dict[TaskId, CopiedTask] = {}
-        self._waiting: dict[TaskId, StandbyTask] = {}
-        self._owner: dict[TopicPartition, TaskId] = {}
-        self._lanes = CopyLanes(services.open_follower)
+        self._lanes = CopyLanes(self.services.open_follower)
         self._guard = ListenerGuard("standby update listener")
-        self._stalled = StalledCopies(TaskTimeouts(task_timeout_ms), clock)
-        self._unheard: Set[TaskId] = frozenset()
-        """Tasks with a log of which the brokers last returned no end."""
-        self._ends: Mapping[TopicPartition, int] = {}
-        self._followed: Mapping[TaskId, FollowedTask] = {}
-        self._places: Mapping[TaskId, tuple[TaskStore, ...]] = {}
+        self._stalled = StalledCopies(TaskTimeouts(self.task_timeout_ms), self.clock)
         self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
         self._stop = threading.Event()
-        self._running: Running | None = None
 
     # --- called from other threads ---------------------------------------------------------------
 
@@ -216,14 +201,9 @@ class StateUpdater:
         """Follow these tasks; they belong to the updater until `drop` gives them back."""
         self._command(lambda: self._take(tasks))
 
-    def drop(
-        self,
-        tasks: Collection[TaskId],
-        reason: SuspendReason,
-        done: Callable[[Sequence[StandbyTask]], None],
-    ) -> None:
-        """Release tasks after the present round; ``done`` gets them, with open stores, in any case
-        and on the updater's thread."""
+    def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Released) -> None:
+        """Release tasks after the present round; ``done`` gets them in any case, with open stores,
+        on the updater's thread."""
         self._command(lambda: self._let_go(frozenset(tasks), reason, done))
 
     def set_role(self, task: TaskId, role: TaskRole) -> None:
@@ -244,7 +224,7 @@ class StateUpdater:
         return self._stalled.stalled()
 
     def start(self) -> None:
-        self._running = self._services.spawn(self._services.name, self._run)
+        self._running = self.services.spawn(self.services.name, self._run)
 
     def close(self) -> None:
         """End after the present round and close the stores, fresh where they are at the end."""
@@ -268,13 +248,11 @@ class StateUpdater:
                 self.run_once()
             except RetriableError as error:
                 self._say(f"Standby tasks cannot follow their changelogs: {error}")
-                self._clock.wait(self.wake, FAULT_PAUSE_MS)
+                self.clock.wait(self.wake, FAULT_PAUSE_MS)
             except Exception as error:  # the instance goes on without copies
-                log.error(
-                    "Standby tasks cannot follow their changelogs: %s",
-                    error,
-                    exc_info=not isinstance(error, EverflowError),
-                )
+                defect = not isinstance(error, EverflowError)
+                text = "Standby tasks cannot follow their changelogs: %s"
+                log.error(text, error, exc_info=defect)
                 self._start_over()
 
     def run_once(self) -> None:
@@ -285,15 +263,21 @@ class StateUpdater:
         if not self._tasks:
             self._publish()
             self._lanes.rest()
-            self._clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
+            self.clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
             return
         self._read_ends()
-        if self._services.paused():
+        if self.services.paused():
             self._stalled.stand_still()
             self._publish()
-            self._clock.wait(self.wake, ENDS_PERIOD_MS)
+            self.clock.wait(self.wake, ENDS_PERIOD_MS)
             return
-        self._follow_round()
+        moved = set[TaskId]()
+        try:
+            self._take_round(moved)
+        except RetriableError as error:
+            self._note_stalled(moved, error)
+            raise
+        self._note_stalled(moved)
         self._report()
 
     def _start_over(self) -> None:
@@ -303,14 +287,14 @@ class StateUpdater:
         self._owner.clear()
         for task in tasks:
             self._open_anew(task)
-        self._retry_ms = self._clock.monotonic_ms() + SAY_EVERY_MS
+        self._retry_ms = self.clock.monotonic_ms() + SAY_EVERY_MS
         try:
             self._lanes.close()
         except Exception as error:
             log.warning("A reader of changelogs cannot be closed: %s", error)
 
     def _say(self, text: str) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms - self._said_ms >= SAY_EVERY_MS:
             log.warning("%s", text)
             self._said_ms = now_ms
@@ -325,12 +309,7 @@ class StateUpdater:
         self._waiting.update({task.id: task for task in tasks})
         self._retry_ms = float("-inf")
 
-    def _let_go(
-        self,
-        tasks: frozenset[TaskId],
-        reason: SuspendReason,
-        done: Callable[[Sequence[StandbyTask]], None],
-    ) -> None:
+    def _let_go(self, tasks: frozenset[TaskId], reason: SuspendReason, done: Released) -> None:
         released = [self._waiting.pop(task) for task in sorted(tasks) if task in self._waiting]
         found = [self._tasks.pop(task) for task in sorted(tasks) if task in self._tasks]
         for task in found:
@@ -377,7 +356,7 @@ class StateUpdater:
     # --- opening ---------------------------------------------------------------------------------
 
     def _open_waiting(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if not self._waiting or now_ms < self._retry_ms:
             return
         self._retry_ms = now_ms + FAULT_PAUSE_MS
@@ -391,9 +370,9 @@ class StateUpdater:
         }
         roles = {task.id: task.role for task in turn}
         try:
-            states = self._services.states({tp for tps in logs.values() for tp in tps})
+            states = self.services.states({tp for tps in logs.values() for tp in tps})
         except RetriableError as error:
-            took_ms = self._clock.monotonic_ms() - now_ms
+            took_ms = self.clock.monotonic_ms() - now_ms
             named = concerned(roles, error.partitions, logs)
             self._stalled.failed(named or roles, str(error), rests_after_ms=took_ms)
             return
@@ -413,28 +392,21 @@ class StateUpdater:
             if place.changelog is None:  # it cannot be copied, and begins empty with its task
                 places.append(place)
                 continue
-            incarnation = self._services.new_incarnation()
-            prepared = self._services.prepare(
+            incarnation = self.services.new_incarnation()
+            prepared = self.services.prepare(
                 task.id, place.name, states[place.changelog], incarnation
             )
             assert prepared.plan is not None
             plan = prepared.plan
             if plan.rebuild:
-                log.warning(
-                    "Rebuilding %s of task %s (%s): %s",
-                    place.name,
-                    task.id,
-                    task.role.value,
-                    plan.reason,
-                )
+                text, role = "Rebuilding %s of task %s (%s): %s", task.role.value
+                log.warning(text, place.name, task.id, role, plan.reason)
             # The stable end comes with the first round.
             end = max(plan.start, states[place.changelog].end)
             progress = replace(progress_of(task.id, place.name, place.changelog, plan), end=end)
+            made, began_ms = prepared.store, self.clock.monotonic_ms()
             opened[place.changelog] = CopiedStore(
-                store=prepared.store,
-                incarnation=incarnation,
-                progress=progress,
-                began_ms=self._clock.monotonic_ms(),
+                store=made, incarnation=incarnation, progress=progress, began_ms=began_ms
             )
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))
         self._lanes.follow(task.role, {tp: store.progress.position for tp, store in opened.items()})
@@ -448,15 +420,6 @@ class StateUpdater:
 
     # --- a round ---------------------------------------------------------------------------------
 
-    def _follow_round(self) -> None:
-        moved = set[TaskId]()
-        try:
-            self._take_round(moved)
-        except RetriableError as error:
-            self._note_stalled(moved, error)
-            raise
-        self._note_stalled(moved)
-
     def _take_round(self, moved: set[TaskId]) -> None:
         for found in self._lanes.rounds(self._ends):
             for tp, chunk in found.chunks.items():
@@ -465,7 +428,7 @@ class StateUpdater:
                     self._load(task, task.stores[tp], chunk)
                     moved.add(task.task.id)
             if found.gone:
-                self._services.doubt_topics({tp.topic for tp in found.gone})
+                self.services.doubt_topics({tp.topic for tp in found.gone})
             for tp, reason in found.gone.items():
                 task_id = self._owner.get(tp)
                 if task_id is not None:
@@ -476,58 +439,38 @@ class StateUpdater:
         for task_id, task in self._tasks.items():
             if task_id in self._unheard:
                 continue
-            behind = [
-                tp
-                for tp, store in task.stores.items()
-                if store.progress.position < (store.end or 0)
-            ]
+            stores = task.stores.items()
+            behind = [tp for tp, store in stores if store.progress.position < (store.end or 0)]
             if task_id in moved or not behind:
                 self._stalled.progressed(task_id)
-            elif behind and waiting.isdisjoint(behind):
+            elif waiting.isdisjoint(behind):
                 of_it = fault is not None and not fault.partitions.isdisjoint(behind)
                 cause = str(fault) if of_it else ""
                 self._stalled.behind(task_id, task.task.role, str(behind[0]), cause)
 
     def _load(self, task: CopiedTask, store: CopiedStore, chunk: Chunk) -> None:
-        at = store.progress.position
-        chunk = self._services.taken(task.task.id, store.progress.changelog, at, chunk)
-        at_end = store.end is not None and chunk.next_position >= store.end
         of = store.progress
-        with named_keys(of.task, of.store, store.store, of.changelog, chunk):
-            store.store.load_chunk(
-                chunk.keys,
-                chunk.values,
-                chunk.timestamps,
-                chunk.next_position,
-                incarnation=store.incarnation,
-                now_ms=self._clock.now_ms() if at_end else -1,
-            )
-        now_ms = self._clock.monotonic_ms()
+        chunk = self.services.taken(task.task.id, of.changelog, of.position, chunk)
+        at_end = store.end is not None and chunk.next_position >= store.end
+        store.load(chunk, chunk.next_position, self.clock, at_end=at_end)
         records = chunk.records
-        store.progress = replace(
-            store.progress,
-            position=chunk.next_position,
-            end=max(store.progress.end, chunk.next_position),
-            records=store.progress.records + records,
-            elapsed_s=(now_ms - store.began_ms) / 1000,
-        )
-        task.loaded.append((now_ms, records))
+        task.loaded.append((self.clock.monotonic_ms(), records))
         if store.restoring:
-            self._services.restores.batch_restored(store.progress, records)
+            self.services.restores.batch_restored(store.progress, records)
         elif records:
             self._tell_standby("batch_loaded", store.progress, records)
 
     def _rebuild(self, task: CopiedTask, tp: TopicPartition, reason: str) -> None:
         """The changelog begins behind the store's position: it missed deletes (scenario 13)."""
         store = task.stores[tp]
-        self._services.distrust(task.task.id, store.progress.store, reason)
+        self.services.distrust(task.task.id, store.progress.store, reason)
         del self._tasks[task.task.id]
         self._unfollow(task)
         self._open_anew(task)
         self._retry_ms = float("-inf")
 
     def _read_ends(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms - self._ends_ms < ENDS_PERIOD_MS:
             return
         resting = self._stalled.resting()
@@ -535,7 +478,7 @@ class StateUpdater:
         asked = [tp for task, tps in logs.items() if task not in resting for tp in tps]
         roles = {task: found.task.role for task, found in self._tasks.items()}
         try:
-            ends = self._services.stable_ends(asked) if asked else {}
+            ends = self.services.stable_ends(asked) if asked else {}
         except RetriableError as error:  # no broker answers: all tasks wait
             self._stalled.failed(concerned(roles, asked, logs), str(error))
             raise
@@ -543,7 +486,7 @@ class StateUpdater:
         unheard = concerned(roles, silent, logs)
         self._unheard = (self._unheard & resting) | unheard.keys()
         if silent:
-            took_ms = self._clock.monotonic_ms() - now_ms
+            took_ms = self.clock.monotonic_ms() - now_ms
             cause = f"the leader of {silent[0]} does not answer where that log ends"
             self._stalled.failed(unheard, cause, rests_after_ms=took_ms)
         self._ends = {tp: end for tp, end in {**self._ends, **ends}.items() if tp in self._owner}
@@ -557,7 +500,7 @@ class StateUpdater:
                     )
             # Also before its first records: a small copy is at its end after one round, and the
             # group still waits for the report.
-            task.cold = task.cold or (task.lag() or 0) > self._acceptable_lag
+            task.cold = task.cold or (task.lag() or 0) > self.acceptable_lag
         if now_ms - self._touched_ms >= TOUCH_PERIOD_MS:
             self._touched_ms = now_ms
             self._touch()
@@ -565,13 +508,9 @@ class StateUpdater:
     def _report(self) -> None:
         for task_id, task in self._tasks.items():
             for store in task.stores.values():
-                if (
-                    store.restoring
-                    and store.end is not None
-                    and store.progress.position >= store.end
-                ):
+                if store.restoring and store.at_end:
                     store.restoring = False
-                    self._services.restores.restore_end(store.progress)
+                    self.services.restores.restore_end(store.progress)
             self._report_hot(task_id, task)
         self._publish()
 
@@ -579,34 +518,23 @@ class StateUpdater:
         lag = task.lag()
         if lag is None:
             return
-        if lag > self._acceptable_lag:
+        if lag > self.acceptable_lag:
             task.hot = False  # the group's leader may count it as cold now, and wait for it
             return
-        warmup, now_ms = task.task.role is TaskRole.WARMUP, self._clock.monotonic_ms()
+        warmup, now_ms = task.task.role is TaskRole.WARMUP, self.clock.monotonic_ms()
         if (task.hot and not warmup) or now_ms - task.said_ms < task.quiet_ms:
             return
         task.hot = True
         if task.cold or warmup:
-            task.said_ms = now_ms
-            task.quiet_ms = (
-                HOT_AGAIN_MS
-                if warmup
-                else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
-            )
-            moves.info(
-                "Task %s (%s) has caught up: %d offsets behind",
-                task_id,
-                task.task.role.value,
-                lag,
-                extra=ABOUT_ASSIGNMENT,
-            )
-            self._services.became_hot(task_id)
+            longer_ms = min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
+            task.said_ms, task.quiet_ms = now_ms, HOT_AGAIN_MS if warmup else longer_ms
+            text = "Task %s (%s) has caught up: %d offsets behind"
+            moves.info(text, task_id, task.task.role.value, lag, extra=ABOUT_ASSIGNMENT)
+            self.services.became_hot(task_id)
 
     def _publish(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        self._followed = {
-            task_id: figures_of(task, now_ms) for task_id, task in self._tasks.items()
-        }
+        now_ms = self.clock.monotonic_ms()
+        self._followed = {name: figures_of(task, now_ms) for name, task in self._tasks.items()}
         self._places = {task_id: task.task.stores for task_id, task in self._tasks.items()}
 
     def _touch(self) -> None:
@@ -616,25 +544,25 @@ class StateUpdater:
 
     def _touch_one(self, store: CopiedStore) -> None:
         """Note that the store has followed its changelog until now; without it, it is rebuilt."""
-        if store.end is not None and store.progress.position >= store.end:
-            store.store.touch(self._clock.now_ms())
+        if store.at_end:
+            store.store.touch(self.clock.now_ms())
 
     def _tell_start(self, store: CopiedStore, role: TaskRole) -> None:
         if role is TaskRole.WARMUP:
             store.restoring = True
-            self._services.restores.restore_start(store.progress)
+            self.services.restores.restore_start(store.progress)
         else:
             self._tell_standby("update_start", store.progress)
 
     def _tell_suspended(self, store: CopiedStore, reason: SuspendReason) -> None:
         if store.restoring:
             store.restoring = False
-            self._services.restores.restore_suspended(store.progress, reason.value)
+            self.services.restores.restore_suspended(store.progress, reason.value)
         else:
             self._tell_standby("update_suspended", store.progress, reason)
 
     def _tell_standby(self, event: str, *about: object) -> None:
-        listener = self._services.standbys()
+        listener = self.services.standbys()
         if listener is not None:
             self._guard.tell(event, lambda: getattr(listener, event)(*about))
 
@@ -644,22 +572,13 @@ class StateUpdater:
 ROUND_WAIT_S = 0.05
 
 
-@dataclass(frozen=True)
-class RoundBudget:
-    """Limits of one role in one round, over all its partitions: ``records`` near the ends of its
-    changelogs, and ``bulk_bytes`` of keys and values far behind."""
-
-    records: int
-    bulk_bytes: int
-
-
-BUDGETS: Mapping[TaskRole, RoundBudget] = {
-    TaskRole.GLOBAL: RoundBudget(20_000, 1 << 22),
-    TaskRole.WARMUP: RoundBudget(5_000, 1 << 20),
-    TaskRole.STANDBY: RoundBudget(5_000, 1 << 18),
+BUDGETS: Mapping[TaskRole, tuple[int, int]] = {
+    TaskRole.GLOBAL: (20_000, 1 << 22),
+    TaskRole.WARMUP: (5_000, 1 << 20),
+    TaskRole.STANDBY: (5_000, 1 << 18),
 }
-"""In the order of the round. A round bounds how long a promotion waits; larger slices are no
-cheaper (0.9 to 1.1 us of a core for a record from 256 KiB on, message by message 2.5)."""
+"""Of each role, in the order of a round, over all its partitions: the most records near the ends of
+its changelogs, and bytes of keys and values far behind."""
 
 
 class FollowedRound(Protocol):
@@ -673,38 +592,33 @@ class Follower(Protocol):
     """The part of `everflow.kafka.reading.copy_follower.CopyFollower` that the updater needs."""
 
     @property
-    def far_behind(self) -> Mapping[TopicPartition, int]: ...
-    def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
+    def far_behind(self) -> Offsets: ...
+    def follow(self, starts: Offsets) -> None: ...
     def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
     def poll(
-        self,
-        records_max: int,
-        bulk_bytes: int,
-        ends: Mapping[TopicPartition, int],
-        timeout_s: float,
+        self, records_max: int, bulk_bytes: int, ends: Offsets, timeout_s: float
     ) -> FollowedRound: ...
     def rest(self) -> None: ...
     def close(self) -> None: ...
 
 
+@dataclass
 class CopyLanes:
-    """One `Follower` per role; owned by one thread. So standbys never delay a warm-up, for which
-    the group waits, and a warm-up never starves the standbys."""
+    """One `Follower` per role; owned by one thread. Standbys never delay a warm-up, nor it them."""
 
-    def __init__(self, open_follower: Callable[[], Follower]) -> None:
-        self._open_follower = open_follower
-        self._followers: dict[TaskRole, Follower] = {}
-        self._role: dict[TopicPartition, TaskRole] = {}
-        self._moved = False
-        """True if the last round brought records: then the next one does not wait for its first."""
+    open_follower: Callable[[], Follower]
+    _followers: dict[TaskRole, Follower] = field(default_factory=dict)
+    _role: dict[TopicPartition, TaskRole] = field(default_factory=dict)
+    _moved: bool = False
+    """True if the last round brought records: then the next one does not wait for its first."""
 
-    def follow(self, role: TaskRole, starts: Mapping[TopicPartition, int]) -> None:
+    def follow(self, role: TaskRole, starts: Offsets) -> None:
         """Follow these partitions from these offsets; another role that follows one gives it up."""
         self.unfollow(starts)
         if not starts:
             return
         if role not in self._followers:
-            self._followers[role] = self._open_follower()
+            self._followers[role] = self.open_follower()
         self._followers[role].follow(starts)
         self._role.update(dict.fromkeys(starts, role))
 
@@ -716,7 +630,7 @@ class CopyLanes:
             if gone:
                 follower.unfollow(gone)
 
-    def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[FollowedRound]:
+    def rounds(self, ends: Offsets) -> Iterator[FollowedRound]:
         """One round, role by role; ``ends`` are the known last stable offsets. Raises what
         `Follower.poll` raises; a RetriableError after the other roles' turns."""
         roles = [role for role in BUDGETS if role in self._role.values()]
@@ -725,9 +639,8 @@ class CopyLanes:
         self._moved = False
         fault: RetriableError | None = None
         for role in roles:
-            budget = BUDGETS[role]
             try:
-                found = self._followers[role].poll(budget.records, budget.bulk_bytes, ends, wait_s)
+                found = self._followers[role].poll(*BUDGETS[role], ends, wait_s)
             except RetriableError as error:
                 fault = fault or error
                 continue
@@ -771,15 +684,15 @@ class FollowedTask:
 
 
 @dataclass(kw_only=True)
-class CopiedStore:
+class CopiedStore(FilledStore):
     """One store being followed; ``restoring``: the restore listener gets its progress."""
 
-    store: LmdbStore
-    incarnation: str
-    progress: RestoreProgress
-    began_ms: float
     end: int | None = None
     restoring: bool = False
+
+    @property
+    def at_end(self) -> bool:
+        return self.end is not None and self.progress.position >= self.end
 
 
 @dataclass(kw_only=True)
@@ -804,10 +717,8 @@ class CopiedTask:
 def figures_of(task: CopiedTask, now_ms: float) -> FollowedTask:
     while task.loaded and now_ms - task.loaded[0][0] > RATE_WINDOW_MS:
         task.loaded.popleft()
-    began_ms = max(
-        now_ms - RATE_WINDOW_MS,
-        min((store.began_ms for store in task.stores.values()), default=now_ms),
-    )
+    began_ms = min((store.began_ms for store in task.stores.values()), default=now_ms)
+    began_ms = max(now_ms - RATE_WINDOW_MS, began_ms)
     rate = sum(records for _, records in task.loaded) / max(0.001, (now_ms - began_ms) / 1000)
     lag = task.lag()
     remaining = 0.0 if lag == 0 else None if lag is None or rate <= 0 else lag / rate

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,7 +66,7 @@ Hosts = Mapping[str, HostTasks]
 @dataclass(frozen=True, kw_only=True)
 class StoreSite:
     """A store of the running topology, which the tasks ``subtopology`` x ``range(partitions)``
-    have, and its values' decoder (`PhysicalPlan.value_decoder`)."""
+    have."""
 
     spec: StoreSpec
     subtopology: int
@@ -89,11 +89,10 @@ class KeyQueryMetadata:
     """Where a key is (KIP-535).
 
     ``active_host``: end point (``application.server``) of the instance whose task processes it,
-    None where that is not known:
-    the task is being handed over, or its instance has no end point. ``standby_hosts``: end points
-    with a standby, sorted; a ``stale=True`` query can be sent there. ``partition``: of the store.
-    ``lag``: how many offsets the copy on the instance that was asked is behind its changelog now, 0
-    for its own active task; None where it has no copy, or the brokers do not say.
+    None where that is not known. ``standby_hosts``: end points with a standby, sorted; a
+    ``stale=True`` query can be sent there. ``lag``: how many offsets the copy on the instance that
+    was asked is behind its changelog now, 0 for its own active task; None where it has no copy, or
+    the brokers do not say.
     """
 
     active_host: str | None
@@ -114,8 +113,7 @@ class StreamsMetadata:
 
 
 def default_partitioner(key: bytes, partitions: int) -> int:
-    """As Java's and everflow's producers: murmur2, sign bit cleared. librdkafka's own is
-    another."""
+    """As Java's and everflow's producers: murmur2, sign bit cleared."""
     return (_hashed(key) & 0x7FFFFFFF) % partitions
 
 
@@ -125,29 +123,22 @@ def _hashed(key: bytes) -> int:
 
 
 # --- the hosts of the last rebalance (note 005) ---------------------------------------------------
-# The leader sends them, or leaves them out if they are too large to send: then they are read from
-# the group.
+# The leader sends them; if they are too large to send, they are read from the group.
 
 RETRY_MS = 1_000.0
 
 
+@dataclass(eq=False)
 class HostMap:
-    """``describe`` reads the user data of all members, which takes a while. Safe from any
-    thread."""
+    """``describe`` reads all members' user data, which takes a while. Safe from any thread."""
 
+    clock: Clock
+    describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group
     group: GroupSettings | None = None
-
-    def __init__(
-        self,
-        clock: Clock,
-        describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group,
-    ) -> None:
-        self._clock = clock
-        self._describe = describe
-        self._reading = threading.Lock()
-        self._generation = -1
-        self._hosts: Mapping[str, HostTasks] | None = None
-        self._next_read_ms = 0.0
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    _generation: int = -1
+    _hosts: Mapping[str, HostTasks] | None = None
+    _next_read_ms: float = 0.0
 
     def replace(self, generation: int, hosts: Mapping[str, HostTasks] | None) -> None:
         """A rebalance has ended; None: the map was left out. Returns at once."""
@@ -163,11 +154,11 @@ class HostMap:
         if self._hosts is not None or self._generation < 0 or group is None:
             return self._hosts
         with self._reading:
-            generation, now_ms = self._generation, self._clock.monotonic_ms()
+            generation, now_ms = self._generation, self.clock.monotonic_ms()
             if self._hosts is not None or now_ms < self._next_read_ms:
                 return self._hosts
             try:
-                found = hosts_of(self._describe(group))
+                found = hosts_of(self.describe(group))
             except EverflowError as error:
                 log.warning("The hosts of the stores cannot be read from the group: %s", error)
                 found = {}
@@ -176,8 +167,6 @@ class HostMap:
                 self._next_read_ms = now_ms + RETRY_MS
             return self._hosts
 
-
-# --- the queries ----------------------------------------------------------------------------------
 
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
 STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
@@ -217,48 +206,35 @@ class QueryPorts:
     global_stores: Callable[[], TaskStores] = dict
 
 
+@dataclass(eq=False)
 class StoreQueries:
-    """Answers where content is and opens it for reading. Safe from any thread."""
+    """Answers where content is and opens it for reading. Safe from any thread. ``sites``: by their
+    stores' names; ``inputs``: of a task; ``own_host``: this instance's ``application.server``."""
 
-    def __init__(
-        self,
-        sites: Iterable[StoreSite],
-        inputs: Callable[[TaskId], Iterable[TopicPartition]],
-        own_host: str,
-        ports: QueryPorts,
-        clock: Clock,
-    ) -> None:
-        """``own_host``: this instance's ``application.server``. ``inputs``: what a task reads."""
-        self._sites = {site.spec.name: site for site in sites}
-        found = self._sites.items()
-        self._everywhere = frozenset(name for name, site in found if site.everywhere)
-        self._inputs = inputs
-        self._own_host = own_host
-        self._ports = ports
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._ends: dict[TopicPartition, tuple[int, float]] = {}
-
-    @property
-    def sites(self) -> dict[str, StoreSite]:
-        return self._sites
+    sites: Mapping[str, StoreSite]
+    inputs: Callable[[TaskId], Iterable[TopicPartition]]
+    own_host: str
+    ports: QueryPorts
+    clock: Clock
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ends: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
 
     def site(self, name: str) -> StoreSite:
         """The store of that name; StoreNotFoundError lists those there are."""
-        site = self._sites.get(name)
+        site = self.sites.get(name)
         if site is None:
-            have = ", ".join(sorted(self._sites)) or "none"
+            have = ", ".join(sorted(self.sites)) or "none"
             raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
         return site
 
     def place(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
         if site.everywhere:  # whoever is asked has it
-            return KeyQueryMetadata(self._own_host or None, (), partition)
+            return KeyQueryMetadata(self.own_host or None, (), partition)
         return self._holders(site, partition)
 
     def _holders(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
         """Active and standbys of a store's partition."""
-        task, hosts = site.task(partition), self._ports.hosts() or {}
+        task, hosts = site.task(partition), self.ports.hosts() or {}
         active = next((host for host, tasks in hosts.items() if task in tasks.active), None)
         standby = sorted(host for host, tasks in hosts.items() if task in tasks.standby)
         return KeyQueryMetadata(active, tuple(standby), partition)
@@ -266,11 +242,12 @@ class StoreQueries:
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
         if name is not None:
             self.site(name)
-        hosts = sorted((self._ports.hosts() or {}).items())
+        everywhere = frozenset(name for name, site in self.sites.items() if site.everywhere)
+        hosts = sorted((self.ports.hosts() or {}).items())
         found = [
             StreamsMetadata(
                 host,
-                self._stores_of(tasks.active) | self._everywhere,
+                self._stores_of(tasks.active) | everywhere,
                 self._read_by(tasks.active),
                 self._stores_of(tasks.standby),
                 self._read_by(tasks.standby),
@@ -282,28 +259,30 @@ class StoreQueries:
         )
 
     def _stores_of(self, tasks: frozenset[TaskId]) -> frozenset[str]:
-        here, sites = {task.subtopology for task in tasks}, self._sites.items()
-        names = (name for name, site in sites if site.subtopology in here)
-        return frozenset(names) - self._everywhere
+        here = {task.subtopology for task in tasks}
+        return frozenset(
+            name
+            for name, site in self.sites.items()
+            if site.subtopology in here and not site.everywhere
+        )
 
     def _read_by(self, tasks: frozenset[TaskId]) -> frozenset[TopicPartition]:
-        return frozenset(tp for task in tasks for tp in self._inputs(task))
+        return frozenset(tp for task in tasks for tp in self.inputs(task))
 
     def lags(self) -> dict[str, dict[int, LagInfo]]:
         self.require_serving()
-        running, copies = self._ports.running(), self._ports.copies()
+        running, copies = self.ports.running(), self.ports.copies()
         here = [
             (task, store, store.changelog, task in running)
             for task, stores in {**copies, **running}.items()
             for store in stores
             if store.changelog is not None
         ]
-        ends = self._ports.ends([changelog for _, _, changelog, _ in here]) if here else {}
+        ends = self.ports.ends([changelog for _, _, changelog, _ in here]) if here else {}
         found: dict[str, dict[int, LagInfo]] = {}
         for task, store, changelog, active in here:
             end = ends[changelog]
-            # An active task wrote all there is; offsets behind its last record are transaction
-            # markers.
+            # An active task wrote all there is; behind its last record are transaction markers.
             position = end if active else _position(store.path)
             if position is not None:
                 found.setdefault(store.name, {})[task.partition] = LagInfo(
@@ -311,41 +290,36 @@ class StoreQueries:
                 )
         return found
 
-    # --- for `_LocalReader` ----------------------------------------------------------------------
-
     def require_serving(self) -> None:
-        """InvalidStateStoreError unless the instance is between start and close, or still
-        drains."""
-        state = self._ports.state()
-        draining = state is ClientState.PENDING_SHUTDOWN and self._ports.draining()
+        """InvalidStateStoreError unless the instance is between start and close, or drains."""
+        state = self.ports.state()
+        draining = state is ClientState.PENDING_SHUTDOWN and self.ports.draining()
         if state not in SERVING and not draining:
-            when = (
-                "start it first"
-                if state is ClientState.CREATED
-                else "ask another instance, or start a new one"
-            )
+            when = "ask another instance, or start a new one"
+            if state is ClientState.CREATED:
+                when = "start it first"
             raise InvalidStateStoreError(
                 f"This instance is in state {state.name}, its stores cannot be read: {when}."
             )
 
     def running(self, site: StoreSite) -> dict[int, TaskStore]:
-        here = self._ports.global_stores() if site.everywhere else self._ports.running()
+        here = self.ports.global_stores() if site.everywhere else self.ports.running()
         return _of_store(site, here)
 
     def copies(self, site: StoreSite) -> dict[int, TaskStore]:
-        return _of_store(site, self._ports.copies())
+        return _of_store(site, self.ports.copies())
 
     def refuse(self, site: StoreSite, partition: int) -> InvalidStateStoreError:
         place = f"Partition {partition} of store {site.spec.name!r}"
         found = self._holders(site, partition)
         copy = partition in self.copies(site)
         hint = " A copy of it is here: stale=True reads that." if copy else ""
-        if found.active_host is not None and found.active_host != self._own_host:
-            standbys = [host for host in found.standby_hosts if host != self._own_host]
+        if found.active_host is not None and found.active_host != self.own_host:
+            standbys = [host for host in found.standby_hosts if host != self.own_host]
             others = f" (standbys: {', '.join(standbys)})" if standbys else ""
             message = f"{place} is on {found.active_host}{others}: ask there.{hint}"
             return StateElsewhereError(message, partition=partition, host=found.active_host)
-        if copy or found.active_host is not None or self._ports.state() is ClientState.REBALANCING:
+        if copy or found.active_host is not None or self.ports.state() is ClientState.REBALANCING:
             return StateMovingError(
                 f"{place} is being restored or handed over: retry shortly.{hint}"
             )
@@ -358,16 +332,13 @@ class StoreQueries:
 
     def refuse_all(self, site: StoreSite) -> InvalidStateStoreError:
         message = f"No task with store {site.spec.name!r} runs on this instance now"
-        if self.copies(site) or self._ports.state() is ClientState.REBALANCING:
+        if self.copies(site) or self.ports.state() is ClientState.REBALANCING:
             return StateMovingError(
                 f"{message}: tasks are being restored or handed over. Retry shortly."
             )
         hosts = ", ".join(m.host for m in self.streams_metadata(site.spec.name))
-        where = (
-            f"ask {hosts}"
-            if hosts
-            else "other instances have them (set application.server on each to have them named)"
-        )
+        others = "other instances have them (set application.server on each to have them named)"
+        where = f"ask {hosts}" if hosts else others
         return InvalidStateStoreError(f"{message}: {where}.")
 
     def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
@@ -400,12 +371,12 @@ class StoreQueries:
             return None
 
     def _end(self, changelog: TopicPartition) -> int:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         with self._lock:
             known = self._ends.get(changelog)
         if known is not None and now_ms - known[1] <= ENDS_AGE_MS:
             return known[0]
-        end = self._ports.ends([changelog])[changelog]
+        end = self.ports.ends([changelog])[changelog]
         with self._lock:
             self._ends[changelog] = end, now_ms
         return end
@@ -457,17 +428,14 @@ class _LocalReader(StoreReader):
         return self.queries.lag_here(self.site, partition)
 
     def home(self, key: bytes) -> int:
-        return (
-            self.partition
-            if self.partition is not None
-            else partition_of(self.site, key, self.partitioner)
-        )
+        if self.partition is not None:
+            return self.partition
+        return partition_of(self.site, key, self.partitioner)
 
 
 class InteractiveQueries:
-    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until
-    `close` has handed the tasks over: a task that still runs here while the instance drains is read
-    like before."""
+    """The queries of `KafkaStreams`, from any thread, from `start` until `close` has handed the
+    tasks over."""
 
     _queries: StoreQueries | None = None
 
@@ -611,7 +579,8 @@ def store_queries(
         partitions = blueprint.global_partitions[table.source.topic]
         sites.append(site(table.store, table.subtopology, partitions, True))
     sites += [site(loaded.store, loaded.subtopology, 1, True) for loaded in plan.loaded_tables]
-    return StoreQueries(sites, blueprint.inputs_of, own_host, ports, clock)
+    by_name = {one.spec.name: one for one in sites}
+    return StoreQueries(by_name, blueprint.inputs_of, own_host, ports, clock)
 
 
 def _partition(by: KeyPartitioner, topic: str, serde: Serde, key: bytes, partitions: int) -> int:

@@ -9,21 +9,16 @@ import operator
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
 from everflow.serdes.base import ResultDecoder, SerdeError
-from everflow.serdes.windowed import (
-    TIME_MAX,
-    session_key,
-    split_session_key,
-    split_window_store_key,
-    window_store_key,
-)
+from everflow.serdes.windowed import TIME_MAX, session_key, window_store_key
 from everflow.snapshots.entry_columns import EntryColumns
 from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
@@ -34,17 +29,16 @@ from everflow.snapshots.snapshot import Rows, batches, opened, room
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import (
     KeyRange,
-    after_prefix,
-    sessions_between,
-    sessions_of,
-    windows_between,
-    windows_of,
+    KeyReads,
+    SessionReads,
+    StoreReads,
+    TimedReads,
+    WindowReads,
 )
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, VersionedRecord, VersionsView, record_as_of, records_of
 from everflow.state.store_snapshot import StoreSnapshot
-from everflow.windows import Windowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,6 +50,8 @@ ATTEMPTS = 3
 """A read retries so often if its store was closed or removed."""
 
 Entry = tuple[bytes, bytes]
+_Asked = tuple[bytes | None, bytes | None, Callable[[bytes], bool] | None]
+"""As `KeyRange` has it; no ``keep``: all keys between the bounds."""
 _Read = TypeVar("_Read")
 _Store = TypeVar("_Store", bound="ReadOnlyStore")
 
@@ -108,10 +104,6 @@ class StoreReader(ABC):
     def lag(self, partition: int) -> int | None:
         """Offsets that the partition's replica is behind its changelog; None: not known."""
         return None
-
-    def get(self, partition: int, key: bytes) -> bytes | None:
-        """The stored value (timestamp + value bytes) in one partition."""
-        return self.read(partition, lambda view: view.get(key))
 
     def read(
         self, partition: int, body: Callable[[StoreSnapshot], _Read], path: Path | None = None
@@ -169,7 +161,7 @@ class StoreReader(ABC):
         return page, False
 
 
-class ReadOnlyStore:
+class ReadOnlyStore(StoreReads):
     """The part of a store on this instance: by default of the active tasks that run here. Safe from
     any thread.
 
@@ -192,9 +184,9 @@ class ReadOnlyStore:
         decode: Callable[[bytes], Any],
         results: ResultDecoder | None = None,
     ) -> None:
-        """``decode`` and ``results``: `PhysicalPlan.value_decoder` and
-        `PhysicalPlan.value_results`."""
-        self.spec = spec
+        """``decode``, ``results``: the plan's `value_decoder` and `value_results`."""
+        self.spec = self._spec = spec
+        self._keys = spec.key_serde
         self._reader = reader
         self._decode = decode
         self._results = results or spec.value_serde
@@ -210,14 +202,6 @@ class ReadOnlyStore:
     def partitions(self) -> tuple[int, ...]:
         """Partitions that can be read here now. Without any, queries raise an error."""
         return tuple(self._reader.readable())
-
-    def all(self) -> Iterator[tuple[Any, Any]]:
-        """Every entry, one partition after the other, in order of key bytes within each."""
-        return self._scan(None, None)
-
-    def reverse_all(self) -> Iterator[tuple[Any, Any]]:
-        """`all` in falling order of key bytes within each partition."""
-        return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
         """Entries of the readable partitions; expired windows count until they are removed."""
@@ -276,25 +260,22 @@ class ReadOnlyStore:
     ) -> Iterator[tuple[Any, Any]]:
         first = 0 if self._behind is None else self._behind.partition
         partitions = [partition for partition in self._ready() if partition >= first]
-
-        def entries() -> Iterator[tuple[EntryPlace, bytes]]:
-            for partition in partitions:
-                for key, stored in self._entries(partition, start, end, reverse):
-                    if keep is None or keep(key):
-                        yield EntryPlace(partition, key), stored
-
-        return StoreScan(entries(), self._shown)
+        asked = start, end, keep
+        found = (self._entries(partition, asked, reverse) for partition in partitions)
+        return StoreScan(chain.from_iterable(found), self._shown)
 
     def _entries(
-        self, partition: int, start: bytes | None, end: bytes | None, reverse: bool
-    ) -> Iterator[Entry]:
-        behind = self._behind
+        self, partition: int, asked: _Asked, reverse: bool
+    ) -> Iterator[tuple[EntryPlace, bytes]]:
+        (start, end, keep), behind = asked, self._behind
         if behind is not None and behind.partition == partition:
             if reverse:
                 end = behind.key if end is None else min(end, behind.key)
             else:
                 start = max(start or b"", behind.key + b"\x00")
-        return self._reader.entries(partition, start, end, reverse)
+        for key, stored in self._reader.entries(partition, start, end, reverse):
+            if keep is None or keep(key):
+                yield EntryPlace(partition, key), stored
 
     def _ready(self) -> Sequence[int]:
         """The readable partitions. Raises at the call, not at the first entry."""
@@ -307,10 +288,14 @@ class ReadOnlyStore:
         return partitions
 
     def _lookup(self, key: bytes, stored_key: bytes) -> Any:
+        found = self._first(key, lambda view: view.get(stored_key))
+        return None if found is None else self._value(found)
+
+    def _first(self, key: bytes, ask: Callable[[StoreSnapshot], _Read | None]) -> _Read | None:
+        """What the first partition that has something of the key says."""
         for partition in self._places_of(key):
-            found = self._reader.get(partition, stored_key)
-            if found is not None:
-                return self._value(found)
+            if found := self._reader.read(partition, ask):
+                return found
         return None
 
     def _scan_of(self, key: bytes, asked: KeyRange, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
@@ -322,10 +307,9 @@ class ReadOnlyStore:
         places = self._places_of(key) if self._behind is None else [self._behind.partition]
         for partition in places:
             found = False
-            for stored_key, stored in self._entries(partition, asked.start, asked.end, reverse):
-                if asked.keep(stored_key):
-                    found = True
-                    yield EntryPlace(partition, stored_key), stored
+            for entry in self._entries(partition, asked, reverse):
+                found = True
+                yield entry
             if found:
                 return
 
@@ -354,11 +338,8 @@ class ReadOnlyStore:
             return False
         return True
 
-    def _key_bytes(self, key: Any) -> bytes:
+    def _key(self, key: Any) -> bytes:
         return key_bytes(self.spec, key)
-
-    def _decode_key(self, key: bytes) -> Any:
-        return self.spec.key_serde.decode(key)
 
     def _value(self, stored: bytes) -> Any:
         return self._decode(stored[TIMESTAMP_BYTES:])
@@ -367,31 +348,13 @@ class ReadOnlyStore:
         return f"<{type(self).__name__} {self.spec.name}>"
 
 
-class ReadOnlyKeyValueStore(ReadOnlyStore):
+class ReadOnlyKeyValueStore(KeyReads, ReadOnlyStore):
     """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore."""
 
     def get(self, key: Any) -> Any:
         """The value of ``key``, or None. StateElsewhereError if it belongs to another instance."""
-        data = self._key_bytes(key)
+        data = self._key(key)
         return self._lookup(data, data)
-
-    def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
-        return self._scan(*self._bounds(first, last))
-
-    def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """`range`, from ``last`` down to ``first``."""
-        return self._scan(*self._bounds(first, last), reverse=True)
-
-    def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's
-        serde writes (text for text keys)."""
-        start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key_bytes(prefix)
-        return self._scan(start, after_prefix(start))
-
-    def _bounds(self, first: Any, last: Any) -> tuple[bytes | None, bytes | None]:
-        start = None if first is None else self._key_bytes(first)
-        return start, None if last is None else self._key_bytes(last) + b"\x00"
 
 
 def values_at_home(
@@ -447,8 +410,6 @@ def whole_number(value: Any, what: str) -> int:
 
 # --- a store as a DataFrame: copied, then read (note 055) -----------------------------------------
 
-_Found = TypeVar("_Found")
-
 
 def rows_of(
     columns: EntryColumns, reader: StoreReader, partitions: Sequence[int], folder: Path | None
@@ -479,32 +440,21 @@ def _copied(reader: StoreReader, partition: int, home: Path) -> LmdbStore:
     return reader.of_copy(partition, copied)
 
 
-# --- session stores (KIP-94, KIP-617) -------------------------------------------------------------
-
-Session = tuple[Windowed, Any]
-
-
-class _TimedStore(ReadOnlyStore):
-    """A store whose keys end with times. ``_times``: the names of an interval's arguments."""
+class _Timed(TimedReads):
+    """Refuses times that are none. ``_times``: the names of an interval's arguments."""
 
     _times: tuple[str, str]
-    _of_key: Callable[[bytes, int, int], KeyRange]
-    _of_keys: Callable[[bytes | None, bytes | None, int, int], KeyRange]
 
     def _of(
         self, key: Any, since: Any, until: Any, *, reverse: bool = False
     ) -> Iterator[tuple[Any, Any]]:
-        data = self._key_bytes(key)
-        asked = self._of_key(data, *_interval(since, until, *self._times))
-        return self._scan_of(data, asked, reverse=reverse)
+        return super()._of(key, *_interval(since, until, *self._times), reverse=reverse)
 
     def _between(
         self, first: Any, last: Any, since: Any, until: Any, *, reverse: bool = False
     ) -> Iterator[tuple[Any, Any]]:
-        low = None if first is None else self._key_bytes(first)
-        high = None if last is None else self._key_bytes(last)
-        asked = self._of_keys(low, high, *_interval(since, until, *self._times))
-        return self._scan(*asked, reverse=reverse)
+        times = _interval(since, until, *self._times)
+        return super()._between(first, last, *times, reverse=reverse)
 
 
 def _interval(
@@ -513,9 +463,8 @@ def _interval(
     return whole_number(since, f"{first} (ms)"), whole_number(until, f"{last} (ms)")
 
 
-class ReadOnlySessionStore(_TimedStore):
-    """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
-    `ReadOnlyStore`.
+class ReadOnlySessionStore(_Timed, SessionReads, ReadOnlyStore):
+    """Queries of a session store, as Kafka Streams' ReadOnlySessionStore (KIP-94, KIP-617).
 
     Results are ``(Windowed(key, start, end), value)``, in the order of the store's bytes: those of
     the key, and behind them end and start. ``find_sessions`` and its like give sessions that end at
@@ -524,134 +473,34 @@ class ReadOnlySessionStore(_TimedStore):
     """
 
     _times = ("earliest_end", "latest_start")
-    _of_key = staticmethod(sessions_of)
-    _of_keys = staticmethod(sessions_between)
 
     def fetch_session(self, key: Any, start: int, end: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if there is none."""
-        data = self._key_bytes(key)
+        data = self._key(key)
         start, end = whole_number(start, "start (ms)"), whole_number(end, "end (ms)")
-        return (
-            self._lookup(data, session_key(data, start, end))
-            if 0 <= start <= end <= TIME_MAX
-            else None
-        )
-
-    def fetch(self, key: Any) -> Iterator[Session]:
-        """All sessions of one key."""
-        return self._of(key, 0, TIME_MAX)
-
-    def backward_fetch(self, key: Any) -> Iterator[Session]:
-        """`fetch`, the latest session first."""
-        return self._of(key, 0, TIME_MAX, reverse=True)
-
-    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
-        """The sessions of one key that touch an interval of time."""
-        return self._of(key, earliest_end, latest_start)
-
-    def backward_find_sessions(
-        self, key: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Session]:
-        """`find_sessions`, the latest session first."""
-        return self._of(key, earliest_end, latest_start, reverse=True)
-
-    def fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
-        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
-        return self._between(first, last, 0, TIME_MAX)
-
-    def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
-        """`fetch_range` in the opposite order."""
-        return self._between(first, last, 0, TIME_MAX, reverse=True)
-
-    def find_sessions_range(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Session]:
-        """`find_sessions` of these keys (`fetch_range`)."""
-        return self._between(first, last, earliest_end, latest_start)
-
-    def backward_find_sessions_range(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Session]:
-        """`find_sessions_range` in the opposite order."""
-        return self._between(first, last, earliest_end, latest_start, reverse=True)
-
-    def _decode_key(self, key: bytes) -> Any:
-        inner, start, end = split_session_key(key)
-        return Windowed(self.spec.key_serde.decode(inner), start, end)
+        if 0 <= start <= end <= TIME_MAX:
+            return self._lookup(data, session_key(data, start, end))
+        return None
 
 
-# --- window stores (KIP-67, KIP-617) --------------------------------------------------------------
-
-Window = tuple[Windowed, Any]
-
-
-class ReadOnlyWindowStore(_TimedStore):
-    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See
-    `ReadOnlyStore`.
+class ReadOnlyWindowStore(_Timed, WindowReads, ReadOnlyStore):
+    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore (KIP-67, KIP-617).
 
     Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are
     `Windowed`. Expired windows (retention) are not shown.
     """
 
     _times = ("time_from", "time_to")
-    _of_key = staticmethod(windows_of)
-    _of_keys = staticmethod(windows_between)
 
     def fetch_window(self, key: Any, start: int) -> Any:
         """The value of ``key`` in the window that begins at ``start``, None if there is none."""
-        data, start = self._key_bytes(key), whole_number(start, "start (ms)")
+        data, start = self._key(key), whole_number(start, "start (ms)")
         return self._lookup(data, window_store_key(data, start)) if 0 <= start <= TIME_MAX else None
-
-    @overload
-    def fetch(self, key: Any, time_from: int, /) -> Any: ...
-
-    @overload
-    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]: ...
-
-    def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time; with one time `fetch_window`."""
-        if time_to is None:
-            return self.fetch_window(key, time_from)
-        return self._of(key, time_from, time_to)
-
-    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch`, the latest window first."""
-        return self._of(key, time_from, time_to, reverse=True)
-
-    def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
-        """Windows of all keys in an interval of time, in the order of the store's bytes: those of
-        the key, and behind them the window's start; where a key's bytes begin those of another one,
-        that one's windows may lie between its own. On its way it passes the windows of other
-        times."""
-        return self._between(None, None, time_from, time_to)
-
-    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch_all` in the opposite order."""
-        return self._between(None, None, time_from, time_to, reverse=True)
-
-    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
-        return self._between(first, last, time_from, time_to)
-
-    def backward_fetch_range(
-        self, first: Any, last: Any, time_from: int, time_to: int
-    ) -> Iterator[Window]:
-        """`fetch_range` in the opposite order."""
-        return self._between(first, last, time_from, time_to, reverse=True)
-
-    def _decode_key(self, key: bytes) -> Any:
-        inner, start = split_window_store_key(key)
-        return Windowed(
-            self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0)
-        )
-
-
-# --- versioned stores (KIP-889, KIP-960, KIP-968) -------------------------------------------------
 
 
 class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
-    """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery.
-    The methods of `ReadOnlyKeyValueStore` return the latest versions.
+    """Queries of a versioned store, as Kafka Streams' VersionedKeyQuery and MultiVersionedKeyQuery
+    (KIP-889, KIP-960, KIP-968). The methods of `ReadOnlyKeyValueStore` return the latest versions.
 
     Times are ms since the epoch. A version that ended before the history retention is not shown.
     """
@@ -659,29 +508,23 @@ class ReadOnlyVersionedStore(ReadOnlyKeyValueStore):
     def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
         """The version of ``key`` at a time; None if it had no value then, or if that version is
         older than the history retention and not the latest."""
-        data, time = self._key_bytes(key), whole_number(as_of, "as_of (ms)")
+        data, time = self._key(key), whole_number(as_of, "as_of (ms)")
         history_ms = self.spec.retention_ms or 0
-        return self._first(
-            data, lambda view: record_as_of(view, data, time, history_ms, self._decode)
-        )
+
+        def ask(view: StoreSnapshot) -> VersionedRecord | None:
+            return record_as_of(cast(VersionsView, view), data, time, history_ms, self._decode)
+
+        return self._first(data, ask)
 
     def versions(
         self, key: Any, time_from: int = 0, time_to: int = TIME_MAX - 1
     ) -> list[VersionedRecord]:
         """The versions of ``key`` between two times, both included, in order, without deletions."""
-        data = self._key_bytes(key)
+        data = self._key(key)
         first, last = _interval(time_from, time_to)
-        return (
-            self._first(
-                data,
-                lambda view: records_of(view.versions_many([(data, first, last)])[0], self._decode),
-            )
-            or []
-        )
 
-    def _first(self, key: bytes, ask: Callable[[VersionsView], _Found | None]) -> _Found | None:
-        for partition in self._places_of(key):
-            found = self._reader.read(partition, lambda snapshot: ask(cast(VersionsView, snapshot)))
-            if found:
-                return found
-        return None
+        def ask(view: StoreSnapshot) -> list[VersionedRecord]:
+            found = cast(VersionsView, view).versions_many([(data, first, last)])
+            return records_of(found[0], self._decode)
+
+        return self._first(data, ask) or []

@@ -12,85 +12,70 @@ from typing import Protocol
 from everflow.errors import InternalTopicError, RetriableError
 from everflow.instance.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
 from everflow.kafka.admin import ClusterAdmin
-from everflow.records import TopicPartition
+from everflow.records import Offsets, TopicPartition
 from everflow.state.left_out import Chunk, KeptEntry, unpacked
 
 
+@dataclass
 class Changelogs:
-    """One per instance; any thread may ask. ``reused``: topics of the user that are changelogs of
-    tables. Copies follow them up to the committed offset, for a table has only processed records.
-    ``left_out``: the records that processing skipped (note 065)."""
+    """One per instance; any thread may ask. ``left_out``: the records that processing skipped (note
+    065) of the user's topics that are reused as changelogs of tables. Copies follow these up to the
+    committed offset, for a table has only processed records."""
 
-    def __init__(
-        self,
-        admin: ClusterAdmin,
-        cluster_id: str,
-        group: str = "",
-        reused: frozenset[str] = frozenset(),
-        left_out: LeftOutLogs | None = None,
-    ) -> None:
-        self._admin = admin
-        self._cluster_id = cluster_id
-        self._group, self.reused = group, reused
-        self._lock = threading.Lock()
-        self._delete_retention: dict[str, int] = {}
-        self._left_out = left_out
+    admin: ClusterAdmin
+    cluster_id: str
+    group: str
+    left_out: LeftOutLogs
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _delete_retention: dict[str, int] = field(default_factory=dict)
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """read_uncommitted, always: the last stable offset may lag behind (KAFKA-10167)."""
-        return self._admin.end_offsets(partitions, "read_uncommitted")
+        return self.admin.end_offsets(partitions, "read_uncommitted")
 
     def stable_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return self._admin.end_offsets(partitions, "read_committed")
+        return self.admin.end_offsets(partitions, "read_committed")
 
     def followed_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Up to where copies follow: last stable offsets; of reused topics committed ones (0:
-        none)."""
+        """Up to where copies follow: last stable offsets; of reused topics committed ones, or 0."""
         return self._own(partitions, self.stable_ends) | self._followed(partitions)
 
     def answered_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """As `followed_ends`, for the logs whose leaders answer within a second."""
-        known = lambda own: self._admin.known_ends(own, "read_committed")  # noqa: E731
+
+        def known(own: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+            return self.admin.list_offsets(own, "latest", "read_committed", whole=False)
+
         return self._own(partitions, known) | self._followed(partitions)
 
     def _own(
         self,
         partitions: Collection[TopicPartition],
-        read: Callable[[list[TopicPartition]], Mapping[TopicPartition, int]],
+        read: Callable[[list[TopicPartition]], Offsets],
     ) -> dict[TopicPartition, int]:
         """Of everflow's own changelogs."""
-        own = [tp for tp in partitions if tp.topic not in self.reused]
+        own = [tp for tp in partitions if tp.topic not in self.left_out.topics]
         return dict(read(own)) if own else {}
 
     def _followed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        committed = self._read_offsets(partitions)
-        return committed if self._left_out is None else self._left_out.covered(committed)
-
-    def left_out(self, tp: TopicPartition, end: int | None = None) -> Mapping[bytes, KeptEntry]:
-        """The records before ``end`` that processing skipped (None: before the end that
-        `answered_ends` last returned); none for a topic that is not reused. RetriableError while
-        they are not known."""
-        return {} if self._left_out is None else self._left_out.before(tp, end)
+        return self.left_out.covered(self._read_offsets(partitions))
 
     def _read_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        read = [tp for tp in partitions if tp.topic in self.reused]
-        committed = self._admin.committed(self._group, read) if read else {}
+        read = [tp for tp in partitions if tp.topic in self.left_out.topics]
+        committed = self.admin.committed(self.group, read) if read else {}
         return {tp: committed[tp].offset if tp in committed else 0 for tp in read}
 
     def states(
-        self,
-        partitions: Collection[TopicPartition],
-        ends: Mapping[TopicPartition, int] | None = None,
+        self, partitions: Collection[TopicPartition], ends: Offsets | None = None
     ) -> dict[TopicPartition, ChangelogState]:
-        """``ends``: log ends read before. InternalTopicError for a missing topic,
-        RetriableError."""
+        """``ends``: log ends read before. InternalTopicError (no such topic), RetriableError."""
         if not partitions:
             return {}
         asked = sorted(partitions)
         # Both questions at once: a task that is handed over is not processed meanwhile.
         with ThreadPoolExecutor(1) as beside:
-            describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
-            starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
+            describing = beside.submit(self.admin.describe_topics, {tp.topic for tp in asked})
+            starts = self.admin.list_offsets(asked, "earliest", "read_uncommitted")
             if ends is None:
                 ends = self._own(asked, self.log_ends) | self._read_offsets(asked)
             topics = describing.result()
@@ -102,7 +87,7 @@ class Changelogs:
             states[tp] = ChangelogState(
                 start=starts[tp],
                 end=ends[tp],
-                cluster_id=self._cluster_id,
+                cluster_id=self.cluster_id,
                 topic_id=described.topic_id,
                 delete_retention_ms=self._delete_retention_ms(tp.topic),
             )
@@ -117,7 +102,7 @@ class Changelogs:
         with self._lock:
             known = self._delete_retention.get(topic)
         if known is None:
-            config = self._admin.topic_configs([topic]).get(topic, {})
+            config = self.admin.topic_configs([topic]).get(topic, {})
             known = int(config.get("delete.retention.ms", DEFAULT_DELETE_RETENTION_MS))
             with self._lock:
                 self._delete_retention[topic] = known
@@ -140,24 +125,20 @@ class _Log:
     found: Mapping[bytes, KeptEntry] = field(default_factory=dict)
 
 
+@dataclass
 class LeftOutLogs:
     """``topics``: reused topic -> the log of its skipped records. Any thread may ask. A batch
     writes to that log in the transaction that commits its offsets: it is complete up to a committed
     offset if it has no open transaction after the offset was read (KAFKA-10167)."""
 
-    def __init__(
-        self,
-        admin: ClusterAdmin,
-        topics: Mapping[str, str],
-        open_reader: Callable[[], AbstractContextManager[RangeReader]],
-    ) -> None:
-        self._admin, self._topics, self._open_reader = admin, topics, open_reader
-        self._lock = threading.Lock()
-        self._logs: dict[TopicPartition, _Log] = {}
+    admin: ClusterAdmin
+    topics: Mapping[str, str]
+    open_reader: Callable[[], AbstractContextManager[RangeReader]]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _logs: dict[TopicPartition, _Log] = field(default_factory=dict)
 
-    def covered(self, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How far copies may follow reused topics: less than ``committed`` in an open
-        transaction."""
+    def covered(self, committed: Offsets) -> dict[TopicPartition, int]:
+        """How far copies may follow reused topics: to ``committed``, or an open transaction."""
         with self._lock:
             behind = {
                 tp: end for tp, end in committed.items() if self._logs.get(tp, _Log()).covered < end
@@ -169,7 +150,10 @@ class LeftOutLogs:
             }
 
     def before(self, tp: TopicPartition, end: int | None) -> Mapping[bytes, KeptEntry]:
-        if tp.topic not in self._topics:
+        """The records before ``end`` that processing skipped (None: before the end that
+        `Changelogs.answered_ends` last returned); none for a topic that is not reused.
+        RetriableError while they are not known."""
+        if tp.topic not in self.topics:
             return {}
         if end is not None and self.covered({tp: end})[tp] < end:
             log = self._log_of(tp)
@@ -178,21 +162,21 @@ class LeftOutLogs:
             return self._logs.get(tp, _Log()).found
 
     def _log_of(self, tp: TopicPartition) -> TopicPartition:
-        return TopicPartition(self._topics[tp.topic], tp.partition)
+        return TopicPartition(self.topics[tp.topic], tp.partition)
 
-    def _read(self, committed: Mapping[TopicPartition, int]) -> None:
+    def _read(self, committed: Offsets) -> None:
         asked = [self._log_of(tp) for tp in committed]
-        ends = self._admin.end_offsets(asked, "read_uncommitted")
-        stable = self._admin.end_offsets(asked, "read_committed")
+        ends = self.admin.end_offsets(asked, "read_uncommitted")
+        stable = self.admin.end_offsets(asked, "read_committed")
         for tp, covered in committed.items():
             log, own = self._logs.setdefault(tp, _Log()), self._log_of(tp)
             if stable[own] < ends[own]:
                 continue
             if log.position is None:
-                starts = self._admin.list_offsets([own], "earliest", "read_uncommitted")
+                starts = self.admin.list_offsets([own], "earliest", "read_uncommitted")
                 log.position = starts[own]
             if log.position < ends[own]:
-                with self._open_reader() as reader:
+                with self.open_reader() as reader:
                     read = reader.read(own, log.position, ends[own])
                     log.found = {**log.found, **unpacked(read)}
                 log.position = ends[own]

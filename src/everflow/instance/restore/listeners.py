@@ -41,11 +41,8 @@ class RestoreProgress:
     @property
     def fraction(self) -> float:
         """Share of the offsets that are restored, 0 to 1."""
-        return (
-            1.0
-            if self.end <= self.start
-            else (self.position - self.start) / (self.end - self.start)
-        )
+        offsets = self.end - self.start
+        return 1.0 if offsets <= 0 else (self.position - self.start) / offsets
 
     @property
     def rate(self) -> float:
@@ -110,12 +107,8 @@ class RestoreTracker:
 
     def restore_start(self, progress: RestoreProgress) -> None:
         if progress.rebuild:
-            log.warning(
-                "Rebuilding %s of task %s from its changelog: %s",
-                progress.store,
-                progress.task,
-                progress.reason,
-            )
+            text = "Rebuilding %s of task %s from its changelog: %s"
+            log.warning(text, progress.store, progress.task, progress.reason)
         self._note(progress)
         self._tell("restore_start", progress)
 
@@ -127,13 +120,8 @@ class RestoreTracker:
     def restore_end(self, progress: RestoreProgress) -> None:
         self._forget(progress)
         if progress.records:
-            moves.info(
-                "Restored %s of task %s: %d records in %.1f s",
-                progress.store,
-                progress.task,
-                progress.records,
-                progress.elapsed_s,
-            )
+            text, of = "Restored %s of task %s: %d records in %.1f s", progress
+            moves.info(text, of.store, of.task, of.records, of.elapsed_s)
         self._tell("restore_end", progress)
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
@@ -169,9 +157,8 @@ class SuspendReason(enum.Enum):
 
 
 class StandbyUpdateListener(Protocol):
-    """Called for each store of a standby: start, batch after batch, suspended. Called on the state
-    updater's thread: return at once. ``progress.end`` is the changelog's last known stable
-    offset."""
+    """Called for each store of a standby: start, batch after batch, suspended. On the state
+    updater's thread: return at once. ``progress.end``: the changelog's last known stable offset."""
 
     def update_start(self, progress: RestoreProgress) -> None:
         """The store begins to follow its changelog at ``progress.position``."""

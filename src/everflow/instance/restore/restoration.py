@@ -3,30 +3,29 @@ chunk is in the store together with its position: a restore that is cut off lose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
 
 from everflow.clock import Clock
 from everflow.errors import DamagedEntryError, start_over
-from everflow.instance.restore.listeners import (
-    RestoreListener,
-    RestoreProgress,
-    RestoreTracker,
-)
+from everflow.instance.restore.listeners import RestoreListener, RestoreProgress, RestoreTracker
 from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
 from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.state.changelog import SUFFIX_BYTES
-from everflow.state.left_out import Chunk, KeptEntry, PlacedChunk, corrected
+from everflow.state.left_out import Chunk, CorrectedChunk, KeptEntry, PlacedChunk, corrected
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
 
-_NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
+_NO_NUMBERS: Int64 = np.empty(0, dtype=np.int64)
+_NOTHING = CorrectedChunk(
+    keys=(), values=(), timestamps=_NO_NUMBERS, offsets=_NO_NUMBERS, next_position=0, records=0
+)
 
 
 class ChangelogReader(Protocol):
@@ -35,8 +34,7 @@ class ChangelogReader(Protocol):
     def read(
         self, tp: TopicPartition, start: int, end: int, *, every: bool = False
     ) -> Iterable[Chunk]:
-        """Committed records of ``[start, end)`` in order; ``every``: none is replaced by a later
-        one."""
+        """Committed records of ``[start, end)`` in order; ``every``: also those replaced later."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,17 @@ def prepare_store(
     now_ms: int,
     sync: str = "none",
 ) -> PreparedStore:
-    """Open, claim and judge one store of a task that becomes active here; a store not to be trusted
-    is replaced by an empty one at a new path. Claimed before it is judged: no batch of an earlier
-    owner can move it in between. Call it after that owner was fenced, with a ``changelog`` looked
-    up after that (D5); None: not logged."""
-    retention_ms = spec.kept_ms
+    """Open, claim and judge one store of a task that becomes active here; one not to be trusted is
+    replaced by an empty one at a new path. Claimed first: no earlier owner moves it in between.
+    Call it, with a ``changelog`` looked up (None: not logged), after that was fenced (D5)."""
+    kind, kept_ms = spec.kind, spec.kept_ms
+    opened = partial(LmdbStore.open, kind=kind, retention_ms=kept_ms, sync=sync)
     path = directory.store_path(task, spec.name)
     distrusted = directory.distrusted(task, spec.name)
     store: LmdbStore | None = None
     if distrusted is None:
         try:
-            store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+            store = opened(path)
             store.claim(incarnation)
         except StoreDamagedError as error:
             distrusted = str(error)
@@ -75,23 +73,17 @@ def prepare_store(
     if changelog is not None:
         meta = None if store is None else store.meta()
         plan = restore_plan(
-            meta,
-            changelog,
-            now_ms=now_ms,
-            kind=spec.kind,
-            retention_ms=retention_ms,
-            distrusted=distrusted,
+            meta, changelog, now_ms=now_ms, kind=kind, retention_ms=kept_ms, distrusted=distrusted
         )
     if store is None or (plan is not None and plan.rebuild):
         LmdbStore.close_at(path)
         path = directory.rebuild(task, spec.name)
-        store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+        store = opened(path)
         store.claim(incarnation)
     if changelog is not None:
         store.bind(changelog.cluster_id, changelog.topic_id)
         if store.position is None:
-            # Records that are read from now on miss no delete for so long: a first restore that is
-            # cut off does not begin anew.
+            # So that a first restore that is cut off does not begin anew.
             store.touch(now_ms)
     return PreparedStore(store, plan)
 
@@ -111,17 +103,32 @@ class RestoreJob:
     left_out: Mapping[bytes, KeptEntry] = field(default_factory=dict)
     """The records of that topic that processing skipped, up to the plan's end."""
 
-    def load(
-        self,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        times: Int64,
-        position: int,
-        clock: Clock,
-    ) -> None:
-        now_ms = clock.now_ms() if position >= self.plan.end else -1
+
+@dataclass(kw_only=True)
+class FilledStore:
+    """A store that its changelog fills, and how far it is."""
+
+    store: LmdbStore
+    incarnation: str | None
+    progress: RestoreProgress
+    began_ms: float
+
+    def load(self, chunk: Chunk, position: int, clock: Clock, *, at_end: bool) -> None:
+        """Store a chunk together with the position behind it. StoreMismatchError if another owner
+        claimed the store, DamagedEntryError for a key that it cannot have."""
+        of, now_ms = self.progress, clock.now_ms() if at_end else -1
+        records = (chunk.keys, chunk.values, chunk.timestamps)
         owner = self.incarnation
-        self.store.load_chunk(keys, values, times, position, incarnation=owner, now_ms=now_ms)
+        try:
+            self.store.load_chunk(*records, position, incarnation=owner, now_ms=now_ms)
+        except ValueError as error:
+            named = _key_error(of, self.store.kind, chunk)
+            if named is None:
+                raise
+            raise named from error
+        elapsed_s = (clock.monotonic_ms() - self.began_ms) / 1000
+        end, count = max(of.end, position), of.records + chunk.records
+        self.progress = replace(of, position=position, end=end, records=count, elapsed_s=elapsed_s)
 
 
 def progress_of(
@@ -154,34 +161,29 @@ def restore(
     result is not ``done``. Errors are raised after the listener was called: StoreMismatchError if
     another owner claimed the store, DamagedEntryError for a record that is no entry of it."""
     user = listener or RestoreTracker(Metrics())
-    plan, began_ms = job.plan, clock.monotonic_ms()
-    progress = progress_of(job.task, job.store_name, job.changelog, plan)
-    user.restore_start(progress)
+    plan = job.plan
+    filled = FilledStore(
+        store=job.store,
+        incarnation=job.incarnation,
+        progress=progress_of(job.task, job.store_name, job.changelog, plan),
+        began_ms=clock.monotonic_ms(),
+    )
+    user.restore_start(filled.progress)
     try:
         for chunk in _chunks(job, reader):
             if stopped():
-                user.restore_suspended(progress, "stopped")
-                return progress
+                user.restore_suspended(filled.progress, "stopped")
+                return filled.progress
             position = min(chunk.next_position, plan.end)
-            with named_keys(job.task, job.store_name, job.store, job.changelog, chunk):
-                job.load(chunk.keys, chunk.values, chunk.timestamps, position, clock)
-            progress = replace(
-                progress,
-                position=position,
-                records=progress.records + chunk.records,
-                elapsed_s=(clock.monotonic_ms() - began_ms) / 1000,
-            )
-            user.batch_restored(progress, chunk.records)
+            filled.load(chunk, position, clock, at_end=position >= plan.end)
+            user.batch_restored(filled.progress, chunk.records)
         # Also without records: it notes how far the store is, and that it is fresh.
-        job.load((), (), _NO_TIMESTAMPS, plan.end, clock)
+        filled.load(_NOTHING, plan.end, clock, at_end=True)
     except BaseException as error:
-        user.restore_suspended(progress, f"{type(error).__name__}: {error}")
+        user.restore_suspended(filled.progress, f"{type(error).__name__}: {error}")
         raise
-    progress = replace(
-        progress, position=plan.end, elapsed_s=(clock.monotonic_ms() - began_ms) / 1000
-    )
-    user.restore_end(progress)
-    return progress
+    user.restore_end(filled.progress)
+    return filled.progress
 
 
 def restore_all(
@@ -192,8 +194,7 @@ def restore_all(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[RestoreProgress]:
-    """`restore` shortest range first, so that tasks become ready one by one. Ends after the first
-    that was stopped."""
+    """`restore` shortest range first: tasks become ready one by one. Ends after a stopped one."""
     results: list[RestoreProgress] = []
     for job in sorted(jobs, key=lambda job: (job.plan.records_max, job.task, job.store_name)):
         results.append(restore(job, reader, clock=clock, listener=listener, stopped=stopped))
@@ -202,38 +203,22 @@ def restore_all(
     return results
 
 
-@contextmanager
-def named_keys(
-    task: TaskId, name: str, store: LmdbStore, changelog: TopicPartition, chunk: Chunk
-) -> Iterator[None]:
-    """While a chunk is loaded: DamagedEntryError where it has a key that the store cannot have."""
-    try:
-        yield
-    except ValueError as error:
-        named = _key_error(task, name, store.kind, changelog, chunk)
-        if named is None:
-            raise
-        raise named from error
-
-
-def _key_error(
-    task: TaskId, store: str, kind: str, changelog: TopicPartition, chunk: Chunk
-) -> DamagedEntryError | None:
+def _key_error(of: RestoreProgress, kind: str, chunk: Chunk) -> DamagedEntryError | None:
     suffix = SUFFIX_BYTES.get(kind, 0)
     key = next((key for key in chunk.keys if key is not None and len(key) < suffix), None)
     if key is None:
         return None
     offset: int | None = getattr(chunk, "offset_of", lambda _: None)(key)
-    application = changelog.topic.removesuffix(f"-{store}-changelog")
+    application = of.changelog.topic.removesuffix(f"-{of.store}-changelog")
     return DamagedEntryError(
-        f"Store {store} of task {task} cannot be restored: record {changelog}"
+        f"Store {of.store} of task {of.task} cannot be restored: record {of.changelog}"
         f"@{'?' if offset is None else offset} of its changelog has the key {key!r}, of "
         f"{len(key)} bytes, and keys of {kind} stores end with {suffix} bytes of times. Another "
         f"program wrote it, and no later record takes it back. {start_over(application)}",
-        store=store,
-        task=task,
+        store=of.store,
+        task=of.task,
         key=key,
-        changelog=changelog.topic,
+        changelog=of.changelog.topic,
     )
 
 

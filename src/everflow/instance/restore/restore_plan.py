@@ -15,22 +15,19 @@ AGE_MARGIN_SHARE = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ChangelogState:
-    """``end``: by read_uncommitted (D5). ``topic_id``: None if the brokers know none. ``limit``:
-    the committed offset of a reused source topic: the store must not be ahead of it."""
+    """``end``: by read_uncommitted (D5), of a reused source topic the committed offset.
+    ``topic_id``: None if the brokers know none."""
 
     start: int
     end: int
     cluster_id: str | None
     topic_id: str | None
     delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS
-    limit: int | None = None
 
     def __post_init__(self) -> None:
         # A wrong offset must never decide that a store is thrown away.
-        if self.start < 0 or self.end < 0 or (self.limit is not None and self.limit < 0):
-            raise ValueError(
-                f"no offsets of a log: start {self.start}, end {self.end}, limit {self.limit}"
-            )
+        if self.start < 0 or self.end < 0:
+            raise ValueError(f"no offsets of a log: start {self.start}, end {self.end}")
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,9 @@ def restore_plan(
     retention_ms: int | None = None,
     distrusted: str | None = None,
 ) -> RestorePlan:
-    """Decides where to go on with a store, or why it must not be trusted and is rebuilt. Pure.
-    ``meta`` is None without a store; ``distrusted`` is the state folder's own doubt. Rules: D5,
-    failure scenarios 13 and 14."""
-    end = changelog.end if changelog.limit is None else min(changelog.end, changelog.limit)
-    end = max(end, changelog.start)
+    """Decides where to go on with a store, or why it must not be trusted and is rebuilt (D5,
+    scenarios 13, 14). ``meta``: None without a store; ``distrusted``: the state folder's doubt."""
+    end = max(changelog.end, changelog.start)
     if distrusted is not None:
         return RestorePlan(changelog.start, end, True, distrusted)
     if meta is None:
@@ -108,11 +103,6 @@ def _doubt(
         return (
             f"its position {position} is outside the changelog's offsets "
             f"{changelog.start}..{changelog.end}"
-        )
-    if changelog.limit is not None and position > changelog.limit:
-        return (
-            f"its position {position} is ahead of offset {changelog.limit}, committed for its "
-            f"source topic"
         )
     away_ms = now_ms - meta.updated_ms
     if position < changelog.end and -away_ms > _margin_ms(changelog.delete_retention_ms):

@@ -21,6 +21,7 @@ from everflow.instance.query.store_query import (
     key_bytes,
     values_at_home,
 )
+from everflow.observe.requests import RefusedRequest
 from everflow.serdes import JsonSerde, Serde, SerdeError
 from everflow.serdes.windowed import TIME_MAX, window_store_key
 from everflow.snapshots.query_errors import (
@@ -30,8 +31,6 @@ from everflow.snapshots.query_errors import (
 )
 from everflow.user_program import shown
 from everflow.windows import Windowed
-
-# --- requests: keys in the path, parameters in the query ------------------------------------------
 
 MOST_KEY_BYTES = 16 << 10
 MOST_ENTRIES = 1_000
@@ -46,16 +45,8 @@ _TIMES = ("as_of", "from", "to")
 _TRUE, _FALSE = ("", "true", "1"), ("false", "0")
 
 
-class RefusedRequest(Exception):
-    """A request that is not understood, or too large: the status, a code and what to mend."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-
-
 def malformed(message: str) -> RefusedRequest:
-    return RefusedRequest(400, "EF-QUERY", message)
+    return RefusedRequest(400, message)
 
 
 def shortened(text: str) -> str:
@@ -75,7 +66,7 @@ def read_key(serde: Serde, text: str) -> Any:
     """A key of a path: text as it is, bytes in base64, all else as JSON. RefusedRequest."""
     if len(text) > MOST_KEY_BYTES:
         raise RefusedRequest(
-            413, "EF-QUERY", f"A key of {len(text)} characters: {MOST_KEY_BYTES} are the most."
+            413, f"A key of {len(text)} characters: {MOST_KEY_BYTES} are the most."
         )
     type_ = serde.type
     if pa.types.is_string(type_):
@@ -241,7 +232,7 @@ def read_keys(store: str, serde: Serde, body: bytes) -> list[Any]:
     if not isinstance(keys, list):
         raise malformed('The body is {"keys": [...]}.')
     if len(keys) > MOST_KEYS:
-        raise RefusedRequest(413, "EF-QUERY", f"{len(keys)} keys: {MOST_KEYS} are the most.")
+        raise RefusedRequest(413, f"{len(keys)} keys: {MOST_KEYS} are the most.")
     form = form_of(serde)
     for key in keys:
         refused = key_forms.refusal(store, repr(serde), form, key)
@@ -278,7 +269,7 @@ class ServedStores:
     def status(self, asked: Parameters) -> dict[str, Any]:
         """The instance's `/status`, for other dashboards, which know this address alone."""
         if self._status is None:
-            raise RefusedRequest(404, "EF-QUERY", "The instance is not watched: set http.listen.")
+            raise RefusedRequest(404, "The instance is not watched: set http.listen.")
         return self._status()
 
     def listed(self, asked: Parameters) -> dict[str, Any]:
@@ -314,8 +305,6 @@ class ServedStores:
             "lag": where.lag,
         }
 
-    # --- key-value stores -------------------------------------------------------------------------
-
     def entry(self, asked: Parameters, store: str, key: str) -> dict[str, Any]:
         site = self._kind(store, *KEY_VALUE)
         as_of = asked.number("as_of", None, -TIME_MAX)
@@ -336,9 +325,7 @@ class ServedStores:
         first, last = asked.key("first", serde), asked.key("last", serde)
         prefix, reverse = asked.key("prefix", serde), asked.flag("reverse")
         if prefix is not None and (first is not None or last is not None or reverse):
-            raise RefusedRequest(
-                400, "EF-QUERY", "prefix stands alone: without first, last and reverse."
-            )
+            raise malformed("prefix stands alone: without first, last and reverse.")
 
         def ask(view: Any) -> Iterator[Any]:
             if prefix is not None:
@@ -359,8 +346,6 @@ class ServedStores:
                 break
         return {"key": found, "versions": page.rows, "next": more}
 
-    # --- windows and sessions ---------------------------------------------------------------------
-
     def window(self, asked: Parameters, store: str, key: str, start: str) -> dict[str, Any]:
         self._kind(store, "window")
         time, found = read_start(start), self._key(store, key)
@@ -379,8 +364,6 @@ class ServedStores:
         self._kind(store, "session")
         return self._in_time(asked, store, key, "sessions", "find_sessions", "find_sessions_range")
 
-    # --- inside -----------------------------------------------------------------------------------
-
     def _many(
         self, asked: Parameters, store: str, body: bytes, start: int | None
     ) -> dict[str, Any]:
@@ -397,8 +380,7 @@ class ServedStores:
 
     def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
         """The values of keys whose own partitions are active here, read together: one by one each
-        costs ten times as much. None: a query of that key alone tries the others, or raises the
-        reason."""
+        costs ten times as much. None: see `values_at_home`."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":
             return [None] * len(keys)
@@ -419,7 +401,10 @@ class ServedStores:
             name, keys = of_key, [self._key(store, key)]
         since, until = asked.number("from", 0), asked.number("to", TIME_MAX)
         name = f"backward_{name}" if asked.flag("reverse") else name
-        ask = lambda view: getattr(view, name)(*keys, since, until)  # noqa: E731
+
+        def ask(view: Any) -> Iterator[Any]:
+            return getattr(view, name)(*keys, since, until)  # type: ignore[no-any-return]
+
         return self._page(asked, store, ask, what)
 
     def _page(
@@ -497,7 +482,6 @@ def _version(found: Any) -> dict[str, Any]:
 
 def _present(value: Any, store: str, key: str) -> Any:
     if value is None:
-        raise RefusedRequest(
-            404, "EF-NO-ENTRY", f"Store {store!r} has nothing under {shown(key, MOST_SHOWN)}."
-        )
+        what = f"Store {store!r} has nothing under {shown(key, MOST_SHOWN)}."
+        raise RefusedRequest(404, what, "EF-NO-ENTRY")
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import logging
 import re
@@ -33,15 +32,14 @@ from everflow.instance.serving.answers import (
     MOST_ENTRIES,
     MOST_PAGE_BYTES,
     Parameters,
-    RefusedRequest,
     ServedStores,
     as_json,
     malformed,
     shortened,
 )
 from everflow.logs import moves
-from everflow.observe.host_names import ANY, OwnNames
 from everflow.observe.http_server import HttpServer
+from everflow.observe.requests import ANY, OwnNames, RefusedRequest, allowed, body_of
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import (
     InvalidStateStoreError,
@@ -53,6 +51,7 @@ from everflow.snapshots.query_errors import (
 log = logging.getLogger("everflow")
 
 _RETRY = {"Retry-After": "1"}
+_TOO_LARGE = f"The body is larger than {MOST_BODY_BYTES} bytes: ask for fewer keys at once."
 Answer = Callable[..., Any]
 
 
@@ -137,22 +136,13 @@ def _endpoint(
             if keyless:
                 arguments["key"] = None
             if path.method == "POST":
-                arguments["body"] = await _body(request)
+                arguments["body"] = await body_of(request, MOST_BODY_BYTES, _TOO_LARGE)
             asked = Parameters(request.query_params.multi_items(), path.asks)
             return _json(await run_in_threadpool(partial(answer, asked, **arguments)))
         except Exception as error:
             return _refusal(error, request, scheme)
 
     return endpoint
-
-
-def allowed(tokens: Sequence[bytes], authorization: str) -> bool:
-    """True if the header has one of the tokens, or there is no token."""
-    if not tokens:
-        return True
-    kind, _, given = authorization.partition(" ")
-    found = [hmac.compare_digest(given.strip().encode(), token) for token in tokens]
-    return kind.lower() == "bearer" and any(found)
 
 
 def _token_refused(authorization: str) -> str:
@@ -173,16 +163,6 @@ def _require_text(request: Request) -> None:
                 f"The {words} is not UTF-8 ({error}): quote a key's text as UTF-8; keys that are "
                 f"bytes stand in base64."
             ) from error
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY_BYTES:
-            text = f"The body is larger than {MOST_BODY_BYTES} bytes: ask for fewer keys at once."
-            raise RefusedRequest(413, "EF-QUERY", text)
-    return bytes(body)
 
 
 def _refusal(error: Exception, request: Request, scheme: str) -> Response:
@@ -301,8 +281,6 @@ def _operation(path: ServicePath, shown: str) -> dict[str, Any]:
     return operation
 
 
-# --- opening it: address, tokens, certificate -----------------------------------------------------
-
 NO_TOKEN = "none"
 LEAST_TOKEN = 16
 """Characters."""
@@ -314,9 +292,8 @@ def served(
     config: StreamsConfig,
     status: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[str]:
-    """Serve the stores over HTTP until the end of the block. Returns the address at which others
-    reach it (``application.server``). ConfigError if it cannot listen, or would be open to
-    everybody."""
+    """Serve the stores over HTTP until the end of the block; gives its ``application.server``.
+    ConfigError if it cannot listen, or has no guard."""
     tokens = tokens_of(config)
     files = _certificate(config)
     scheme = "http" if files is None else "https"

@@ -39,24 +39,21 @@ class Blueprint:
     topology: Graph = field(default_factory=lambda: Graph(()))
 
     def inputs_of(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        return tuple(
-            TopicPartition(topic, task.partition)
-            for topic in self.inputs.get(task.subtopology, ())
-            if task.partition < self.partitions[topic]
-        )
+        topics, partition = self.inputs.get(task.subtopology, ()), task.partition
+        return tuple(TopicPartition(t, partition) for t in topics if partition < self.partitions[t])
+
+    def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
+        return TopicPartition(spec.changelog_topic(self.application_id), task.partition)
+
+    def logged(self, subtopology: int) -> list[StoreSpec]:
+        return [spec for spec in self.stores.get(subtopology, ()) if spec.logging]
 
     def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
-        stores = tuple(
-            TaskStore(
-                spec.name,
-                directory.store_path(task, spec.name),
-                TopicPartition(spec.changelog_topic(self.application_id), task.partition)
-                if spec.logging
-                else None,
-            )
-            for spec in self.stores.get(task.subtopology, ())
-        )
-        return ActiveTask(id=task, inputs=self.inputs_of(task), stores=stores)
+        stores = []
+        for spec in self.stores.get(task.subtopology, ()):
+            changelog = self.changelog(task, spec) if spec.logging else None
+            stores.append(TaskStore(spec.name, directory.store_path(task, spec.name), changelog))
+        return ActiveTask(id=task, inputs=self.inputs_of(task), stores=tuple(stores))
 
     def global_tasks(self, directory: StateDirectory) -> list[StandbyTask]:
         found = []
@@ -70,25 +67,15 @@ class Blueprint:
         return found
 
     def purged(self) -> list[TopicPartition]:
-        """Partitions from which only everflow deletes records, once they were read."""
         topics = sorted(self.kept)
         return [TopicPartition(name, n) for name in topics for n in range(self.partitions[name])]
 
     @property
-    def reused(self) -> frozenset[str]:
-        """Topics of the user that are changelogs of tables."""
-        specs = self.store_specs().values()
-        return frozenset(spec.source_topic for spec in specs if spec.source_topic is not None)
-
-    @property
     def left_out(self) -> dict[str, str]:
-        """Reused topic -> the log of its skipped records."""
+        """Topic of the user that is a table's changelog -> the log of its skipped records."""
         specs = self.store_specs().values()
-        return {
-            spec.source_topic: left_out_topic(self.application_id, spec.name)
-            for spec in specs
-            if spec.source_topic is not None
-        }
+        topics = {spec.name: spec.source_topic for spec in specs if spec.source_topic is not None}
+        return {topic: left_out_topic(self.application_id, name) for name, topic in topics.items()}
 
     def store_specs(self) -> dict[str, StoreSpec]:
         return {spec.name: spec for specs in self.stores.values() for spec in specs}

@@ -2,9 +2,7 @@
 
 fence -> committed offsets (require_stable), none below what is known to be committed -> target =
 log end read_uncommitted, taken after that -> wait until the last stable offset reaches it -> claim
-and replay [store's position, target] -> run. Each arrow closes a way to lose or double data:
-scenarios 1, 2 and 4.
-"""
+and replay [store's position, target] -> run. Each arrow: scenarios 1, 2 and 4."""
 
 from __future__ import annotations
 
@@ -30,13 +28,16 @@ from everflow.instance.tasks.task import ActiveTask, TaskStore
 from everflow.instance.topics.internal_topics import NO_IDS, why_no_offsets
 from everflow.logs import some
 from everflow.protocol.messages import parse_metadata
-from everflow.records import CommittedOffset, TopicPartition
+from everflow.records import CommittedOffset, Offsets, TopicPartition
 from everflow.retry import StoppedError, attempting
 from everflow.setting_checks import reset_duration_ms
 
 log = logging.getLogger("everflow")
 
 _T = TypeVar("_T")
+Committed = Mapping[TopicPartition, CommittedOffset]
+Spans = Mapping[TopicPartition, tuple[int, int]]
+"""Where each log begins and ends."""
 
 STABLE_POLL_MS = 10.0
 _NAMED = 5
@@ -61,34 +62,27 @@ class RecoveryPorts(Protocol):
     def fence(self, transactional_ids: Collection[str]) -> None:
         """End all transactions of these ids; no writer can use them any more."""
 
-    def committed(
-        self, partitions: Sequence[TopicPartition], *, stable: bool = True
-    ) -> Mapping[TopicPartition, CommittedOffset]:
+    def committed(self, partitions: Sequence[TopicPartition], *, stable: bool = True) -> Committed:
         """Those of the group; ``stable`` False: without waiting for open transactions."""
 
     def purged(self) -> Sequence[TopicPartition]:
         """Partitions of which only everflow deletes records, behind committed offsets."""
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Offsets: ...
 
-    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]: ...
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Offsets: ...
 
-    def log_starts(
-        self, partitions: Sequence[TopicPartition], *, known: bool = False
-    ) -> Mapping[TopicPartition, int]:
+    def log_starts(self, partitions: Sequence[TopicPartition], *, known: bool = False) -> Offsets:
         """First offsets in the log; ``known``: of those whose leaders answer at once."""
 
-    def offsets_since(
-        self, partitions: Sequence[TopicPartition], time_ms: int
-    ) -> Mapping[TopicPartition, int]:
+    def offsets_since(self, partitions: Sequence[TopicPartition], time_ms: int) -> Offsets:
         """First offset of a record of this time or later; -1 without one."""
 
     def restore(
-        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+        self, task: ActiveTask, incarnation: str, targets: Offsets
     ) -> tuple[TaskStore, ...]:
-        """Open the task's stores, make ``incarnation`` their owner, rebuild those not to be
-        trusted, and replay ``[position, target)`` of their changelogs. Returns the stores with
-        their (maybe new) paths. May be called again after a RetriableError."""
+        """Open the task's stores for ``incarnation``, rebuild those not to be trusted, and replay
+        ``[position, target)``. Returns them, maybe at new paths. May be called again."""
 
 
 @dataclass(kw_only=True)
@@ -113,11 +107,10 @@ class Recovery:
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
         ``fence``: transactional ids that may still write for them. Returns the starting offsets of
-        partitions without a committed one (the caller commits them before anything is processed, so
-        that a later start is never taken for a first one), and the committed offsets. Raises
-        RetriableError, OffsetsWentBackError among them; OffsetsExpiredError, StoppedError;
-        FatalError for an offset out of range with policy ``none``; TaskMigratedError once it has to
-        wait although ``given_up()``."""
+        partitions without a committed one, which the caller commits before anything is processed,
+        and the committed offsets. Raises RetriableError, OffsetsWentBackError among them;
+        OffsetsExpiredError, StoppedError; FatalError for an offset out of range with policy
+        ``none``; TaskMigratedError once it has to wait although ``given_up()``."""
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
         changelogs = sorted(
@@ -158,8 +151,7 @@ class Recovery:
         return attempting(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
     def _committed(self, inputs: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
-        """Stable committed offsets. OffsetsWentBackError if one is below its lower bound: then none
-        of the coordinator's answer is used."""
+        """Stable committed offsets. OffsetsWentBackError, and none is used, if one went back."""
         # Starts first: another instance may commit and delete records between the two requests.
         starts = self._starts_of_purged(inputs)
         self.lower_bounds.raised({tp: start for tp, start in starts.items() if start > 0}, PURGED)
@@ -186,14 +178,10 @@ class Recovery:
         return starts
 
     def _stable_ends(
-        self,
-        inputs: Sequence[TopicPartition],
-        targets: Mapping[TopicPartition, int],
-        deadline: _Patience,
+        self, inputs: Sequence[TopicPartition], targets: Offsets, deadline: _Patience
     ) -> dict[TopicPartition, int]:
         """Last stable offsets, once no transaction is open below the changelogs' targets: markers
-        land one by one (KAFKA-10167), offsets may be committed before the changelog's end is
-        readable."""
+        land one by one (KAFKA-10167), those of offsets maybe before those of changelogs."""
         waiting = sorted({*inputs, *targets})
         ends: dict[TopicPartition, int] = {}
 
@@ -218,52 +206,35 @@ class Recovery:
         return ends
 
     def _real_ends(
-        self,
-        task: ActiveTask,
-        committed: Mapping[TopicPartition, CommittedOffset],
-        spans: Mapping[TopicPartition, tuple[int, int]],
-        deadline: _Patience,
-    ) -> Mapping[TopicPartition, tuple[int, int]]:
-        """``spans`` with the log's end where the committed offset lies behind the stable one: at
-        least once reads what open transactions of others have written."""
-        behind = [
-            tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]
-        ]
+        self, task: ActiveTask, committed: Committed, spans: Spans, deadline: _Patience
+    ) -> Spans:
+        """``spans``, with the log's end where at least once has committed behind the stable one."""
+        known = [tp for tp in task.inputs if tp in committed]
+        behind = [tp for tp in known if committed[tp].offset > spans[tp][1]]
         if not behind:
             return spans
         ends = self._retry(lambda: self.ports.log_ends(behind), "reading ends of topics", deadline)
         return {**spans, **{tp: (spans[tp][0], ends[tp]) for tp in behind}}
 
     def _refuse_expired(
-        self,
-        tasks: Iterable[ActiveTask],
-        committed: Mapping[TopicPartition, CommittedOffset],
-        spans: Mapping[TopicPartition, tuple[int, int]],
+        self, tasks: Iterable[ActiveTask], committed: Committed, spans: Spans
     ) -> None:
         """A task commits its starting offsets before it writes: without them offsets are gone."""
         for task in tasks:
             if any(tp in committed for tp in task.inputs):
                 continue
-            for store in task.stores:
-                if (
-                    store.changelog is not None
-                    and store.changelog not in task.inputs
-                    and spans[store.changelog][1] > spans[store.changelog][0]
-                ):
-                    names = some(map(str, task.inputs), _NAMED)
-                    others = sorted(committed.keys() - set(task.inputs))
-                    why = why_no_offsets(
-                        self.application_id, map(str, task.inputs), NO_IDS, map(str, others)
-                    )
-                    raise OffsetsExpiredError(
-                        f"Task {task.id} has no committed offsets of {names}, but its changelog "
-                        f"{store.changelog} holds records. {why} Starting would count the input "
-                        f"twice. {start_over(self.application_id)}"
-                    )
+            logs = [store.changelog for store in task.stores if store.changelog is not None]
+            filled = [tp for tp in logs if spans[tp][1] > spans[tp][0] and tp not in task.inputs]
+            if filled:
+                inputs, others = map(str, task.inputs), committed.keys() - set(task.inputs)
+                why = why_no_offsets(self.application_id, inputs, NO_IDS, map(str, others))
+                raise OffsetsExpiredError(
+                    f"Task {task.id} has no committed offsets of {some(task.inputs, _NAMED)}, but "
+                    f"its changelog {filled[0]} holds records. {why} Starting would count the "
+                    f"input twice. {start_over(self.application_id)}"
+                )
 
-    def _restore(
-        self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: _Patience
-    ) -> None:
+    def _restore(self, task: ActiveTask, targets: Offsets, deadline: _Patience) -> None:
         incarnation = self.new_incarnation()
         task.stores = self._retry(
             lambda: self.ports.restore(task, incarnation, targets),
@@ -275,8 +246,8 @@ class Recovery:
     def _take_positions(
         self,
         task: ActiveTask,
-        committed: Mapping[TopicPartition, CommittedOffset],
-        spans: Mapping[TopicPartition, tuple[int, int]],
+        committed: Committed,
+        spans: Spans,
         started: dict[TopicPartition, int],
     ) -> None:
         task.stream_times = {}
@@ -313,10 +284,9 @@ class Recovery:
         back_ms = reset_duration_ms(policy)
         if back_ms is not None:
             since_ms = max(0, self.clock.now_ms() - back_ms)
-            what = f"looking for the records of {tp} since {since_ms} ms"
             found = self._retry(
                 lambda: self.ports.offsets_since([tp], since_ms),
-                what,
+                f"looking for the records of {tp} since {since_ms} ms",
                 _Patience(self.clock, self.timeout_ms, lambda: False),
             )[tp]
             return span[1] if found < 0 else min(max(found, span[0]), span[1])
@@ -338,16 +308,14 @@ def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
 
 
 # --- lower bounds of committed offsets (note 064) -------------------------------------------------
-# Committed offsets only grow while the group lives. A coordinator that lost some (by an
-# interrupted load, or an unclean election of its log) returns old ones; a task that began there
-# would process the records between twice.
+# A coordinator that lost offsets (an interrupted load, an unclean election of its log) returns old
+# ones; a task that began there would process the records between twice.
 
 HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"
 PURGED = "records are deleted only behind what is committed"
 SETTLED_MS = 10_000.0
-"""The markers of a transaction have arrived by then: such offsets are used without waiting for
-pending ones, and records are deleted behind them."""
+"""The markers of a transaction have arrived by then: pending ones need no waiting."""
 
 
 class LowerBound(NamedTuple):
@@ -387,7 +355,7 @@ class CommittedLowerBounds:
     _known: dict[TopicPartition, _Known] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def raised(self, offsets: Mapping[TopicPartition, int], witness: str = HERE) -> None:
+    def raised(self, offsets: Offsets, witness: str = HERE) -> None:
         """These, or later ones, are committed: the brokers have confirmed it."""
         now_ms = self.clock.monotonic_ms()
         with self._lock:
@@ -399,9 +367,8 @@ class CommittedLowerBounds:
                 if witness != HERE:  # it was committed long ago
                     known.settled = _higher(known.settled or bound, bound)
 
-    def replaced(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """As `raised`, at least once: this process has just committed them, lower ones too, for a
-        task that was recovered while its offsets waited for the group."""
+    def replaced(self, offsets: Offsets) -> None:
+        """As `raised`, at least once: this process has just committed them, maybe lower ones."""
         with self._lock:
             for tp, offset in offsets.items():
                 if tp in self._known and offset < self._known[tp].latest.offset:
@@ -417,7 +384,7 @@ class CommittedLowerBounds:
         return {tp: bound for tp, bound in found.items() if bound is not None}
 
     def went_back(
-        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+        self, committed: Committed, asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
         """Those whose stable offset is below its bound, or is gone although this process saw it
         committed. Between two runs of a process offsets may have expired, or were deleted."""
@@ -426,20 +393,18 @@ class CommittedLowerBounds:
         return _below(lower_bounds, committed)
 
     def others_went_back(
-        self, committed: Mapping[TopicPartition, CommittedOffset], asked: Collection[TopicPartition]
+        self, committed: Committed, asked: Collection[TopicPartition]
     ) -> dict[TopicPartition, WentBack]:
         """As `went_back`, of offsets that may have later ones pending: below what has settled."""
         return _below({tp: bound for tp, bound in self.settled().items() if tp in asked}, committed)
 
 
 def _higher(one: LowerBound, other: LowerBound) -> LowerBound:
-    """Of two with the same offset, the one of this process."""
     return max(one, other, key=lambda bound: (bound.offset, bound.witness == HERE))
 
 
 def _below(
-    lower_bounds: Mapping[TopicPartition, LowerBound],
-    committed: Mapping[TopicPartition, CommittedOffset],
+    lower_bounds: Mapping[TopicPartition, LowerBound], committed: Committed
 ) -> dict[TopicPartition, WentBack]:
     """With bounds without any offset, if this process saw one committed."""
     found = {}
@@ -452,10 +417,9 @@ def _below(
 
 
 # --- transactions of instances that vanished (D6) -------------------------------------------------
-# An open transaction blocks committed offsets and readers until its time-out, 10 to 20 s after a
-# kill. So an instance that takes over a task lists the open transactions and the processes that
-# live, and re-initialises the ids of the others. A member's client id ends with its process id
-# (`assembly.group_settings`); if one does not, nothing is done.
+# An open transaction blocks committed offsets and readers until its time-out. So who takes over a
+# task fences the ids of processes that are gone. A member's client id ends with its process id
+# (`assembly.client_id`); if one does not, nothing is done.
 
 _PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
@@ -464,8 +428,7 @@ def lost_writers(
     application_id: str, open_ids: Iterable[str], clients: Collection[str], own_process: str
 ) -> list[str]:
     """The ``open_ids`` of processes that are no longer members. ``clients``: the members' client
-    ids, read after ``open_ids``. A member with an unknown process could own any of them: then none
-    is lost."""
+    ids, read after ``open_ids``. None, if a member's process is unknown: it could own any."""
     live = {own_process}
     for client in clients:
         found = _PROCESS.search(client)
@@ -476,11 +439,7 @@ def lost_writers(
     for transactional_id in open_ids:
         owner, _, thread = transactional_id.rpartition("-")
         process = owner.removeprefix(f"{application_id}-")
-        ours = (
-            owner.startswith(f"{application_id}-")
-            and thread.isdigit()
-            and _PROCESS.fullmatch(process) is not None
-        )
+        ours = process != owner and thread.isdigit() and _PROCESS.fullmatch(process)
         if ours and process not in live:
             lost.append(transactional_id)
     return sorted(lost)

@@ -134,13 +134,8 @@ class ActiveTask:
         return StandbyTask(self.id, self.stores, role, TaskState.SUSPENDED)
 
     def context(self) -> TaskContext:
-        return TaskContext(
-            task=self.id,
-            incarnation=self.incarnation,
-            last_batch=self.last_batch,
-            stream_times=dict(self.stream_times),
-            stores=_places(self.stores),
-        )
+        times, stores = dict(self.stream_times), _places(self.stores)
+        return TaskContext(self.id, self.incarnation, self.last_batch, times, stores)
 
 
 def fitted(
@@ -160,7 +155,6 @@ def fitted(
 def concerning(
     tasks: Iterable[ActiveTask], partitions: Collection[TopicPartition]
 ) -> list[ActiveTask]:
-    """The tasks that read one of ``partitions`` or have it as a changelog."""
     return [
         task
         for task in tasks
@@ -211,10 +205,9 @@ def deal(
     previous: Mapping[TaskId, int],
     running: Collection[TaskId] = (),
 ) -> dict[TaskId, int]:
-    """Stream thread of every task: balanced (loads differ by at most one) and stable.
-    Deterministic. As many ``running`` tasks stay on their thread as the balance allows, because a
-    move is a pause. A task that comes back displaces none. Sub-topologies are spread. ValueError
-    without threads."""
+    """Stream thread of every task: balanced (loads differ by at most one), stable, deterministic.
+    ``running`` tasks stay on their thread as far as the balance allows; one that comes back
+    displaces none. Sub-topologies are spread. ValueError without threads."""
     if not threads:
         raise ValueError("no stream threads to deal tasks to")
     ordered = sorted(set(tasks))
@@ -252,6 +245,7 @@ def deal(
 # --- commands to a stream thread ------------------------------------------------------------------
 
 GivenUp = Callable[[Sequence[ActiveTask]], None]
+Released = Callable[[Sequence[StandbyTask]], None]
 
 
 class ThreadCommands:
@@ -311,8 +305,7 @@ PART_OF_LIMIT = 0.25
 
 @dataclass
 class StalledTask:
-    """``since_ms``: its first failure since the last progress; ``count``: the failures since
-    then."""
+    """``since_ms``: its first failure since the last progress; ``count``: failures since then."""
 
     since_ms: float
     count: int = 0
@@ -325,14 +318,12 @@ class StalledTask:
 @dataclass
 class TaskTimeouts:
     """Decides how long a task may go without progress (KIP-572), and when it is tried again. Pure;
-    monotonic ms. Owned by one thread; any thread may call `stalled`. A stalled task rests between
-    two attempts, so that others make progress: the longer an attempt delayed them, the longer it
-    rests. A first failure is never too late."""
+    monotonic ms. Owned by one thread; any thread may call `stalled`. A stalled task rests the
+    longer, the longer an attempt delayed the others. A first failure is never too late."""
 
     limit_ms: float
     _stalled: dict[TaskId, StalledTask] = field(default_factory=dict)
     _others_until_ms: float = 0.0
-    """Until then only tasks that make progress run."""
 
     def failed(self, tasks: Iterable[TaskId], cause: str, now_ms: float) -> None:
         """One more attempt of each task failed. TaskTimeoutError once a task's time is over."""

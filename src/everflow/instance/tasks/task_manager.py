@@ -1,8 +1,7 @@
-"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time. Runs on
-the instance's loop only. A task is always in at most one place: recovering, on one stream thread,
-being given up by it, followed by the state updater, or being released by that. `reconcile` moves it
-on from there. A task that is in no place but was here a moment ago is suspended, its stores open:
-it may come back in another role (reference 5.1)."""
+"""Recovers, follows, moves and gives up tasks as the group decides, one event at a time, on the
+instance's loop only. A task is in at most one place: recovering, on one stream thread, being given
+up by it, followed by the state updater, or being released by that. One in no place that was here a
+moment ago is suspended, its stores open: it may come back (reference 5.1)."""
 
 from __future__ import annotations
 
@@ -18,6 +17,8 @@ from everflow.instance.commit_gate import GateBook
 from everflow.instance.restore.listeners import SuspendReason
 from everflow.instance.tasks.task import (
     ActiveTask,
+    GivenUp,
+    Released,
     StandbyTask,
     TaskRole,
     TaskState,
@@ -34,26 +35,18 @@ log = logging.getLogger("everflow")
 
 MIGRATED_PAUSE_MS = 200.0
 NAMED = 16
-"""A log line names so many tasks and counts the others."""
 
 
 class TaskHolder(Protocol):
     @property
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
-    def drop(
-        self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]
-    ) -> None: ...
+    def drop(self, tasks: Collection[TaskId], done: GivenUp) -> None: ...
 
 
 class CopyHolder(Protocol):
     def add(self, tasks: Sequence[StandbyTask]) -> None: ...
-    def drop(
-        self,
-        tasks: Collection[TaskId],
-        reason: SuspendReason,
-        done: Callable[[Sequence[StandbyTask]], None],
-    ) -> None: ...
+    def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Released) -> None: ...
     def set_role(self, task: TaskId, role: TaskRole) -> None: ...
 
 
@@ -61,11 +54,10 @@ class CopyHolder(Protocol):
 class TaskServices:
     """Effects of the task manager. ``recover``: recovers tasks and commits their starting offsets;
     blocks; StoppedError once the event is set. ``submit``: runs a function on a restore thread;
-    True: it replays a tail only, and must not wait for whole restores. ``post``: queues a function
-    for the loop; from any thread. ``before_release``: commits the deferred offsets of these tasks.
-    ``release``: the member may rejoin. ``failed``: the instance has to stop. ``changed``: called
-    after every event; True: all owned tasks run. ``fits``: True if a running task has all its
-    inputs. ``rest``: a task ended here and left these stores."""
+    True: it replays a tail only. ``post``: queues a function for the loop, from any thread.
+    ``before_release``: commits the deferred offsets of these tasks. ``release``: the member may
+    rejoin. ``changed``: after every event; True: all owned tasks run. ``fits``: a running task has
+    all its inputs. ``rest``: a task ended here and left these stores."""
 
     create: Callable[[TaskId], ActiveTask]
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]
@@ -140,26 +132,17 @@ class TaskManager:
             **dict.fromkeys(warmup, TaskRole.WARMUP),
         }
         if wanted != self.copies:
-            moves.info(
-                "Standby tasks: %s; warm-up tasks: %s",
-                _names(standby),
-                _names(warmup),
-                extra=ABOUT_ASSIGNMENT,
-            )
+            text = "Standby tasks: %s; warm-up tasks: %s"
+            moves.info(text, _names(standby), _names(warmup), extra=ABOUT_ASSIGNMENT)
         self.copies = wanted
         self.reconcile()
-        for task in [
-            task for task in self.suspended if task not in self.owned and task not in self.copies
-        ]:
-            self._close(self.suspended.pop(task))
+        self._close_unwanted(list(self.suspended))
 
     def deal_without(self, retiring: frozenset[int]) -> None:
-        """The threads have changed, or some of them retire: deal the tasks anew."""
         self.retiring = retiring
         self.reconcile()
 
     def close(self) -> None:
-        """Start nothing any more and end the recoveries."""
         self._closing = True
         self._cancel(list(self.recovering))
 
@@ -183,11 +166,8 @@ class TaskManager:
 
     def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
         """Stores of tasks that are being restored or are suspended; from any thread."""
-        return {
-            task.id: task.stores
-            for held in (self.suspended, self._restoring)
-            for task in list(held.values())
-        }
+        tasks = [*list(self.suspended.values()), *list(self._restoring.values())]
+        return {task.id: task.stores for task in tasks}
 
     @property
     def _places(self) -> tuple[Collection[TaskId], ...]:
@@ -206,11 +186,8 @@ class TaskManager:
         self._last_thread.update(dealt)
         for thread in self.threads:
             self._drop(thread, dealt)
-            fresh = [
-                task
-                for task, number in sorted(dealt.items())
-                if number == thread.number and self._in_none(task)
-            ]
+            here = [task for task, number in sorted(dealt.items()) if number == thread.number]
+            fresh = [task for task in here if self._in_none(task)]
             # Tasks that lack only the tail of their changelogs do not wait for whole restores, and
             # none waits for a task whose brokers do not answer.
             stalled = self.timeouts.stalled()
@@ -225,9 +202,8 @@ class TaskManager:
 
     def _settle_copies(self) -> None:
         promoted = [task for task in self.following if task in self.owned]
-        migrated = [
-            task for task in self.following if task not in self.owned and task not in self.copies
-        ]
+        others = [task for task in self.following if task not in self.owned]
+        migrated = [task for task in others if task not in self.copies]
         self._let_go(promoted, SuspendReason.PROMOTED)
         self._let_go(migrated, SuspendReason.MIGRATED)
         for task, role in self.copies.items():
@@ -242,11 +218,8 @@ class TaskManager:
     # --- actives ---------------------------------------------------------------------------------
 
     def _drop(self, thread: TaskHolder, dealt: Mapping[TaskId, int]) -> None:
-        gone = [
-            t
-            for t, number in self.running.items()
-            if number == thread.number and dealt.get(t) != number
-        ]
+        here = [task for task, number in self.running.items() if number == thread.number]
+        gone = [task for task in here if dealt.get(task) != thread.number]
         if not gone:
             return
         for task in gone:
@@ -255,17 +228,14 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has given up tasks: those still owned here go on as they are, or are
-        suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:
             task = by_id.get(task_id)
             if task is None:
                 continue
-            # Owned without a break since it ran? A task that was lost and came back must be
-            # recovered, and so must a task of whose last batch it is not known whether it was
-            # committed.
+            # A task that was lost and came back must be recovered, and so must one of whose last
+            # batch it is not known whether it was committed.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
             ours = whole and task_id in self.owned and task_id in self.gate.owned()
             if ours and self.services.fits(task):
@@ -358,12 +328,9 @@ class TaskManager:
         self.reconcile()
 
     def _start(self, tasks: Sequence[ActiveTask]) -> None:
+        last, first = self._last_thread, self.threads[0].number
         for thread in self.threads:
-            mine = [
-                task
-                for task in tasks
-                if self._last_thread.get(task.id, self.threads[0].number) == thread.number
-            ]
+            mine = [task for task in tasks if last.get(task.id, first) == thread.number]
             if mine:
                 self.running.update({task.id: thread.number for task in mine})
                 thread.add(mine)
@@ -375,12 +342,8 @@ class TaskManager:
                 self.recovering[task].set()
 
     def _release_if_done(self) -> None:
-        if not self._revoked:
-            return
-        if any(
-            task in self.recovering or task in self.leaving or task in self.running
-            for task in self._revoked
-        ):
+        busy = self._revoked.intersection({*self.recovering, *self.leaving, *self.running})
+        if busy or not self._revoked:
             return
         self.services.before_release(frozenset(self._revoked))
         self.gate.release(self._revoked)
@@ -415,13 +378,7 @@ class TaskManager:
             if task.state is TaskState.CREATED:  # it was never opened
                 continue
             self._suspend(task.recycle(self.services.create(task.id).inputs))
-        for task_id in asked:
-            if (
-                task_id in self.suspended
-                and task_id not in self.owned
-                and task_id not in self.copies
-            ):
-                self._close(self.suspended.pop(task_id))
+        self._close_unwanted(asked)
         self.reconcile()
 
     # --- ends ------------------------------------------------------------------------------------
@@ -431,6 +388,11 @@ class TaskManager:
             task.to(TaskState.SUSPENDED)
         self.suspended[task.id] = task
         self.services.rest(task.id, task.stores)
+
+    def _close_unwanted(self, tasks: Iterable[TaskId]) -> None:
+        for task in tasks:
+            if task in self.suspended and not (task in self.owned or task in self.copies):
+                self._close(self.suspended.pop(task))
 
     def _close(self, task: ActiveTask) -> None:
         if task.state in (TaskState.RUNNING, TaskState.RESTORING):

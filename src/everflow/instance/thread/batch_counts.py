@@ -1,9 +1,5 @@
 """Counts the records that committed micro-batches read, wrote and dropped, and logs the dropped
-ones.
-
-Dropped records are logged at once and then once a minute: Kafka Streams logs a warning for each,
-which may be a hundred thousand lines for one micro-batch.
-"""
+ones: at once and then once a minute, for one batch may have a hundred thousand."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from everflow import metrics as names
-from everflow.clock import Clock
+from everflow.clock import Clock, Running, on_thread
 from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
 from everflow.protocol.messages import RENEWED, BatchResult, Printed
@@ -24,9 +20,7 @@ from everflow.records import LATE_UNMATCHED, KeyPlaces
 # --- the rows of print_table ----------------------------------------------------------------------
 
 PRINTED_EVERY_S = 0.5
-"""A table is printed at most so often; each time as many rows as ``print_table`` has set."""
 HEAD_EVERY = 40
-"""After so many rows the head is printed again."""
 
 
 @dataclass
@@ -38,10 +32,8 @@ class TableText:
     _widths: list[int] = field(default_factory=list)
 
     def lines(self, printed: Printed) -> list[str]:
-        needed = [
-            max(len(row[at]) for row in (printed.columns, *printed.rows))
-            for at in range(len(printed.columns))
-        ]
+        columns = zip(printed.columns, *printed.rows, strict=True)
+        needed = [max(map(len, cells)) for cells in columns]
         this = printed.title, tuple(printed.columns)
         found, widths = [], needed
         if this == self._last:
@@ -61,8 +53,7 @@ class TableText:
 
 
 class TablePrinter:
-    """Prints tables from a thread of its own. `add` may be called from any thread and never
-    waits."""
+    """Prints tables from a thread of its own. Any thread may call `add`, which never waits."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -70,7 +61,7 @@ class TablePrinter:
         self._pending: dict[tuple[str, tuple[str, ...]], Printed] = {}
         self._guard, self._writing = threading.Lock(), threading.Lock()
         self._some = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._running: Running | None = None
 
     def add(self, printed: Iterable[Printed]) -> None:
         with self._guard:
@@ -78,11 +69,8 @@ class TablePrinter:
                 place = one.title, tuple(one.columns)
                 before = self._pending.get(place)
                 self._pending[place] = one if before is None else before.with_later(one)
-            if self._pending and (self._thread is None or not self._thread.is_alive()):
-                self._thread = threading.Thread(
-                    target=self._run, name="everflow-print-table", daemon=True
-                )
-                self._thread.start()
+            if self._pending and (self._running is None or self._running.join(0)):
+                self._running = on_thread("everflow-print-table", self._run)
         self._some.set()
 
     def flush(self) -> None:
@@ -96,8 +84,7 @@ class TablePrinter:
 
     @contextmanager
     def written_by(self, write: Callable[[str], object]) -> Iterator[None]:
-        """While the block runs, ``write`` writes the rows, because a live line owns the
-        terminal."""
+        """While the block runs, a live line owns the terminal, and ``write`` writes the rows."""
         before = self._swap(write)
         try:
             yield
@@ -138,7 +125,6 @@ GATE = "gate"
 
 LOGGED_EVERY_MS = 60_000.0
 MOST_REMARKS = 3
-"""Remarks of one batch that are logged."""
 NOTHING: Mapping[str, Mapping[str, int]] = {}
 
 COUNTS = {
@@ -165,9 +151,7 @@ WHY = {
     "punctuation": "that failed, as the processing exception handler decided",
 }
 NOUNS = {"punctuation": "clock's call"}
-"""Nouns for drops that are not records."""
 VERBS = {LATE_UNMATCHED: "emitted"}
-"""Verbs for records that were not dropped."""
 
 
 @dataclass
@@ -181,11 +165,8 @@ class DroppedRecords:
         for node, reasons in dropped.items():
             for reason, count in reasons.items():
                 self._drops[node, reason] = self._drops.get((node, reason), 0) + count
-        due = [
-            key
-            for key in self._drops
-            if now_ms - self._logged_ms.get(key, -LOGGED_EVERY_MS) >= LOGGED_EVERY_MS
-        ]
+        last = self._logged_ms
+        due = [key for key in self._drops if now_ms - last.get(key, -math.inf) >= LOGGED_EVERY_MS]
         self._logged_ms.update(dict.fromkeys(due, now_ms))
         return [
             f"{node} {VERBS.get(why, 'dropped')} "
@@ -195,7 +176,6 @@ class DroppedRecords:
 
 
 def misplaced_keys(keys: Iterable[KeyPlaces]) -> dict[str, str]:
-    """Log lines for topics with keys in other partitions than expected, by topic."""
     return {one.topic: _misplaced(one) for one in keys if one.misplaced}
 
 
@@ -226,9 +206,6 @@ class BatchCounts:
     """Monotonic start of the batch in flight."""
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
 
-    def begin(self, now_ms: float) -> None:
-        self.began_ms = now_ms
-
     def again(self, kind: str = ABORTED, reason: str = "") -> None:
         """It failed, or was aborted: then ``reason`` is a word for the kind, a colon, the rest."""
         self.metrics.add(names.COMMITS_ABORTED if kind == ABORTED else names.BATCHES_FAILED, 1)
@@ -239,11 +216,8 @@ class BatchCounts:
             self.metrics.add_series(names.REFUSED_COMMITS, {(str(self.number), cause): 1})
 
     def add(self, result: BatchResult) -> None:
-        drops = [
-            (node, why, count)
-            for node, reasons in result.dropped.items()
-            for why, count in reasons.items()
-        ]
+        dropped = result.dropped.items()
+        drops = [(node, why, n) for node, reasons in dropped for why, n in reasons.items()]
         self._put_figures(result, drops)
         self.metrics.add(names.COMMITS, 1)
         for key, name in COUNTS.items():

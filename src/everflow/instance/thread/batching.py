@@ -1,8 +1,5 @@
-"""Chooses the size of the next micro-batch and its offsets: pure (D1).
-
-Small when caught up (everything there is, at once), up to `BatchLimits` when lagging, and bounded
-in time by earlier batches, so that a rebalance never waits long.
-"""
+"""Chooses the size of the next micro-batch and its offsets: pure (D1). Small when caught up, up to
+`BatchLimits` when lagging, and bounded in time, so that a rebalance never waits long."""
 
 from __future__ import annotations
 
@@ -12,49 +9,36 @@ from dataclasses import dataclass, field, replace
 from everflow.config import BatchLimits
 from everflow.logs import some
 from everflow.protocol.messages import BadRecord, BatchFailure
-from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
 COLD_MS = 1_500
-"""Extra cost of a thread's first full batch, whatever its size: connections, classes, compiled
-code."""
+"""Extra cost of a thread's first full batch of any size: connections, classes, compiled code."""
 SMALLEST_RECORDS = 1_000
-"""However slow everything is but the program itself, a batch takes this many records (if there
-are as many)."""
+"""However slow all is but the program itself, a batch takes so many records, if there are."""
 GROWTH = 4
 """How fast the bound grows at the most while full batches end before the time they may take."""
 MERGED_SHARE = 4
-"""A merge that reads a fourth of what was planned is bounded by its ranges; one that reads less
-waits for an input, and larger ranges of the others would only be read in vain."""
+"""A merge that reads a fourth of what was planned is bounded by its ranges; else it waits."""
 REST_SHARE = 1 / 3
-"""Minimal rest of a thread that has caught up, as a share of its last batch: it saves a quarter of
-the batches, and delays a record by at most a third of a batch (note 018)."""
+"""Minimal rest of a thread that has caught up, as a share of its last batch (note 018)."""
 REKEYED_SHARE = 0.4
-"""The same where the batch had records of several sub-topologies: what it wrote for the next one
-makes a batch of its own, unless more records come to share it."""
+"""The same behind records of several sub-topologies: more come to share the next batch."""
 FEW_SHARE = 0.6
-"""The share behind a batch of few records, for each of up to `FEW_TASKS` that had some: a batch
-costs almost the same with one record as with twenty, and records of more tasks share the next."""
+"""The share behind few records, for each of up to `FEW_TASKS` tasks: they cost a batch little."""
 FEW_TASKS = 3
 FEW_RECORDS = 3
-"""So many of each task are few; with twice as many the share is a fourth of that. The measurements
-are in note 018."""
+"""So many of each task are few; with twice as many the share is a fourth of that (note 018)."""
 MANY_TASKS = 8
-"""Behind a batch of records of so many tasks it rests for longer than that took: reading, storing
-and committing cost by the task, and more records of each then share it. Behind half as many it
-rests the least. How much longer goes by the sub-topologies: a re-keyed record meets a rest in
-each."""
-
+"""Behind records of so many tasks it rests the longest: a batch costs by the task (note 018)."""
 
 ENDINGS = 4
-"""The rest for the end of a transaction goes by the shortest of so many: a long one may be due to a
-busy broker."""
+"""The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""
 HELD_SHARE = 0.75
 """The share of that time that is rested (all of it would often be too long), less..."""
 SHORT_HELD_MS = 40.0
-"""...so much: what it takes with a few partitions, where a rest only makes a chain of re-keys late.
-"""
+"""...so much: what it takes with a few partitions, where a rest only delays re-keys."""
 LONGEST_HELD_MS = 1_000.0
 
 
@@ -62,13 +46,10 @@ LONGEST_HELD_MS = 1_000.0
 class BatchSize:
     """The size of the next batch and the rest behind it, learnt from the batches before.
 
-    A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the
-    first full one also the warm-up, so the rate of a small or cold batch means little. The bound
-    shrinks to what fits once a batch took too long. It grows while full batches end early, to what
-    would have fitted and by `GROWTH` at most. Below `SMALLEST_RECORDS` it grows however long a
-    batch takes, unless its records cost that. ``bytes_per_record`` is smoothed, None if unknown.
-    ``endings``: for how many ms behind each of the last batches the broker was at least still
-    ending its transaction."""
+    It shrinks to what fits once a batch took too long. It grows while full batches end early, to
+    what would have fitted and by `GROWTH` at most; below `SMALLEST_RECORDS` always, unless its
+    records cost the time. ``bytes_per_record`` is smoothed, None if unknown. ``endings``: the ms
+    for which the broker at least still ended each of the last transactions."""
 
     bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
@@ -77,8 +58,7 @@ class BatchSize:
 
     @property
     def held_ms(self) -> float:
-        """The rest that spares the next batch from waiting, with records in its hands, until the
-        broker has ended the transaction before it."""
+        """The rest until the broker has ended the transaction: else the next batch waits for it."""
         if len(self.endings) < ENDINGS:
             return 0.0
         return max(0.0, min(min(self.endings) * HELD_SHARE - SHORT_HELD_MS, LONGEST_HELD_MS))
@@ -93,10 +73,9 @@ class BatchSize:
         computing_ms: float = 0.0,
         held_ms: float = 0.0,
     ) -> BatchSize:
-        """With one more finished batch. ``planned``: how many its ranges had; a merge reads
-        fewer, up to where one of its inputs ends. ``computing_ms``: the part of its
-        time that its records cost, which bounds the next one below `SMALLEST_RECORDS` too.
-        ``held_ms``: the part for which its transaction was held up by the one before it."""
+        """With one more finished batch. ``planned``: how many its ranges had; a merge may read
+        fewer. ``computing_ms``: what its records cost, which bounds the next one below
+        `SMALLEST_RECORDS`, too. ``held_ms``: for how long the transaction before held it up."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
@@ -118,8 +97,7 @@ class BatchSize:
     def rest_ms(
         self, limits: BatchLimits, records: int, elapsed_ms: float, tasks: Collection[TaskId]
     ) -> float:
-        """The wait behind a batch for more records; 0 behind a full one. ``tasks``: that had
-        records."""
+        """The wait for more records; 0 behind a full batch. ``tasks``: those that had records."""
         if self._full(limits, records) or not limits.most_rest_ms:
             return 0.0
         few = FEW_RECORDS * len(tasks) / max(1, records)
@@ -141,8 +119,7 @@ class BatchSize:
     def _grown(
         self, limits: BatchLimits, records: int, elapsed_ms: float, computing_ms: float
     ) -> int:
-        """The bound behind a full batch: by what fits, or, in a search, back to the smallest; no
-        further than the records leave time for."""
+        """Behind a full batch: by what fits, but no further than the records leave time for."""
         fitting = self.bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))
         least = min(self.bound * GROWTH, SMALLEST_RECORDS)
         affordable = records * limits.target_ms / max(1.0, computing_ms)
@@ -150,8 +127,7 @@ class BatchSize:
         return min(int(bound), limits.max_records)
 
     def _bounded_merge(self, limits: BatchLimits, records: int, planned: int) -> bool:
-        """True if a batch of fewer records was full none the less: a merge goes no further than the
-        range of one input, and with small ranges of inputs of unequal pace that is soon."""
+        """True if a batch of fewer records was full: a merge ends with the range of one input."""
         near = self.bound < SMALLEST_RECORDS or records * MERGED_SHARE >= planned
         return near and self._full(limits, planned)
 
@@ -159,18 +135,12 @@ class BatchSize:
         return records * 10 >= self.records(limits) * 9
 
 
-def plan_ranges(
-    available: Mapping[TopicPartition, OffsetRange], records: int
-) -> dict[TopicPartition, OffsetRange]:
-    """Offset ranges for one batch, fair over the partitions; a range for every partition given
-    (maybe empty).
-
-    ``available`` is ``[next offset, end that may be read)``; ends are last stable offsets under
-    exactly-once and high watermarks otherwise, so a range never goes beyond them (scenario 5). What
-    one partition does not use of its equal share, the others get. Offsets without a record
-    (transaction markers, compaction) count as records. Every partition with something to read gets
-    at least one offset, beyond ``records`` if need be: a merge waits for each of its inputs.
-    """
+def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetRange]:
+    """Offset ranges for one batch, fair over the partitions; one for each that is given (maybe
+    empty). ``available`` is ``[next offset, end that may be read)``, by the guarantee, and no range
+    goes beyond it (scenario 5). What one does not use of its equal share, the others get. Offsets
+    without a record count. Each with something to read gets one offset at least, beyond ``records``
+    if need be: a merge waits for each of its inputs."""
     waiting = {tp: r.end - r.start for tp, r in available.items() if r.end > r.start}
     taken = dict.fromkeys(waiting, 0)
     left = max(0, records)
@@ -184,27 +154,24 @@ def plan_ranges(
 
 
 def without(
-    ranges: Mapping[TopicPartition, OffsetRange], left_out: Collection[TopicPartition]
+    ranges: Ranges, left_out: Collection[TopicPartition]
 ) -> dict[TopicPartition, OffsetRange]:
-    """``ranges``, with nothing of the partitions that are left out."""
     return {tp: OffsetRange(r.start, r.start) if tp in left_out else r for tp, r in ranges.items()}
 
 
-def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
+def is_empty(ranges: Ranges) -> bool:
     return all(r.end <= r.start for r in ranges.values())
 
 
 @dataclass(kw_only=True)
 class PlannedBatch:
-    """A batch to run; a retry reads the same range (D6). ``ranges``: of all inputs of each of its
-    tasks."""
+    """A batch to run; a retry reads the same range (D6). ``ranges``: of all inputs of its tasks."""
 
     ranges: dict[TopicPartition, OffsetRange]
     log_ends: dict[TopicPartition, int]
     attempt: int = 0
     wall_clock_ms: int = 0
-    """The machine's clock when it was planned: whatever goes by it gives the same again in a
-    retry."""
+    """The machine's clock when it was planned: what goes by it gives the same in a retry."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
     """To what the times of silent sources are moved (`everflow.instance.thread.batching`)."""
     waits: tuple[TopicPartition, ...] | None = ()
@@ -229,33 +196,25 @@ class PlannedBatch:
         return BadRecord(tp.topic, tp.partition, offset)
 
     def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
-        """A batch for each of the ``groups`` of partitions that has records: inputs of one task are
-        merged and stay together."""
+        """A batch for each group with records: merged inputs of one task stay together."""
         found = [without(self.ranges, self.ranges.keys() - set(group)) for group in groups]
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
     def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
-        """True if no smaller batch would get further or tell more after ``failure``; ``groups`` as
-        for `parts`."""
+        """True if no smaller batch gets further or tells more; ``groups`` as for `parts`."""
         if failure.kind == "column" and failure.record is not None:
             return self.until(failure.record.place) is None
         return self.smallest and len(self.parts(groups)) < 2
 
     def until(self, record: tuple[str, int, int]) -> PlannedBatch | None:
-        """Without a record (topic, partition, offset) and what is behind it; None: nothing is
-        before it."""
+        """Without a record (topic, partition, offset) and those behind it; None: it is first."""
         tp, offset = TopicPartition(*record[:2]), record[2]
         begin = self.ranges[tp].start if tp in self.ranges else offset
-        return (
-            replace(self, ranges={**self.ranges, tp: OffsetRange(begin, offset)})
-            if begin < offset
-            else None
-        )
+        if begin >= offset:
+            return None
+        return replace(self, ranges={**self.ranges, tp: OffsetRange(begin, offset)})
 
     def named(self) -> str:
-        few = [
-            f"{tp}@{r.start}"
-            for tp, r in sorted(self.ranges.items())
-            if self.smallest and r.end > r.start
-        ]
+        ranges = sorted(self.ranges.items()) if self.smallest else []
+        few = [f"{tp}@{r.start}" for tp, r in ranges if r.end > r.start]
         return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)

@@ -24,9 +24,9 @@ from everflow.spark.session import get_session, plain_context
 from everflow.topology.describe import physical_text
 from everflow.topology.graph import ColumnExpr, EdgeType, Graph, columns_in_sight
 from everflow.topology.plan import (
-    Choice,
     ColumnsOp,
     Compute,
+    NodeOp,
     PhysicalPlan,
     Projection,
     Stage,
@@ -41,8 +41,7 @@ from everflow.worker.columns import NodeColumns, PreparedColumns, Selection
 
 @dataclass(frozen=True)
 class ColumnsOfPlan:
-    """``prepared``: of `PhysicalPlan.columns`; ``path``: where the JVM computes some (empty:
-    none)."""
+    """``prepared``: of `PhysicalPlan.columns`; ``path``: where the JVM computes some, or empty."""
 
     prepared: tuple[PreparedColumns, ...]
     path: str = ""
@@ -82,15 +81,10 @@ class _Preparing:
         found = op.projections if op.outputs else ()
         return PreparedColumns(tuple(map(self._node, found)), op.outputs)
 
-    def _node(self, found: Projection | Choice) -> NodeColumns:
+    def _node(self, found: Projection) -> NodeColumns:
         node, edge = found.node, self._plan.slots[found.input].type
-        value = None
-        if isinstance(found, Choice):
-            kept, made = _given(), _given(**{found.what: (found.column, found.type)})
-        else:
-            value, out = found.node.value, found.node.out
-            kept = _given(kept=(found.node.predicate, pa.bool_()))
-            made = _given(key=(found.node.key, out.key), value=(value, out.value))
+        made = dict(found.columns)
+        kept = {name: made.pop(name) for name in ("kept",) if name in made}
         try:
             return NodeColumns(
                 name=node.name,
@@ -99,7 +93,7 @@ class _Preparing:
                 output=found.output,
                 predicate=self._selection(edge, kept),
                 made=self._selection(edge, made),
-                skips_null=value is not None and value.skips_null,
+                skips_null="value" in made and made["value"][0].skips_null,
                 sources=self._plan.sources,
             )
         except NotComputableError as error:
@@ -111,8 +105,7 @@ class _Preparing:
             ) from error
 
     def _selection(self, edge: EdgeType, columns: _Columns) -> Selection | None:
-        """Columns over those that a user sees, as he would select them of a DataFrame; None: there
-        are none."""
+        """Columns over those that a user sees, as a DataFrame would select them, if there are."""
         if not columns:
             return None
         uses = frozenset(name for column, _ in columns.values() for name in column.uses)
@@ -127,10 +120,7 @@ class _Preparing:
 
         def selected() -> DataFrame:
             return empty_frame(get_session(), struct_type(reads)).select(
-                *[
-                    _column(column).cast(spark_type(kind)).alias(name)
-                    for name, (column, kind) in columns.items()
-                ]
+                *[_column(*one).alias(name) for name, one in columns.items()]
             )
 
         if arrow and plain_context() is not None:  # else nobody knows what the user's Spark makes
@@ -142,24 +132,21 @@ class _Preparing:
         return Selection(made=made, arrow=arrow, reads=reads, stages=stages)
 
 
-def _given(**columns: tuple[ColumnExpr | None, pa.DataType]) -> _Columns:
-    return {name: (one, kind) for name, (one, kind) in columns.items() if one is not None}
-
-
-def _column(given: ColumnExpr) -> Column:
+def _column(given: ColumnExpr, kind: pa.DataType) -> Column:
     column: Column = F.expr(given.column) if isinstance(given.column, str) else given.column
-    return column
+    return column.cast(spark_type(kind))
 
 
 def packed(content: Any, plan: PhysicalPlan) -> Parcel:
     """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but
-    a variable may hold something else by now. Raises TopologyError naming function, variable and
-    line."""
+    a variable may have changed: TopologyError names function, variable and line."""
     try:
         return Parcel.of(content)
     except Exception:
         check = TravelCheck()
         for op in (*plan.times, *plan.ops):
             if not isinstance(op, ColumnsOp):
-                check.require(vars(op), getattr(op, "op", op.name), getattr(op, "where", None))
+                taken = op.node if isinstance(op, NodeOp) else op
+                called = getattr(taken, "op", op.name)
+                check.require(vars(taken), called, getattr(op, "where", None))
         raise

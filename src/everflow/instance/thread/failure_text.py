@@ -46,27 +46,24 @@ _CURES = {
     "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
 }
 
-_FATAL: dict[str, type[FatalError]] = {
-    one.code: one
-    for one in (RecordTimeError, RecordTooLargeError, RecordRefusedError, StateDiskError)
+_OF_CODES = (RecordTimeError, RecordTooLargeError, RecordRefusedError, StateDiskError)
+_FATAL: dict[str, type[FatalError]] = {one.code: one for one in _OF_CODES}
+_ENDINGS: dict[str, type[FatalError]] = {
+    "column": ColumnError,
+    "damaged": DamagedEntryError,
+    "worker": WorkerDiedError,
+    "hang": BatchTimeoutError,
 }
 
 
 def places(failure: BatchFailure) -> tuple[str, ...]:
     """A line each: the user's line that was running, and the operator's where it is another one."""
-    found = []
-    if failure.line is not None:
-        found.append(f"at {line_text(failure.line)}")
-    others = [
-        where
-        for where in failure.where
-        if failure.line is None or where != f"{failure.line.file}:{failure.line.line}"
-    ]
-    if others:
-        found.append(
-            f"{'operator' if len(others) == 1 else 'one of the operators'} added at "
-            f"{', '.join(map(place, others))}"
-        )
+    line = failure.line
+    found = [] if line is None else [f"at {line_text(line)}"]
+    running = None if line is None else f"{line.file}:{line.line}"
+    if others := [place(where) for where in failure.where if where != running]:
+        what = "operator" if len(others) == 1 else "one of the operators"
+        found.append(f"{what} added at {', '.join(others)}")
     return tuple(found)
 
 
@@ -74,14 +71,8 @@ def short(failure: BatchFailure) -> str:
     """One line for logs and the progress line: error, record, line of the program."""
     first = (failure.error.splitlines() or ["unknown"])[0]
     named = "" if failure.record is None else f" (record {failure.record})"
-    line = failure.line
-    where = (
-        f"{line.file}:{line.line}"
-        if line is not None
-        else failure.where[0]
-        if len(failure.where) == 1
-        else ""
-    )
+    line, where = failure.line, failure.where[0] if len(failure.where) == 1 else ""
+    where = where if line is None else f"{line.file}:{line.line}"
     at = f" at {place(where)}" if where else ""
     return f"{first}{named}{at}"
 
@@ -89,13 +80,13 @@ def short(failure: BatchFailure) -> str:
 def in_full(failure: BatchFailure) -> str:
     """The text for the user: the error, where, what to do; several lines."""
     named = "" if failure.record is None else f" (record {failure.record})"
-    return "\n  ".join([f"{failure.error}{named}", *places(failure), *_cure(failure)])
+    return "\n  ".join([f"{failure.error}{named}", *_about(failure)])
 
 
 def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the
     few of the batch, ``in-0@7``; empty: there were many."""
-    about = (*places(failure), *_cure(failure))
+    about = _about(failure)
     record = failure.record
     if record is not None and failure.kind not in ("column", "fatal"):
         return RecordError(
@@ -125,15 +116,8 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     )
     if failure.entry is not None:
         return failure.entry.error(text)
-    kinds: dict[str, type[FatalError]] = {
-        "column": ColumnError,
-        "damaged": DamagedEntryError,
-        "worker": WorkerDiedError,
-        "hang": BatchTimeoutError,
-    }
-    return kinds.get(failure.kind, RepeatedFailureError)(text)
+    return _ENDINGS.get(failure.kind, RepeatedFailureError)(text)
 
 
-def _cure(failure: BatchFailure) -> tuple[str, ...]:
-    text = _CURES.get(failure.kind)
-    return () if text is None else (text,)
+def _about(failure: BatchFailure) -> tuple[str, ...]:
+    return (*places(failure), *filter(None, [_CURES.get(failure.kind)]))

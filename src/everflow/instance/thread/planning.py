@@ -1,8 +1,5 @@
-"""Plans what the next batch of a stream thread reads.
-
-Some of what the logs have is left for later: inputs of tasks that wait for another input
-(``max.task.idle.ms``), that rest after a failure, or whose leaders do not answer.
-"""
+"""Plans what the next batch of a stream thread reads. Left for later: inputs of tasks that wait for
+another one (``max.task.idle.ms``), that rest after a failure, or whose leaders do not answer."""
 
 from __future__ import annotations
 
@@ -19,10 +16,8 @@ from everflow.instance.thread.retry_policy import RetryPolicy, Tasks
 from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.metrics import Metrics
 from everflow.protocol.messages import BatchResult
-from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, Offsets, Ranges, TaskId, TopicPartition
 from everflow.topology.idle_sources import IdleSource
-
-Ranges = Mapping[TopicPartition, OffsetRange]
 
 FRESH_ENDS_MS = 20.0
 """A batch that is not full waits so long for the present ends of its logs."""
@@ -30,8 +25,7 @@ FRESH_ENDS_MS = 20.0
 
 @dataclass(kw_only=True)
 class BatchPlanner:
-    """Owned by one stream thread. ``clocked``: sub-topologies whose tasks are in every batch, with
-    records or without; ``paused()``: nothing is processed (KIP-834)."""
+    """Owned by one stream thread. ``clocked``: as in `ThreadSettings`; ``paused()``: KIP-834."""
 
     idling: TaskIdling
     idle_sources: IdleSources
@@ -41,7 +35,7 @@ class BatchPlanner:
     paused: Callable[[], bool]
     metrics: Metrics
     clock: Clock
-    _stuck_at: Mapping[TopicPartition, int] | None = None
+    _stuck_at: Offsets | None = None
     """Log ends at which a batch read nothing: until they change, the next one would not either."""
     _planned_ms: float = 0.0
 
@@ -72,8 +66,7 @@ class BatchPlanner:
         now_ms = self.clock.monotonic_ms()
         merged = [task.inputs for _, task in sorted(tasks.items()) if len(task.inputs) > 1]
         readable = self.idling.readable(merged, available, now_ms)
-        offered = self.retries.stalled.chosen(tasks, readable.ranges, now_ms)
-        ranges = plan_ranges(offered, most)
+        ranges = plan_ranges(self.retries.stalled.chosen(tasks, readable.ranges, now_ms), most)
         idle = self._idle_times(tasks, available)
         if is_empty(ranges) or self._stuck_at == log_ends or self.paused():
             if not keep_alive and not idle:
@@ -83,12 +76,9 @@ class BatchPlanner:
             self.metrics.add(names.ENFORCED_PROCESSING, readable.enforced)
             if idle or self.clocked:  # then tasks that read nothing are served, too
                 ranges = {**nothing_of(tasks.values()), **ranges}
+        wall_ms, waits = self.clock.now_ms(), readable.waits
         planned = PlannedBatch(
-            ranges=ranges,
-            log_ends=log_ends,
-            wall_clock_ms=self.clock.now_ms(),
-            idle=idle,
-            waits=readable.waits,
+            ranges=ranges, log_ends=log_ends, wall_clock_ms=wall_ms, idle=idle, waits=waits
         )
         planned.spare = max(0, most - planned.records)
         return planned
@@ -102,8 +92,7 @@ class BatchPlanner:
             self._stuck_at = planned.log_ends if read == 0 and not result.silent else None
 
     def _idle_times(self, tasks: Tasks, available: Ranges) -> IdleTimes:
-        """The times of idle sources after the next batch; none while the ends of logs are not
-        known."""
+        """The times of idle sources after the next batch; none while ends of logs are unknown."""
         now_ms = self.clock.monotonic_ms()
         if not self.idle_sources.sources or self.paused() or self.ends.failing_ms() > 0:
             return {}
@@ -118,10 +107,9 @@ class BatchPlanner:
 
 
 def unread(
-    tasks: Iterable[ActiveTask], ends: Mapping[TopicPartition, int], resting: Collection[TaskId]
+    tasks: Iterable[ActiveTask], ends: Offsets, resting: Collection[TaskId]
 ) -> dict[TopicPartition, OffsetRange]:
-    """The unprocessed offsets of ``tasks``: all inputs of each task that has some and does not
-    rest. Of a thousand tasks few have, and a turn costs what those do (note 018)."""
+    """The unprocessed offsets of ``tasks``: all inputs of each that has some and does not rest."""
     found: dict[TopicPartition, OffsetRange] = {}
     for task in tasks:
         for tp, position in task.positions.items():
@@ -135,11 +123,7 @@ def unread(
 
 
 def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
-    return {
-        tp: OffsetRange(position, position)
-        for task in tasks
-        for tp, position in task.positions.items()
-    }
+    return {tp: OffsetRange(at, at) for task in tasks for tp, at in task.positions.items()}
 
 
 # --- tasks that wait for an input -----------------------------------------------------------------
@@ -160,25 +144,19 @@ class ReadableInputs(NamedTuple):
 
 @dataclass
 class TaskIdling:
-    """Decides which tasks wait for an input that has nothing, and for how long. Pure; times are
-    monotonic ms.
-
-    Kafka Streams asks before each record whether every input of the task has one, or is known to
-    have none. Here it is asked before each micro-batch, and the merge ends a batch where an input
-    that is still waited for runs dry (`everflow.worker.order`).
-    """
+    """Decides which tasks wait for an input that has nothing, and for how long. Pure; monotonic ms.
+    Asked before each micro-batch, not each record as in Kafka Streams; the merge ends a batch where
+    an input that is still waited for runs dry (`everflow.worker.order`)."""
 
     idle_ms: int
     left_ms: float = math.inf
-    """Time until the first task has waited long enough, as of the last plan."""
     _until: dict[TopicPartition, float] = field(default_factory=dict)
     """Until when an input that has nothing is waited for; one that has something is left out."""
 
     def readable(
         self, tasks: Iterable[Collection[TopicPartition]], available: Ranges, now_ms: float
     ) -> ReadableInputs:
-        """``tasks``: the inputs of each; ``available``: what each of them has to read, if
-        anything."""
+        """``tasks``: the inputs of each; ``available``: what these have to read, if anything."""
         if self.idle_ms == NEVER:
             return ReadableInputs(dict(available), None, 0)
         waiting: set[TopicPartition] = set()
@@ -222,14 +200,12 @@ class IdleSources:
     sources: Mapping[int, Mapping[str, IdleSource]]
     consumed: Callable[[Collection[str]], bool]
     left_ms: float = math.inf
-    """Time until the first source counts as idle, as of the last plan."""
     _since: dict[TopicPartition, float] = field(default_factory=dict)
     _asked: dict[frozenset[str], tuple[float, bool]] = field(default_factory=dict)
 
     def due(self, tasks: Iterable[ActiveTask], available: Ranges, now_ms: float) -> IdleTimes:
         """The times to advance. ``tasks``: those of whose inputs the ends are known; an input is
-        idle if it has nothing in ``available``. A partition that never had a record has no time,
-        and is not advanced."""
+        idle if it has nothing in ``available``, and has a time once it had a record."""
         found: dict[TaskId, dict[str, int]] = {}
         self.left_ms = math.inf
         known = self._since

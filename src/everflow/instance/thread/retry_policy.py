@@ -2,35 +2,9 @@
 
 `StreamThread` reports each event and carries out the `RetryDecision`: it logs its lines, waits and
 runs its batch. An error that the policy raises ends the thread, unless the uncaught exception
-handler replaces it. The first row that applies decides.
-
-| event | condition | decision |
-| --- | --- | --- |
-| `batch_failed` | always | end the workers, fence, recover all tasks, then `recovered` |
-| `recovery_failed` | writers are fenced | give back the tasks whose brokers do not answer |
-| | else | recover again |
-| `recovered` | Spark has ended, or a batch was committed and then failed as ``fatal`` | end |
-| | the batch had been committed | plan a new batch behind it |
-| | its record is a lost task's | retry the same batch |
-| | its record is known, and a handler may skip it | the next attempt asks the handler |
-| | kinds of `_AT_ONCE`; a Column that fails on the first record of its partition | end |
-| | a Column that fails on another record | run what is before the record |
-| | kinds of `_CERTAIN`, the second time, unless fewer records may help | end |
-| | kinds that do not pass, the third time after two seconds, likewise | end |
-| | ``retriable``, caused by some of several tasks | plan anew, without those that failed |
-| | ``hang``; ``worker`` the second time | search in a smaller batch, in the end task by task |
-| | any other, the second time, after a long attempt | retry half of the batch |
-| | any other | retry the same batch |
-| `batch_aborted` | the group's generation moved on | retry at once; tasks stay for one attempt |
-| | else | retry the same batch after a moment |
-| `batch_committed` | always | forget failures; tasks rest of which a log was silent |
-| `uncaught` | the handler replaces within its limits, and it may pass | the tasks at fault rest |
-| | else | end |
-| before a plan, and each failed attempt | a task's `task.timeout.ms` is over | TaskTimeoutError |
-
-Pauses between retries double from 0.1 to 5 s. Owned by one stream thread; any thread may read
-`trouble` and call `troubles`. Times are monotonic ms. Design notes 041, 042, 047 and 051.
-"""
+handler replaces it. Design note 042 has the table of events and decisions; see also 041, 047 and
+051. Owned by one stream thread; any thread may read `trouble` and call `troubles`. Times are
+monotonic ms."""
 
 from __future__ import annotations
 
@@ -70,7 +44,7 @@ from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.logs import some
 from everflow.memory import BatchMemory, WorkerMemory
 from everflow.protocol.messages import BatchFailure, BatchResult
-from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.records import OffsetRange, Ranges, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 
 Tasks = Mapping[TaskId, ActiveTask]
@@ -83,14 +57,11 @@ ENDS_AFTER_MS = 2_000.0
 """An unknown cause may be gone after a moment; three attempts may take less."""
 ABORT_PAUSE_MS = 50.0
 SHRINKING = 16
-"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
-steps of a second or two."""
+"""Divisor of a batch in which a record is looked for: 100,000 to one in five steps of 1 to 2 s."""
 SEARCH_LOGGED_EVERY_MS = 5_000.0
 FIRST_WITH_FUNCTIONS = 1_000
-"""Bound of the first batch of a thread whose plan has Python functions: the cost of a call is not
-known yet."""
+"""Bound of a thread's first batch if the plan has Python functions, whose cost is unknown yet."""
 BROKERS_AWAY_MS = 5_000.0
-"""Brokers that answer later than that count as away."""
 LONG_ATTEMPT_MS = 5_000.0
 """A failure that took longer is not met a second time by all tasks together."""
 MOST_REPLACEMENTS = 5
@@ -102,11 +73,9 @@ _PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
 """Kinds of failure that are retried under ``task.timeout.ms``."""
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
 _SMALLER = frozenset({"worker", "hang"})
-"""Kinds that fewer records may not meet, and that a single one may have caused: no worker is left
-to search for that record."""
+"""Kinds that fewer records may not meet, and that one may have caused: no worker is left to say."""
 _CERTAIN = frozenset({"hang", "column", "damaged"})
-"""Kinds that waiting does not change: it has waited long enough, or computes the same again, or the
-store has been rebuilt."""
+"""Waiting changes nothing: it was long enough, the result is the same, the store was rebuilt."""
 _REPLACEABLE = (
     RecordError,
     RecordRefusedError,
@@ -119,8 +88,7 @@ _REPLACEABLE = (
     TaskTimeoutError,
     StateDiskError,
 )
-"""What another service, another setting of a topic, more memory or room, or a broker that is back
-may mend while the instance runs; a damaged entry, a new one in the changelog."""
+"""What another service, setting, more room, or a broker that is back may mend meanwhile."""
 _COMPUTING = ("operators", "columns")
 """The phases of a batch that grow with its records only."""
 _ADDRESSES = re.compile(
@@ -179,8 +147,6 @@ def sameness(failure: BatchFailure) -> Sameness:
 
 @dataclass(frozen=True)
 class RepeatedFailures:
-    """Failures since the last progress. Immutable."""
-
     began_ms: float | None = None
     seen: Mapping[Sameness, int] = field(default_factory=dict)
 
@@ -194,15 +160,11 @@ class RepeatedFailures:
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
         """True if the thread gives up after ``failure``, which has been counted. ``smallest``: no
-        smaller batch gets further or tells more (`PlannedBatch.least`); until then a worker's death
-        is no reason to, since the record is not known yet."""
+        smaller batch gets further or tells more (`PlannedBatch.least`)."""
         if failure.kind in _AT_ONCE:
             return True
-        if (
-            may_pass(failure)
-            or self.began_ms is None
-            or (failure.kind in _SMALLER and not smallest)
-        ):
+        searched = failure.kind in _SMALLER and not smallest
+        if may_pass(failure) or self.began_ms is None or searched:
             return False
         if failure.kind == "column" and failure.record is not None:
             return smallest  # else the records before it are committed first
@@ -220,10 +182,8 @@ class RepeatedFailures:
 
 @dataclass
 class BadRecordSearch:
-    """Progress of the search for a record that fails its batch. ``left``: as many records as the
-    batch had that failed last, less those committed since; until there are none, batches do not
-    grow again. Not until that batch is behind: of inputs that are merged, one can be far ahead of
-    another."""
+    """Progress of the search for a record that fails its batch. ``left``: records of the batch that
+    failed last, less those committed since; until there are none, batches do not grow again."""
 
     left: int
     began_ms: float
@@ -237,9 +197,8 @@ class BadRecordSearch:
         if now_ms - self._logged_ms < SEARCH_LOGGED_EVERY_MS:
             return None
         self._logged_ms = now_ms
-        tried = some(
-            (f"{tp}@{r.start}" for tp, r in sorted(planned.ranges.items()) if r.end > r.start), 3
-        )
+        ranges = sorted(planned.ranges.items())
+        tried = some((f"{tp}@{r.start}" for tp, r in ranges if r.end > r.start), 3)
         elapsed_s = (now_ms - self.began_ms) / 1000
         return (
             f"the record is still looked for, {elapsed_s:.0f} s so far: trying "
@@ -257,8 +216,7 @@ class StalledTasks:
     timeouts: TaskTimeouts
 
     def check(self, tasks: Tasks, ends: EndOffsets, now_ms: float) -> None:
-        """Before a plan: notes tasks whose logs have no known end. TaskTimeoutError once a time is
-        over."""
+        """Before a plan: note tasks whose logs have no known end. TaskTimeoutError for one."""
         away = ends.failing_ms() > BROKERS_AWAY_MS
         known, stalled = ends.ends(), self.timeouts.stalled()
         if not (away or stalled or ends.any_silent):
@@ -280,18 +238,13 @@ class StalledTasks:
         self, tasks: Tasks, resting: Collection[TaskId], ends: EndOffsets
     ) -> list[ActiveTask]:
         """Tasks that do not wait for a broker: their inputs are idle where nothing is to read."""
-        known, stalled = ends.ends().keys(), self.timeouts.stalled()
-        return [
-            task
-            for task in tasks.values()
-            if task.id not in resting
-            and task.id not in stalled
-            and known >= set(task.inputs)
-            and not ends.silent_ms(task.inputs)
-        ]
+        known, apart = ends.ends().keys(), {*resting, *self.timeouts.stalled()}
+        going = [task for name, task in tasks.items() if name not in apart]
+        silent = ends.silent_ms
+        return [one for one in going if known >= set(one.inputs) and not silent(one.inputs)]
 
     def chosen(
-        self, tasks: Tasks, ranges: Mapping[TopicPartition, OffsetRange], now_ms: float
+        self, tasks: Tasks, ranges: Ranges, now_ms: float
     ) -> dict[TopicPartition, OffsetRange]:
         """``ranges``, with nothing of tasks whose turn it is not."""
         if not self.timeouts.any:
@@ -309,8 +262,7 @@ class StalledTasks:
         now_ms: float,
         partitions: Collection[TopicPartition] = (),
     ) -> None:
-        """Count an attempt for the tasks of a batch, or those of ``partitions`` if any.
-        TaskTimeoutError."""
+        """Count an attempt for a batch's tasks, or those of ``partitions``. TaskTimeoutError."""
         reading = [] if planned is None else _reading(tasks.values(), planned.ranges)
         self.timeouts.failed(_named(reading, tasks, partitions) or reading or tasks, cause, now_ms)
 
@@ -322,8 +274,7 @@ class StalledTasks:
         took_ms: float,
         now_ms: float,
     ) -> bool:
-        """True if tasks of the batch go on without each other after a passing failure, which one of
-        them, or those that the failure names, have caused."""
+        """True if the tasks that caused a passing failure go on apart from the batch's others."""
         reading = _reading(tasks.values(), planned.ranges)
         named = _named(reading, tasks, failure.partitions)
         failed = named or reading
@@ -352,9 +303,8 @@ class StalledTasks:
             self.timeouts.progressed(task)
         if not result.silent:
             return
-        silent = [
-            task for task in concerning(tasks.values(), result.silent) if task.id not in progressed
-        ]
+        found = concerning(tasks.values(), result.silent)
+        silent = [task for task in found if task.id not in progressed]
         for one in silent:
             where = ", ".join(str(tp) for tp in one.inputs if tp in result.silent)
             cause = f"{where} has more records, but its leader does not send them"
@@ -395,7 +345,6 @@ class RetryPolicy:
     _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
     _pause_ms: float = FIRST_PAUSE_MS
     _failed_after_ms: float = 0.0
-    """Duration of the last failed batch."""
     _part: int = 0
     """Which task's records were last run alone, to find the one that ends its worker."""
     _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
@@ -413,7 +362,6 @@ class RetryPolicy:
         return self.quarantine.resting(now_ms) | self.stalled.timeouts.resting(now_ms)
 
     def skipped(self, planned: PlannedBatch) -> tuple[BatchFailure, ...]:
-        """Failures of earlier attempts, of the records of a batch: their handlers decide."""
         return tuple(
             failure
             for (topic, partition, offset), failure in self._skipped.items()
@@ -424,7 +372,6 @@ class RetryPolicy:
     def troubles(
         self, tasks: Iterable[TaskId], now_ms: float, wall_ms: int
     ) -> dict[TaskId, Trouble]:
-        """Why tasks of the thread make no progress; ``wall_ms``: now by the wall clock."""
         trouble = self.trouble
         return {
             **({} if trouble is None else dict.fromkeys(tasks, trouble)),
@@ -435,7 +382,6 @@ class RetryPolicy:
     # --- events ------------------------------------------------------------------------------
 
     def tasks_changed(self, tasks: Collection[TaskId]) -> None:
-        """The thread's tasks are others now, and begin at their positions."""
         self.quarantine.keep(tasks)
         self.stalled.timeouts.keep(tasks)
         self.search = None
@@ -474,8 +420,7 @@ class RetryPolicy:
         fenced: bool,
         now_ms: float,
     ) -> Sequence[ActiveTask]:
-        """Returns the tasks to give back. ``fenced``: nothing that earlier workers write can be
-        committed; before that no task is given back."""
+        """The tasks to give back: none before earlier workers are ``fenced`` and cannot commit."""
         self.stalled.failed(None, tasks, str(error), now_ms)
         return (concerning(restoring, error.partitions) or restoring) if fenced else ()
 
@@ -576,8 +521,7 @@ class RetryPolicy:
         tasks: Tasks,
         now_ms: float,
     ) -> tuple[bool, Lines]:
-        """Whether a thread that an error would end is replaced. ``limits``: the handler's; None: it
-        is not."""
+        """Whether a thread that an error would end is replaced: never without ``limits``."""
         if limits is None:
             return False, ()
         if not is_replaceable(error):
@@ -642,8 +586,7 @@ class RetryPolicy:
     def _smaller(
         self, failure: BatchFailure, planned: PlannedBatch, tasks: Tasks, now_ms: float
     ) -> PlannedBatch:
-        """The next batch: ``planned``, which counts the failed attempt, again, or fewer records of
-        it."""
+        """The next batch: ``planned``, which counts the failed attempt, or fewer of its records."""
         if failure.kind == "worker":
             self.memory = self.memory.doubted()
         column = failure.record if failure.kind == "column" else None
@@ -680,12 +623,7 @@ class RetryPolicy:
         return max(1, int(planned.records * min(1.0, share)))
 
     def _learn(
-        self,
-        result: BatchResult,
-        planned: int,
-        read: int,
-        elapsed_ms: float,
-        bounds: BatchLimits,
+        self, result: BatchResult, planned: int, read: int, elapsed_ms: float, bounds: BatchLimits
     ) -> None:
         before = self.size
         if result.silent:  # it waited for a leader: that says nothing of what records cost
@@ -693,17 +631,11 @@ class RetryPolicy:
         computing_ms = sum(
             spent for name, spent in result.timings.items() if name.startswith(_COMPUTING)
         )
-        raw_bytes = result.counts.get("bytes", 0)
+        raw_bytes = result.counts.get("bytes")
         self.size = before.after(
-            bounds,
-            planned,
-            read,
-            elapsed_ms,
-            raw_bytes if "bytes" in result.counts else None,
-            computing_ms,
-            result.held_ms,
+            bounds, planned, read, elapsed_ms, raw_bytes, computing_ms, result.held_ms
         )
-        self.memory = self.memory.after(raw_bytes, bounds.max_bytes, result.memory)
+        self.memory = self.memory.after(raw_bytes or 0, bounds.max_bytes, result.memory)
         if self.search is not None:
             self.search.left -= read
             if self.search.left > 0:
@@ -745,9 +677,7 @@ def _named(
     return [task.id for task in concerning((tasks[one] for one in reading), partitions)]
 
 
-def _reading(
-    tasks: Iterable[ActiveTask], ranges: Mapping[TopicPartition, OffsetRange]
-) -> list[TaskId]:
+def _reading(tasks: Iterable[ActiveTask], ranges: Ranges) -> list[TaskId]:
     return [
         task.id
         for task in tasks

@@ -1,8 +1,5 @@
-"""A stream thread runs the micro-batches of its tasks. `run_once` is the body of its loop (D1).
-
-Its Python thread owns it and its `Job`. Other threads send it commands and read its public
-attributes.
-"""
+"""A stream thread runs the micro-batches of its tasks. `run_once` is the body of its loop (D1). It
+owns its `Job`. Other threads send it commands and read its public attributes."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ from everflow.protocol.messages import (
     BatchResult,
     TaskContext,
 )
-from everflow.records import UNBOUNDED_BYTES, TaskId, TopicPartition
+from everflow.records import UNBOUNDED_BYTES, Offsets, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.topology.idle_sources import IdleSource
 
@@ -79,11 +76,10 @@ OpenJob = Callable[[int], Job]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSettings:
-    """Settings that are constant for the thread's life. Times in ms. ``clocked``: sub-topologies
-    whose tasks are in every batch, with records or without, because the wall clock calls their
-    methods; ``keep_alive_ms`` is then at most the shortest of their intervals. ``idle``: inputs
-    with an idleness time-out, by sub-topology and topic. ``functions``: the plan has Python
-    functions; ``may_continue(stage, node)`` as in `RetryPolicy`."""
+    """Constant for the thread's life; times in ms. ``clocked``: sub-topologies that are in every
+    batch, for the wall clock calls their methods; ``keep_alive_ms`` is at most the shortest of
+    their intervals. ``idle``: inputs with an idleness time-out, by sub-topology and topic.
+    ``functions``: the plan has Python functions; ``may_continue``: `RetryPolicy`."""
 
     application_id: str
     guarantee: str
@@ -103,14 +99,12 @@ class ThreadSettings:
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they have ended;
-    ``on_failed(error)`` is called once, when the thread ends with an error.
-    ``committed(positions)`` is called behind each commit. ``paused()``: nothing is processed
-    (KIP-834). ``consumed(topics)``: the application has consumed all their records.
-    ``global_tasks()``: where the global tables are now. ``uncaught(error)``: see
-    `Uncaught.limits_for`. ``give_back(tasks, why)``: the thread no longer has these tasks, for they
-    cannot be recovered here now. ``worker_memory()``: the share of the thread's worker, by the
-    present number of threads. ``topic_ids()``: the known ids of topics at the start.
-    ``doubt_topics(topics)``: leaders reported other topics of these names."""
+    ``on_failed(error)`` is called once, when it ends with an error, ``committed(positions)`` behind
+    each commit. ``paused()``: KIP-834. ``consumed(topics)``: the application has consumed all their
+    records. ``global_tasks()``: where the global tables are now. ``uncaught``:
+    `Uncaught.limits_for`. ``give_back(tasks, why)``: these cannot be recovered here now.
+    ``worker_memory()``: its worker's present share. ``topic_ids()``: as of the start.
+    ``doubt_topics(topics)``: other topics of these names?"""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -119,7 +113,7 @@ class ThreadServices:
     recovery: Recovery
     metrics: Metrics
     on_failed: Callable[[EverflowError], None]
-    committed: Callable[[Mapping[TopicPartition, int]], None]
+    committed: Callable[[Offsets], None]
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
     global_tasks: Callable[[], list[TaskContext]] = list
@@ -133,10 +127,8 @@ class ThreadServices:
 
 
 def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[TopicPartition, int]:
-    """The worker asks the brokers some ms after the ends of the logs were known, and gets the
-    records that came since: they need not wait for the next batch. Not those of a task that merges
-    several logs: what was written to another of them before these is not known to be here. A retry
-    reads what was planned."""
+    """The worker gets the records that came since the ends were known. Not of a task that merges
+    several logs: older ones of another may not be here yet. A retry reads what was planned."""
     alone = [tp for task in served if len(task.inputs) == 1 for tp in task.inputs]
     ends = {tp: planned.ranges[tp] for tp in alone if tp in planned.ranges}
     whole = {
@@ -147,8 +139,7 @@ def _latest_ends(planned: PlannedBatch, served: Sequence[ActiveTask]) -> dict[To
 
 IDLE_WAIT_MS = 1_000.0
 SHOWN_AFTER_MS = 3_000.0
-"""A recovery usually takes less: its failed batch is in the log and the metrics, and the state does
-not flicker."""
+"""A recovery usually takes less: log and metrics have its batch, and the state does not flicker."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +176,10 @@ class StreamThread:
     hung: Hung | None = None
     """The last batch whose workers the watchdog killed; set before it kills them."""
     recovering: Recovering | None = None
-    """Set while it recovers from a failed batch and processes none of its tasks."""
     cut_off: bool = False
     """The shutdown killed the workers of the batch in flight: its failure is expected."""
     settled_ms: int | None = None
-    """Wall clock of the last moment between batches: all that was committed until then is in the
-    stores."""
+    """Wall clock of the last moment between batches: the stores have all that was committed."""
 
     def __post_init__(self) -> None:
         self._commands = ThreadCommands()
@@ -222,8 +211,7 @@ class StreamThread:
         self._rests_until_ms = 0.0
         """Until then records wait to share the next batch's commit (`commit.interval.ms`)."""
         self._rest_ms = 0.0
-        """How long they wait so behind the last batch, and at the most behind a record that wakes
-        the thread (note 018)."""
+        """The wait behind the last batch, and the longest behind a record that wakes it."""
         self._running: Running | None = None
 
     @property
@@ -242,27 +230,19 @@ class StreamThread:
 
     @property
     def stalled(self) -> bool:
-        """True if it has been recovering all its tasks for a while. The instance is REBALANCING
-        then."""
-        recovering = self.recovering
-        return (
-            recovering is not None
-            and self.clock.monotonic_ms() - recovering.since_ms > SHOWN_AFTER_MS
-        )
+        """True if it has been recovering all its tasks for a while: the instance is REBALANCING."""
+        found = self.recovering
+        return found is not None and self.clock.monotonic_ms() - found.since_ms > SHOWN_AFTER_MS
 
     def end_hanging_batch(self, limit_ms: float) -> None:
-        """Kill the workers of a batch that runs for longer than ``limit_ms``
-        (``max.poll.interval.ms``, D7): its job fails and the thread recovers (D6)."""
+        """After ``max.poll.interval.ms`` kill its workers (D7): the thread recovers (D6)."""
         since = self.batch_since_ms
         if since is None or self.clock.monotonic_ms() - since <= limit_ms:
             return
         pids = self.services.gate.take_pids(self.number)
         if pids:
-            log.warning(
-                "Stream thread %d: a batch hangs; its workers %s are killed",
-                self.number,
-                list(pids),
-            )
+            text = "Stream thread %d: a batch hangs; its workers %s are killed"
+            log.warning(text, self.number, list(pids))
             self.hung = Hung(since, limit_ms)
             trace_and_kill(pids, self.clock)
 
@@ -315,8 +295,6 @@ class StreamThread:
         return EverflowError(f"Stream thread {self.number} failed: {error!r}")
 
     def _turn(self) -> None:
-        """`run_once`. After an error the user's handler may have the thread replaced: with another
-        job."""
         try:
             self.run_once()
         except StoppedError:
@@ -324,10 +302,8 @@ class StreamThread:
         except Exception as raised:
             error = self._as_ours(raised)
             limits = self.services.uncaught(error)
-            now_ms = self.clock.monotonic_ms()
-            replaced, lines = self.retries.uncaught(
-                error, limits, self._planned, self.tasks, now_ms
-            )
+            now_ms, planned = self.clock.monotonic_ms(), self._planned
+            replaced, lines = self.retries.uncaught(error, limits, planned, self.tasks, now_ms)
             self._log(lines)
             if not replaced:
                 raise error from None
@@ -345,8 +321,7 @@ class StreamThread:
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
 
     def _warm_up(self) -> None:
-        """Run an empty batch before the instance joins the group: the first records would wait
-        seconds for plans, daemons, imports and compiled code."""
+        """Before the instance joins: the first records would wait seconds for imports and code."""
         try:
             self._run_empty()
         finally:
@@ -373,9 +348,8 @@ class StreamThread:
 
     def run_once(self) -> bool:
         """One turn of the loop; True if a micro-batch was committed."""
-        # 1. Carry out the task manager's commands, between batches only: so no batch loses a task
-        # while it runs. A batch that was refused only because the group had moved on counts as in
-        # flight once more: it is committed before its tasks are handed over.
+        # 1. Carry out commands, between batches only. A batch that was refused only because the
+        # group had moved on counts as in flight: it is committed before its tasks are handed over.
         if not self._refused:
             self._take_commands()
         self._refused = False
@@ -408,8 +382,7 @@ class StreamThread:
         )
         if planned is None:
             if self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms(), self._planner.left_ms)):
-                # A record has come to a thread without any: others share its batch, where they come
-                # as seldom as it was waited for.
+                # A record has come after a rest: others may share its batch (note 018).
                 now_ms = self.clock.monotonic_ms()
                 self._rests_until_ms = now_ms + min(self._rest_ms, now_ms - self._rests_until_ms)
             return False
@@ -452,9 +425,8 @@ class StreamThread:
             self.services.ends.unwatch(self.number)
             return
         self.services.ends.watch(self.number, partitions, self.wake)
-        log.info(
-            "Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks)))
-        )
+        names = ", ".join(map(str, sorted(self.tasks)))
+        log.info("Stream thread %d runs tasks %s", self.number, names)
 
     def _opened_job(self) -> Job:
         if self._job is None:
@@ -485,8 +457,7 @@ class StreamThread:
         epochs = {task.id: task.epoch for task in self.tasks.values()}
         if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
             return None
-        since = self.batch_since_ms = self.clock.monotonic_ms()
-        self._counts.begin(since)
+        since = self.batch_since_ms = self._counts.began_ms = self.clock.monotonic_ms()
         search = self.retries.search
         if search is not None and (line := search.line(planned, since)):
             moves.info("Stream thread %d: %s", self.number, line)
@@ -504,8 +475,7 @@ class StreamThread:
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
-        """It has the tasks with records to read, those that the wall clock calls, and idle
-        sources."""
+        """It has tasks with records to read, those that the wall clock calls, and idle sources."""
         settings, resting = self.settings, self._resting()
         calls = bool(planned.ranges) and not self.services.paused()
         reads = {tp for tp, r in planned.ranges.items() if r.end > r.start}
@@ -556,8 +526,7 @@ class StreamThread:
         self._log(self.retries.batch_failed(failure, took_ms, now_ms, wall_ms, self.cut_off))
         if failure.code == OtherTopicError.code:
             self.services.doubt_topics({tp.topic for tp in failure.partitions})
-        pids = self.services.gate.take_pids(self.number)
-        self.services.kill_workers(pids)
+        self.services.kill_workers(self.services.gate.take_pids(self.number))
         for task in self.tasks.values():
             task.to(TaskState.RESTORING)
         self.recovering = Recovering(failure, self.clock.monotonic_ms())
@@ -574,15 +543,11 @@ class StreamThread:
             log.log(level, "Stream thread %d: %s", self.number, text)
 
     def _recover_after(self, failure: BatchFailure) -> None:
-        """Find out whether the failed batch was committed. `Recovery.recover` takes the positions
-        from the committed offsets, so a committed batch is not run again. A task that is lost
-        meanwhile has a new owner, for whose open transaction this thread must not wait: the
-        recovery begins again without the task, once its removal has arrived."""
-        tasks = [
-            task
-            for task in self.tasks.values()
-            if task.state is TaskState.RESTORING and not self._lost(task)
-        ]
+        """Find out whether the failed batch was committed: `Recovery.recover` takes the positions
+        from the committed offsets. A task that is lost meanwhile has a new owner, for whose
+        transaction nobody must wait: the recovery begins again without it."""
+        restoring = [task for task in self.tasks.values() if task.state is TaskState.RESTORING]
+        tasks = [task for task in restoring if not self._lost(task)]
         before = positions_of(tasks)
         if not self._recovered(tasks):
             return
@@ -598,9 +563,11 @@ class StreamThread:
         self._follow(decision)
 
     def _recovered(self, tasks: Sequence[ActiveTask]) -> bool:
-        """True if all are recovered. Tasks whose brokers do not answer are given back to the
-        manager."""
-        lost = lambda: any(self._lost(task) for task in tasks)  # noqa: E731
+        """True if all are recovered. The manager gets back those whose brokers do not answer."""
+
+        def lost() -> bool:
+            return any(self._lost(task) for task in tasks)
+
         exactly_once = self.settings.guarantee == EXACTLY_ONCE_V2
         writers = [self.settings.transactional_id] if exactly_once else []
         fenced = False
@@ -648,15 +615,9 @@ class StreamThread:
         self._planner.committed(planned, result, read, self.tasks)
         self._next = self._next._replace(counter=self._next.counter + 1)
         self._rests_until_ms = self.clock.monotonic_ms() + self._rest_ms + ending_ms
-        log.debug(
-            "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s",
-            self.number,
-            batch_id,
-            read,
-            elapsed_ms,
-            result.timings,
-            self.retries.memory,
-        )
+        text = "Stream thread %d: batch %s, %d records in %.1f ms %s, memory %s"
+        figures = (read, elapsed_ms, result.timings, self.retries.memory)
+        log.debug(text, self.number, batch_id, *figures)
         self._planned = None
         self._counts.add(result)
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
@@ -669,8 +630,7 @@ class StreamThread:
             job.close()
 
     def _close(self, known: dict[TaskId, ActiveTask]) -> None:
-        """``known``: tasks of whose last batch it is known whether it was committed. The others
-        must be recovered before they run anywhere."""
+        """``known``: tasks whose last batch has a known outcome. The others must be recovered."""
         self._counts.log_drops(math.inf)
         self.services.ends.unwatch(self.number)
         try:
@@ -693,8 +653,7 @@ def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[Ac
 
 
 class StreamThreadExceptionResponse(enum.Enum):
-    """The answer of a handler of uncaught exceptions: REPLACE_THREAD, SHUTDOWN_CLIENT (this
-    instance) or SHUTDOWN_APPLICATION (all of them)."""
+    """What a handler answers: REPLACE_THREAD, SHUTDOWN_CLIENT or SHUTDOWN_APPLICATION (all)."""
 
     REPLACE_THREAD = "REPLACE_THREAD"
     SHUTDOWN_CLIENT = "SHUTDOWN_CLIENT"
@@ -707,20 +666,17 @@ UncaughtExceptionHandler: TypeAlias = "Callable[[EverflowError], StreamThreadExc
 
 @dataclass(frozen=True)
 class Uncaught:
-    """The user's handler of uncaught exceptions (KIP-671), and its limits; without a handler every
-    uncaught error ends the instance. ``shut_down_all``: asks every instance to end.
-
-    Kafka Streams replaces a thread as often as the handler answers so. For a cause that does not
-    pass this costs a recovery and a batch again and again. So `RetryPolicy` replaces a thread only
-    for causes that may pass, after growing rests, and a limited number of times."""
+    """The user's handler of uncaught exceptions (KIP-671, note 047), and its limits; without a
+    handler every uncaught error ends the instance. ``shut_down_all``: asks every instance to end.
+    Unlike Kafka Streams, `RetryPolicy` replaces a thread only for causes that may pass, after
+    growing rests."""
 
     shut_down_all: Callable[[EverflowError], None]
     handler: UncaughtExceptionHandler | None = None
     limits: ReplacementLimits = field(default_factory=ReplacementLimits)
 
     def limits_for(self, error: EverflowError) -> ReplacementLimits | None:
-        """Ask the handler, on the failed thread, within which limits it is replaced; None: it is
-        not."""
+        """Ask the handler, on the failed thread, within which limits it is replaced, if at all."""
         if self.handler is None:
             return None
         try:

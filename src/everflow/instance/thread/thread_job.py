@@ -8,8 +8,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark import SparkContext
-
 from everflow.errors import EverflowError
 from everflow.handlers import Handlers
 from everflow.instance.thread.columns import ColumnsOfPlan, packed
@@ -27,8 +25,7 @@ from everflow.topology.plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 from everflow.worker.decode import LogDecoder
 from everflow.worker.failures import failure_of_text, says
-from everflow.worker.ports import LmdbAccess, WorkerPorts
-from everflow.worker.serve import STOP, ResidentStep, refuse
+from everflow.worker.serve import STOP, LmdbAccess, ResidentStep, WorkerPorts, refuse
 from everflow.worker.sink import KafkaSink
 from everflow.worker.task_step import TaskStep
 
@@ -61,10 +58,9 @@ def pack(
     ahead_bytes: int,
     held_bytes: int,
 ) -> Parcel:
-    """The resident step of a plan, with the program's variables as they are now; no secrets, for
-    all of it is serialised through Spark. ``partitions``: the number of each input topic;
-    ``held_bytes``: limit of a worker's changed pages of stores (`RetainedPages`). TopologyError
-    with the user's line for a value that cannot be serialised."""
+    """The resident step of a plan, with the program's variables as they are now; no secrets, for it
+    is serialised through Spark. ``partitions``: of each input topic; ``held_bytes``: limit of a
+    worker's changed pages of stores (`RetainedPages`). TopologyError with the user's line."""
     sink = KafkaSink(handlers.topic, WorkerPorts(held_bytes), layouts)
     resident = ResidentStep(
         step=TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=handlers),
@@ -76,13 +72,6 @@ def pack(
     return packed(resident, plan)
 
 
-def serving_job(
-    context: SparkContext, work: Parcel, number: int, name: str, path: str
-) -> ServingJob:
-    """The Spark job of a stream thread's resident step, which reads requests at this path."""
-    return ServingJob(context, number, name, PackedResident(work, path))
-
-
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
 _POLL_S = 0.5
@@ -91,8 +80,7 @@ _POLL_S = 0.5
 class ThreadJob:
     """Runs a stream thread's micro-batches in a resident step, a Spark task that serves batches
     until it is stopped: requests out, results in, over a socket. It begins with the first batch and
-    after each failed one, and goes on when tasks change. Owned by that thread. ``serve(socket
-    path)`` makes the Spark job."""
+    after each failed one. Owned by that thread. ``serve(socket path)`` makes the Spark job."""
 
     def __init__(self, serve: Callable[[str], ServingJob]) -> None:
         self._serve = serve
@@ -101,8 +89,7 @@ class ThreadJob:
         self._opened = ExitStack()
 
     def run(self, request: BatchRequest) -> BatchResult:
-        """Blocks. BatchFailedError: the batch, its worker or Spark failed; it may be committed
-        (D6)."""
+        """Blocks. BatchFailedError: batch, worker or Spark failed; it may be committed (D6)."""
         if self._lines is None:
             self._connect()
         try:
@@ -123,8 +110,7 @@ class ThreadJob:
         return result
 
     def close(self) -> None:
-        """End the step after the batch in flight; idempotent, never raises for a job that
-        failed."""
+        """End the step after the batch in flight; idempotent, no error for a job that failed."""
         with suppress(OSError):  # it has ended already
             if self._lines is not None:
                 self._lines.write(STOP)

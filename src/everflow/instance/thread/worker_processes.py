@@ -1,6 +1,4 @@
-"""Ends the Python workers of a failed batch (D6).
-
-Spark does not, and one of them may be on its way to a commit."""
+"""Ends the Python workers of a failed batch (D6): one may be on its way to a commit."""
 
 from __future__ import annotations
 

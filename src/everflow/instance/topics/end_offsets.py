@@ -1,9 +1,5 @@
 """Reads where the input partitions end, and wakes the stream threads that have new records (D1).
-
-While a stream thread is at work, it asks for the ends when it needs them. While it waits for
-records, the brokers are asked to report new ones (`Growth`); only if they cannot, the ends are
-polled every few ms.
-"""
+While one waits, the brokers are asked to report new ones (`Growth`); else the ends are polled."""
 
 from __future__ import annotations
 
@@ -12,12 +8,13 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from everflow.clock import Clock
+from everflow.clock import Clock, on_thread
 from everflow.errors import EverflowError, FatalError, RetriableError, read_again, start_over
 from everflow.logs import some
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Offsets, TaskId, TopicPartition
 
 log = logging.getLogger("everflow")
 
@@ -26,12 +23,9 @@ FRESH_MS = 3.0
 REPORTED_FRESH_MS = 10.0
 """As `FRESH_MS`, for ends that the brokers reported by themselves."""
 BUSY_PERIOD_MS = 5_000.0
-"""If no thread waits for an answer, or the brokers report new records, the ends are asked for so
-often..."""
+"""The ends are asked for so often if no thread waits for them, or the brokers report new records"""
 LOG_PERIOD_MS = 20.0
-"""...and of each log no oftener than that, as it costs 20 us: 1,000 of them every 20 s. A log that
-has shrunk below what was read of it is noticed by the second question, or at once where brokers
-tell."""
+"""...and of each log no oftener than that: a question costs 20 us for each."""
 FOLLOW_AFTER_MS = 1_000.0
 """The start has other work to do first."""
 OTHERS_PAUSE_MS = 10.0
@@ -40,62 +34,49 @@ SILENT_PERIOD_MS = 1_000.0
 """Between two questions about logs whose leaders do not answer."""
 NAMED = 5
 FOLLOW_S = 1.0
-"""Maximal duration of one wait for new records."""
 
 
 class Growth(Protocol):
     """`everflow.kafka.reading.fetch_connection.TailWatch`."""
 
-    def wait(
-        self, ends: Mapping[TopicPartition, int], timeout_s: float
-    ) -> Mapping[TopicPartition, int]:
+    def wait(self, ends: Offsets, timeout_s: float) -> Offsets:
         """Ends beyond ``ends``, once there are some. Raises EverflowError."""
-        ...
 
     def close(self) -> None: ...
 
 
+@dataclass
 class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks
-    otherwise.
+    otherwise. ``read`` asks the brokers; its answer lacks logs whose leaders do not answer, and it
+    raises RetriableError if no broker answers. ``check`` None: an end before a position is no
+    error. ``stopping``: set once ``read`` may fail because the instance ends. ``open_growth`` None:
+    the ends are polled every ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends`,
+    `idle`: any thread."""
 
-    ``read`` asks the brokers; its answer lacks logs whose leaders do not answer, and it raises
-    RetriableError if no broker answers. ``check`` None: an end before a position is not an error.
-    ``stopping``: set once ``read`` may fail because the instance ends. ``open_growth`` None: the
-    ends are polled every ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends` and `idle`
-    may be called from any thread."""
+    read: Callable[[Sequence[TopicPartition]], Offsets]
+    clock: Clock
+    period_ms: float
+    check: ShrunkLogs | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+    open_growth: Callable[[], Growth] | None = None
+    reports: bool = False
+    """The brokers' last report of new records succeeded: they report them at once."""
+    failure: EverflowError | None = None
 
-    def __init__(
-        self,
-        read: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
-        clock: Clock,
-        period_ms: float,
-        check: ShrunkLogs | None = None,
-        stopping: threading.Event | None = None,
-        open_growth: Callable[[], Growth] | None = None,
-    ) -> None:
-        self._read = read
-        self._clock = clock
-        self._period_ms = period_ms
-        self._check = check
-        self._stopping = stopping or threading.Event()
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._all_watched: frozenset[TopicPartition] = frozenset()
-        """The partitions of all threads, rebuilt with each change of `_watched`."""
-        self._ends: Mapping[TopicPartition, int] = {}
+        self._ends: Offsets = {}
         """Replaced as a whole, never changed, so a reader may keep it."""
         self._idle: set[int] = set()
-        self._open_growth = open_growth
-        self._reports = False
-        """The brokers' last report of new records succeeded."""
         self._live = False
         """The brokers are asked to report new records of all watched partitions."""
         self._grown: dict[TopicPartition, int] = {}
         """Ends that the brokers reported since the last question."""
         self._stop = threading.Event()
         self._look = threading.Event()
-        """Set to ask before the period is over."""
         self._answered = threading.Condition(self._lock)
         self._asked = self._answers = 0
         """Questions so far, and the last one with an answer."""
@@ -108,13 +89,11 @@ class EndOffsets:
         self._asks_silent = False
         self._asked_ms: float | None = None
         """Since when a question is unanswered, the retries inside it included."""
-        self.failure: EverflowError | None = None
 
     def watch(
         self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event
     ) -> None:
-        """Partitions of a stream thread, in place of earlier ones; ``wake`` is set when one of them
-        has grown."""
+        """A thread's partitions, in place of earlier ones; ``wake`` is set when one has grown."""
         with self._lock:
             self._watched[thread] = (frozenset(partitions), wake)
             self._watch_all()
@@ -135,24 +114,18 @@ class EndOffsets:
             first = not self._idle
             (self._idle.add if waiting else self._idle.discard)(thread)
             self._answered.notify_all()
-        if waiting and first and not self._reports:
+        if waiting and first and not self.reports:
             self._look.set()
 
-    @property
-    def reports(self) -> bool:
-        """True if the brokers report new records at once, as far as is known."""
-        return self._reports
-
-    def ends(self) -> Mapping[TopicPartition, int]:
+    def ends(self) -> Offsets:
         """The ends as last read; a partition that was never read is missing."""
         return self._ends
 
     def refresh(self, timeout_ms: float) -> bool:
-        """Have the ends read now, unless they just were or the brokers report them by themselves,
-        and wait for the answer for at most ``timeout_ms``. Without `start` nothing is read. Returns
-        True if there was a question."""
+        """Have the ends read now, unless they just were or the brokers report them, and wait at
+        most ``timeout_ms``. True if there was a question; without `start` there is none."""
         with self._answered:
-            fresh = self._live or self._clock.monotonic_ms() < self._fresh_ms
+            fresh = self._live or self.clock.monotonic_ms() < self._fresh_ms
             if not self._polls or fresh:
                 return False
             wanted = self._asked + 1
@@ -163,28 +136,26 @@ class EndOffsets:
     def failing_ms(self) -> float:
         """For how long the brokers have not answered; 0 if they do."""
         waiting = [since for since in (self._failing_since_ms, self._asked_ms) if since is not None]
-        return self._clock.monotonic_ms() - min(waiting) if waiting else 0.0
+        return self.clock.monotonic_ms() - min(waiting) if waiting else 0.0
 
     @property
     def any_silent(self) -> bool:
-        """True if the leaders of some logs do not answer though others do."""
         return bool(self._silent)
 
     def silent_ms(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """The ``partitions`` whose leaders do not answer though others do, and for how long."""
-        now_ms, silent = self._clock.monotonic_ms(), dict(self._silent)
+        now_ms, silent = self.clock.monotonic_ms(), dict(self._silent)
         return {tp: now_ms - silent[tp] for tp in partitions if tp in silent}
 
     def poll_silent(self) -> None:
         with self._lock:
-            watched = list(self._watched.values())
-            wanted = frozenset[TopicPartition]().union(*(mine for mine, _ in watched))
+            watched, wanted = list(self._watched.values()), self._all_watched
             self._silent = {tp: since for tp, since in self._silent.items() if tp in wanted}
             asked = sorted(self._silent)
         if not asked:
             return
         try:
-            now = self._read(asked)
+            now = self.read(asked)
         except RetriableError:
             return
         with self._answered:
@@ -196,8 +167,7 @@ class EndOffsets:
                 wake.set()
 
     def poll_once(self) -> None:
-        """Read all ends and wake the threads for which something is new. Raises FatalError for a
-        log that has shrunk."""
+        """Read all ends and wake the threads that have new ones. FatalError for a shrunk log."""
         with self._lock:
             watched = dict(self._watched)
             self._grown = {}
@@ -208,16 +178,16 @@ class EndOffsets:
         if not partitions:
             return
         # Before the ends: what was read until now cannot lie beyond an end that is asked for later.
-        positions = {} if self._check is None else self._check.positions()
-        self._asked_ms = began_ms = self._clock.monotonic_ms()
+        positions = {} if self.check is None else self.check.positions()
+        self._asked_ms = began_ms = self.clock.monotonic_ms()
         try:
-            now = self._read(partitions)
-            if self._check is not None and positions:
-                self._check.require(positions, now)
+            now = self.read(partitions)
+            if self.check is not None and positions:
+                self.check.require(positions, now)
         except RetriableError as error:
             # The client of an instance that ends refuses: no sign of trouble with the brokers
             # (a batch in flight was cut off).
-            if self._failing_since_ms is None and not self._stopping.is_set():
+            if self._failing_since_ms is None and not self.stopping.is_set():
                 self._failing_since_ms = self._asked_ms
                 log.warning("The brokers do not answer where the input topics end: %s", error)
             return
@@ -228,17 +198,13 @@ class EndOffsets:
             self._failing_since_ms = None
         silent = [tp for tp in partitions if tp not in now]
         if silent:
-            log.warning(
-                "The leaders of %s do not answer; other partitions go on",
-                some(silent, NAMED),
-            )
+            leaders = some(silent, NAMED)
+            log.warning("The leaders of %s do not answer; other partitions go on", leaders)
         with self._answered:
             self._silent = {**self._silent, **dict.fromkeys(silent, began_ms)}
             if silent and self._polls and not self._asks_silent:
                 self._asks_silent = True
-                threading.Thread(
-                    target=self._ask_silent, name="everflow-silent-logs", daemon=True
-                ).start()
+                on_thread("everflow-silent-logs", self._ask_silent)
             # Ends that were reported since are newer.
             later = {tp: end for tp, end in self._grown.items() if end > now.get(tp, end)}
             kept = {tp: self._ends[tp] for tp in self._silent if tp in self._ends}
@@ -252,9 +218,9 @@ class EndOffsets:
     def start(self) -> None:
         """Poll from a thread of its own until `close`."""
         self._polls = True
-        threading.Thread(target=self._run, name="everflow-end-offsets", daemon=True).start()
-        if self._open_growth is not None:
-            threading.Thread(target=self._follow, name="everflow-tails", daemon=True).start()
+        on_thread("everflow-end-offsets", self._run)
+        if self.open_growth is not None:
+            on_thread("everflow-tails", self._follow)
 
     def close(self) -> None:
         """End the polling; returns at once."""
@@ -272,20 +238,19 @@ class EndOffsets:
                 log.error("The ends of the input topics cannot be read any more: %s", error)
                 return
             except Exception as error:
-                self.failure = EverflowError(
-                    f"The ends of the input topics cannot be read: {error!r}"
-                )
+                text = f"The ends of the input topics cannot be read: {error!r}"
+                self.failure = EverflowError(text)
                 log.exception("The ends of the input cannot be read")
                 return
             with self._lock:
                 waiting = bool(self._idle) and not self._live
                 rest_ms = max(BUSY_PERIOD_MS, len(self._all_watched) * LOG_PERIOD_MS)
-            self._clock.wait(self._look, self._period_ms if waiting else rest_ms)
+            self.clock.wait(self._look, self.period_ms if waiting else rest_ms)
             self._look.clear()
 
     def _ask_silent(self) -> None:
         """On a thread of its own, as each question takes a second; it ends with the last answer."""
-        while not self._clock.wait(self._stop, SILENT_PERIOD_MS):
+        while not self.clock.wait(self._stop, SILENT_PERIOD_MS):
             try:
                 self.poll_silent()
             except EverflowError as error:  # not retriable
@@ -300,7 +265,7 @@ class EndOffsets:
 
     def _follow(self) -> None:
         try:
-            self._clock.wait(self._stop, FOLLOW_AFTER_MS)
+            self.clock.wait(self._stop, FOLLOW_AFTER_MS)
             self._follow_growth()
         except Exception:  # a defect: the questions go on without it
             log.exception("Waiting for new input records failed; the ends are polled instead")
@@ -308,27 +273,27 @@ class EndOffsets:
 
     def _follow_growth(self) -> None:
         """Wait for new records of all partitions while a thread waits for some."""
-        assert self._open_growth is not None
+        assert self.open_growth is not None
         growth: Growth | None = None
         while (ends := self._ends_to_follow()) is not None:
             try:
-                growth = growth or self._open_growth()
+                growth = growth or self.open_growth()
                 grown = growth.wait(ends, FOLLOW_S)
             except EverflowError as error:
                 log.debug("Waiting for new input records failed: %s", error)
                 self._ask_instead()
-                self._clock.wait(self._stop, FOLLOW_AFTER_MS)
+                self.clock.wait(self._stop, FOLLOW_AFTER_MS)
             else:
                 if self._take_growth(grown):
-                    self._clock.wait(self._stop, OTHERS_PAUSE_MS)
+                    self.clock.wait(self._stop, OTHERS_PAUSE_MS)
         if growth is not None:
             growth.close()
 
     def _ask_instead(self) -> None:
-        self._reports = self._live = False
+        self.reports = self._live = False
         self._look.set()
 
-    def _ends_to_follow(self) -> Mapping[TopicPartition, int] | None:
+    def _ends_to_follow(self) -> Offsets | None:
         """All ends, once a thread waits and they are known; None at the end."""
         with self._answered:
             while not self._stop.is_set():
@@ -341,20 +306,17 @@ class EndOffsets:
                 self._answered.wait()
         return None
 
-    def _take_growth(self, grown: Mapping[TopicPartition, int]) -> bool:
+    def _take_growth(self, grown: Offsets) -> bool:
         """True if there are new records for which no thread waits."""
         with self._answered:
-            self._reports, self._live = True, False
+            self.reports, self._live = True, False
             new = {tp: end for tp, end in grown.items() if end > self._ends.get(tp, -1)}
             self._ends = {**self._ends, **new}
             self._grown |= new
             if new:
-                self._fresh_ms = self._clock.monotonic_ms() + REPORTED_FRESH_MS
-            woken = {
-                thread: wake
-                for thread, (mine, wake) in self._watched.items()
-                if not mine.isdisjoint(new)
-            }
+                self._fresh_ms = self.clock.monotonic_ms() + REPORTED_FRESH_MS
+            watched = self._watched.items()
+            woken = {at: wake for at, (mine, wake) in watched if not mine.isdisjoint(new)}
             waited = not self._idle.isdisjoint(woken)
         for wake in woken.values():
             wake.set()
@@ -368,43 +330,35 @@ PERIOD_MS = 1_000.0
 """Between two checks: after a change of leader an end may be behind for a moment."""
 
 
+@dataclass
 class ShrunkLogs:
     """Compares positions with ends that were asked for after them. Owned by the poller of the ends.
-    ``log_ends``: read_uncommitted, as after a change of the guarantee a position may lie beyond the
-    last stable offset; RetriableError. ``topic_ids``: at the start and now; "" if not known."""
+    ``log_ends``: read_uncommitted; RetriableError. ``topic_ids``: at the start and now, or ""."""
 
-    def __init__(
-        self,
-        application_id: str,
-        positions: Callable[[], Mapping[TopicPartition, int]],
-        log_ends: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
-        clock: Clock,
-        topic_ids: Callable[[str], tuple[str, str]],
-    ) -> None:
-        self._application_id = application_id
-        self._positions, self._log_ends, self._clock = positions, log_ends, clock
-        self._topic_ids = topic_ids
-        self._suspects: frozenset[TopicPartition] = frozenset()
-        self._next_ms = 0.0
+    application_id: str
+    running_positions: Callable[[], Offsets]
+    log_ends: Callable[[Sequence[TopicPartition]], Offsets]
+    clock: Clock
+    topic_ids: Callable[[str], tuple[str, str]]
+    _suspects: frozenset[TopicPartition] = frozenset()
+    _next_ms: float = 0.0
 
-    def positions(self) -> Mapping[TopicPartition, int]:
+    def positions(self) -> Offsets:
         """The positions now, for `require`; none within a second of the last check."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_ms:
             return {}
         self._next_ms = now_ms + PERIOD_MS
-        return self._positions()
+        return self.running_positions()
 
-    def require(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-    ) -> None:
+    def require(self, positions: Offsets, ends: Offsets) -> None:
         """FatalError for positions beyond the end of their log, now and at the check before."""
         beyond = _beyond(positions, ends)
         again = sorted(tp for tp in beyond if tp in self._suspects)
         self._suspects = frozenset(beyond)
         if not again:
             return
-        log_ends = self._log_ends(again)
+        log_ends = self.log_ends(again)
         shrunk = sorted(_beyond({tp: positions[tp] for tp in again}, log_ends))
         if shrunk:
             listed = "; ".join(
@@ -414,13 +368,13 @@ class ShrunkLogs:
                 f"The log ends before what was read of it: "
                 f"{listed}{'; ...' if len(shrunk) > 5 else ''}. {self._why(shrunk[0].topic)} "
                 f"New records before the position would never be read. "
-                f"{read_again(self._application_id, shrunk[0].topic)} "
-                f"{start_over(self._application_id)}"
+                f"{read_again(self.application_id, shrunk[0].topic)} "
+                f"{start_over(self.application_id)}"
             )
 
     def _why(self, topic: str) -> str:
         try:
-            before, now = self._topic_ids(topic)
+            before, now = self.topic_ids(topic)
         except EverflowError as error:
             return f"The brokers do not report whether {topic} is still the same topic ({error})."
         if not before or not now:
@@ -436,9 +390,7 @@ class ShrunkLogs:
         )
 
 
-def _beyond(
-    positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> list[TopicPartition]:
+def _beyond(positions: Offsets, ends: Offsets) -> list[TopicPartition]:
     return [tp for tp, position in positions.items() if ends.get(tp, position) < position]
 
 
@@ -449,28 +401,23 @@ SUMS_FRESH_MS = 5_000.0
 WAIT_S = 0.5
 
 
+@dataclass
 class EndSums:
-    """`membership.assignor.EndSums` on the cluster; any thread may call. ``read``: last stable
-    offsets, blocking. ``partitions``: the changelogs of every task."""
+    """`membership.assignor.EndSums` on the cluster; any thread. ``read``: last stable offsets,
+    blocking. ``partitions``: the changelogs of every task. ``stopping``: as for `EndOffsets`."""
 
-    def __init__(
-        self,
-        read: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]],
-        partitions: Mapping[TaskId, Sequence[TopicPartition]],
-        clock: Clock,
-        stopping: threading.Event | None = None,
-    ) -> None:
-        """``stopping``: set once ``read`` may refuse because the instance ends."""
-        self._stopping = stopping or threading.Event()
-        self._read = read
-        self._partitions = partitions
-        self._clock = clock
+    read: Callable[[Collection[TopicPartition]], Offsets]
+    partitions: Mapping[TaskId, Sequence[TopicPartition]]
+    clock: Clock
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _next: Future[None] | None = None
+    """The question that has not begun."""
+    _found: tuple[Mapping[TaskId, int] | None, float] = (None, 0.0)
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="everflow-end-sums")
         self._lock = threading.Lock()
-        self._next: Future[None] | None = None
-        """The question that has not begun."""
-        self._found: tuple[Mapping[TaskId, int] | None, float] = None, 0.0
-        self._closed = False
 
     def refresh(self) -> None:
         """Read the ends; returns at once. Only leaders need them."""
@@ -478,14 +425,12 @@ class EndSums:
 
     def latest(self) -> Mapping[TaskId, int] | None:
         """End sums read after this call, or at most 5 s old ones if the brokers take longer than
-        0.5 s; None without any (X2). Ends that were read before the members' positions could lie
-        behind those, and a position beyond the end counts as no copy (X1): so it waits a ms or
-        two."""
+        0.5 s; None without any (X2). Older ones could lie behind the members' positions (X1)."""
         asked = self._ask()
         if asked is not None:
             wait([asked], WAIT_S)
         sums, read_ms = self._found
-        return None if self._clock.monotonic_ms() - read_ms > SUMS_FRESH_MS else sums
+        return None if self.clock.monotonic_ms() - read_ms > SUMS_FRESH_MS else sums
 
     def _ask(self) -> Future[None] | None:
         with self._lock:
@@ -498,16 +443,14 @@ class EndSums:
             self._next = None
         sums: dict[TaskId, int] | None = None
         try:
-            ends = self._read({tp for listed in self._partitions.values() for tp in listed})
-            sums = {
-                task: sum(ends[tp] for tp in listed) for task, listed in self._partitions.items()
-            }
+            ends = self.read({tp for listed in self.partitions.values() for tp in listed})
+            sums = {task: sum(ends[tp] for tp in tps) for task, tps in self.partitions.items()}
         except EverflowError as error:
-            if not self._stopping.is_set():
+            if not self.stopping.is_set():
                 log.warning("The ends of the changelogs cannot be read: %s", error)
         except Exception as error:  # a defect
             log.exception("The ends of the changelogs cannot be read: %r", error)
-        self._found = sums, self._clock.monotonic_ms()
+        self._found = sums, self.clock.monotonic_ms()
 
     def close(self) -> None:
         with self._lock:
@@ -520,20 +463,15 @@ class EndSums:
 RACKS_PERIOD_MS = 60_000.0
 
 
+@dataclass
 class PartitionRacks:
-    """`membership.assignor.PartitionRacks`. `refresh` blocks; `racks` does not."""
+    """For `membership.assignor`. `refresh` blocks; `racks` does not."""
 
-    def __init__(
-        self,
-        read: Callable[[Collection[str]], Mapping[TopicPartition, frozenset[str]]],
-        topics: Collection[str],
-        clock: Clock,
-    ) -> None:
-        self._read = read
-        self._topics = topics
-        self._clock = clock
-        self._racks: Mapping[TopicPartition, frozenset[str]] = {}
-        self._read_ms = float("-inf")
+    read: Callable[[Collection[str]], Mapping[TopicPartition, frozenset[str]]]
+    topics: Collection[str]
+    clock: Clock
+    _racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
+    _read_ms: float = -math.inf
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         """As of the last refresh; what is not known is left out."""
@@ -541,11 +479,11 @@ class PartitionRacks:
 
     def refresh(self) -> None:
         """Ask anew, if the last answer is older than a minute: replicas move seldom."""
-        now_ms = self._clock.monotonic_ms()
-        if not self._topics or now_ms - self._read_ms < RACKS_PERIOD_MS:
+        now_ms = self.clock.monotonic_ms()
+        if not self.topics or now_ms - self._read_ms < RACKS_PERIOD_MS:
             return
         self._read_ms = now_ms
         try:
-            self._racks = self._read(self._topics)
+            self._racks = self.read(self.topics)
         except EverflowError as error:
             log.warning("The racks of the partitions cannot be read: %s", error)

@@ -1,14 +1,20 @@
-"""Creates internal topics at the first start, and checks them at every other (invariant I10)."""
+"""Creates internal topics at the first start, checks them at every other (invariant I10), and
+watches the application's topics while it runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from everflow.clock import Clock, on_thread
 from everflow.errors import (
+    EverflowError,
+    FatalError,
     InternalTopicError,
+    MissingSourceTopicError,
     OffsetsExpiredError,
     TopologyError,
     read_again,
@@ -21,15 +27,13 @@ from everflow.topology.program import Topology
 
 log = logging.getLogger("everflow")
 
-
 LEFT_OUT = "left-out"
 """A kind of topic that earlier releases did not have."""
 
 
 @dataclass(frozen=True)
 class TopicSpec:
-    """An internal topic by its full name; ``kind``: ``repartition``, ``changelog`` or
-    `LEFT_OUT`."""
+    """An internal topic, by full name; ``kind``: ``repartition``, ``changelog`` or `LEFT_OUT`."""
 
     name: str
     partitions: int
@@ -48,10 +52,9 @@ class TopicFacts:
 
 @dataclass(frozen=True)
 class Ran:
-    """The programs that have run in the group, by its committed offsets. ``committed``: a Kafka
-    Streams application, everflow or Java, has committed one. ``foreign``: topics with offsets of
-    another client. ``known``: their internal topics by kind, without the application's id; a kind
-    is missing if it was not kept."""
+    """The programs that have run in the group, by its committed offsets. ``committed``: by everflow
+    or Java's Kafka Streams. ``foreign``: topics with offsets of another client. ``known``: their
+    internal topics by kind, without the application's id; a kind is missing if it was not kept."""
 
     committed: bool = False
     foreign: frozenset[str] = frozenset()
@@ -79,8 +82,6 @@ NO_IDS = InputIds()
 
 
 class TopicAdmin(Protocol):
-    """The part of the cluster's administration that this module needs."""
-
     def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]: ...
 
     def create(self, topics: Iterable[TopicSpec]) -> None:
@@ -99,8 +100,7 @@ class TopicAdmin(Protocol):
 
 def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
     """The fault of an existing topic; empty if it will do. Only settings that would lose or mix
-    data count; others are the operator's. Records that are deleted by age anyway need not be
-    compacted: Kafka Streams does not compact the changelogs of stream joins."""
+    data count. Changelogs of stream joins need not be compacted: Kafka Streams' are not."""
     found = []
     if facts.partitions != spec.partitions:
         found.append(
@@ -109,21 +109,15 @@ def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
     wanted, policy = spec.config.get("cleanup.policy"), facts.config.get("cleanup.policy")
     if policy is not None and wanted is not None:
         have, need = set(policy.split(",")), set(wanted.split(","))
+        fault = None
         if spec.kind == "repartition" and "compact" in have:
-            found.append(
-                f"{spec.name} has cleanup.policy={policy}: compaction would lose records before "
-                f"they are read"
-            )
+            fault = "compaction would lose records before they are read"
         elif (need == {"compact"} and "compact" not in have) or not have & need:
-            found.append(
-                f"{spec.name} has cleanup.policy={policy}: it must be {wanted}, or state would be "
-                f"lost"
-            )
+            fault = f"it must be {wanted}, or state would be lost"
         elif need == {"compact"} and "delete" in have:
-            found.append(
-                f"{spec.name} has cleanup.policy={policy}: old state would be deleted, it must be "
-                f"compact"
-            )
+            fault = "old state would be deleted, it must be compact"
+        if fault is not None:
+            found.append(f"{spec.name} has cleanup.policy={policy}: {fault}")
     return found
 
 
@@ -139,9 +133,8 @@ def is_first_start(
     spans: Mapping[TopicPartition, tuple[int, int]],
     why_none: Callable[[], str],
 ) -> bool:
-    """Decides whether this is the first start: no offsets of a Kafka Streams application, nor any
-    record in an internal topic (D5). OffsetsExpiredError, with the reason ``why_none``, if internal
-    topics have records but the group has no offsets: that would count twice (scenario 15)."""
+    """True without offsets of a Kafka Streams application and without a record in an internal topic
+    (D5). OffsetsExpiredError, with ``why_none``, for records without offsets (scenario 15)."""
     if ran.committed:
         return False
     filled = sorted({tp.topic for tp, (start, end) in spans.items() if end > start})
@@ -199,10 +192,9 @@ def prepare(
     ids: InputIds = NO_IDS,
     create_new: bool = False,
 ) -> frozenset[str]:
-    """Create (first start) or validate (any other) the internal topics; called before the instance
-    joins. Returns the repartition topics that keep what is not read (`keeps_unread`). ``inputs``:
-    existing partitions that the application reads. ``create_new``: ``create.new.topics``. Raises
-    InternalTopicError, OffsetsExpiredError as `is_first_start`."""
+    """Create (first start) or validate (any other) the internal topics, before the instance joins.
+    Returns the repartition topics that keep what is not read (`keeps_unread`). ``inputs``: existing
+    partitions that are read. Raises InternalTopicError, OffsetsExpiredError as `is_first_start`."""
     needed, reads = {spec.name: spec for spec in specs}, list(inputs)
     # In this order, since another instance may start for the first time meanwhile: it creates
     # topics, commits where its inputs begin, and only then writes. So records that are seen have
@@ -239,11 +231,8 @@ def prepare(
             f"are then in other partitions than their state. {start_over(application_id)}"
         )
     missing = [spec for name, spec in sorted(needed.items()) if name not in existing]
-    kept = frozenset(
-        name
-        for name, spec in needed.items()
-        if spec.kind == "repartition" and keeps_unread(spec, existing.get(name))
-    )
+    between = [spec for spec in needed.values() if spec.kind == "repartition"]
+    kept = frozenset(s.name for s in between if keeps_unread(s, existing.get(s.name)))
     if not missing:
         return kept
     named = [spec for spec in missing if spec.kind != LEFT_OUT]
@@ -326,10 +315,8 @@ def missing_outputs(
     ``auto.create.topics.enable``, None: unknown. ``partitions``: proposed."""
     if not missing or creates_topics is not False:
         return None
-    commands = "\n".join(
-        f"  everflow topic create {name}:{partitions} --bootstrap-servers ..."
-        for name in sorted(missing)
-    )
+    command = "  everflow topic create {}:{} --bootstrap-servers ..."
+    commands = "\n".join(command.format(name, partitions) for name in sorted(missing))
     outputs = sorted(missing.keys() - {dead_letter_topic})
     named = [f"output topic {', '.join(outputs)}"] if outputs else []
     if dead_letter_topic in missing:
@@ -351,8 +338,7 @@ Configs = Callable[[Iterable[str]], Mapping[str, Mapping[str, str]]]
 
 
 def require_compacted(stores: Iterable[StoreSpec], configs: Configs) -> None:
-    """TopologyError for a reused topic whose records are deleted. ``configs``: of existing topics;
-    one whose brokers do not tell is let pass."""
+    """TopologyError for a reused topic that deletes records. ``configs``: of those that tell."""
     of_topic = {store.source_topic: store for store in stores if store.source_topic is not None}
     if not of_topic:
         return
@@ -367,3 +353,206 @@ def require_compacted(stores: Iterable[StoreSpec], configs: Configs) -> None:
                 f"cleanup.policy=compact for the topic, or leave topology.optimization at none",
                 where=store.where,
             )
+
+
+# --- topics that change while the application runs ------------------------------------------------
+# Nothing else would notice: a new log that is longer than the position looks like the old one.
+
+NO_TOPIC_ID = "A" * 22
+"""The id that brokers before Kafka 2.8 return."""
+PERIOD_MS = 10_000.0
+CONFIRM_MS = 1_000.0
+MISSING_ANSWERS = 5
+"""In a row: a broker that has just started may know no topic at all for a moment."""
+
+
+class TopicState(Protocol):
+    """`kafka.admin.TopicDescription`."""
+
+    @property
+    def partitions(self) -> int: ...
+
+    @property
+    def topic_id(self) -> str: ...
+
+
+@dataclass
+class TopicChanges:
+    """Decides from the brokers' answers whether a topic has changed. Pure; one thread at a time.
+    ``partitions``: of the inputs as the application runs with them. ``inputs``: topics that other
+    programs write, global tables' too; the others are internal. ``may_grow(partitions of all,
+    topic, number)``: the application takes up the topic's new partitions."""
+
+    application_id: str
+    partitions: dict[str, int]
+    inputs: Collection[str]
+    topics: Collection[str]
+    global_topics: Collection[str] = ()
+    may_grow: Callable[[Mapping[str, int], str, int], bool] = lambda *_: False
+    _ids: dict[str, str] = field(default_factory=dict)
+    _suspects: frozenset[str] = frozenset()
+    _grown: list[Mapping[str, int]] = field(default_factory=list)
+    _missing: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def suspected(self) -> bool:
+        """True if the last answer showed a change, which the next one has to confirm."""
+        return bool(self._suspects or self._missing)
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """Of the first answer; without topics of which the brokers know none. From any thread."""
+        return {
+            name: topic_id for name, topic_id in list(self._ids.items()) if topic_id != NO_TOPIC_ID
+        }
+
+    def grow(self, partitions: Mapping[str, int]) -> None:
+        """The application also reads these topics, with so many partitions; from any thread."""
+        self._grown.append(partitions)
+
+    def after(
+        self, now: Mapping[str, TopicState], doubted: Collection[str] = ()
+    ) -> FatalError | None:
+        """Take an answer of the brokers. Returns an error once two answers in a row show a change,
+        or one for a ``doubted`` topic; or once a topic was missing in `MISSING_ANSWERS`."""
+        self._missing = {
+            name: self._missing.get(name, 0) + 1 for name in self.topics if name not in now
+        }
+        while self._grown:  # afterwards: the answer is not about them
+            found = self._grown.pop(0)
+            self.topics, self.inputs = {*self.topics, *found}, {*self.inputs, *found}
+            self.partitions.update(found)
+        gone = [
+            name for name, answers in sorted(self._missing.items()) if answers >= MISSING_ANSWERS
+        ]
+        if gone:
+            return self._gone(gone)
+        changed = {}
+        for name, state in sorted(now.items()):
+            topic_id = self._ids.setdefault(name, state.topic_id)
+            partitions = self.partitions.setdefault(name, state.partitions)
+            if state.topic_id != topic_id:
+                changed[name] = self._recreated(name, topic_id, state.topic_id)
+            elif state.partitions != partitions and not self.may_grow(
+                self.partitions, name, state.partitions
+            ):
+                changed[name] = self._resized(name, partitions, state.partitions)
+        sure = [text for name, text in changed.items() if name in self._suspects.union(doubted)]
+        self._suspects = frozenset(changed)
+        return FatalError(" ".join(sure)) if sure else None
+
+    def _gone(self, topics: list[str]) -> FatalError:
+        names = ", ".join(topics)
+        what = f"Topic {names} was" if len(topics) == 1 else f"Topics {names} were"
+        # A topic that this user may not see has another answer (TOPIC_AUTHORIZATION_FAILED).
+        happened = f"{what} deleted while the application ran"
+        if internal := [topic for topic in topics if topic not in self.inputs]:
+            return InternalTopicError(
+                f"{happened}. Internal topics are not created again silently: the records of "
+                f"{', '.join(internal)} are lost. Stop all instances; restore from a backup, or "
+                f"give up the state. {start_over(self.application_id)}"
+            )
+        return MissingSourceTopicError(
+            f"{happened}. What was counted of it stays in the state and the output. To go on with "
+            f"a new topic of that name, create it with the same number of partitions first. "
+            f"{read_again(self.application_id, topics[0])} {start_over(self.application_id)}"
+        )
+
+    def _recreated(self, topic: str, before: str, now: str) -> str:
+        return self._changed(
+            topic,
+            f"Topic {topic} was deleted and created again while the application ran (topic id "
+            f"{before} -> {now})",
+            f"the positions belong to the old topic, so the beginning of the new one would not be "
+            f"read. {read_again(self.application_id, topic)}",
+            "the records of this internal topic are lost. Stop all instances; restore the topic "
+            "from a backup, or give up the state.",
+        )
+
+    def _resized(self, topic: str, before: int, now: int) -> str:
+        return self._changed(
+            topic,
+            f"Topic {topic} has now {now} partitions, was {before} when the application started",
+            f"its new partitions are not read. Stop all instances and start them again; with "
+            f"stores or repartition topics that is refused, for keys are now in other partitions "
+            f"than their state: create the topic again with {before} partitions, or give up the "
+            f"state.",
+            "keys of this internal topic no longer meet their state. Stop all instances; create "
+            "the topic as it was from a backup, or give up the state.",
+        )
+
+    def _changed(self, topic: str, happened: str, of_input: str, of_internal: str) -> str:
+        if topic in self.global_topics:
+            return (
+                f"{happened}. Start the instances again: each then reads the topic of its global "
+                f"table as it is now."
+            )
+        means = of_input if topic in self.inputs else of_internal
+        return f"{happened}: {means} {start_over(self.application_id)}"
+
+
+@dataclass
+class TopicWatch:
+    """Asks the brokers about every 10 s, and after `doubt`, on a thread of its own. ``failed``:
+    called once, on that thread, which then ends. ``check_new``: takes up new topics; blocks."""
+
+    read: Callable[[], Mapping[str, TopicState]]
+    changes: TopicChanges
+    failed: Callable[[EverflowError], None]
+    clock: Clock
+    check_new: Callable[[], None] = lambda: None
+    _doubted: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._stop, self._woken = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+
+    def doubt(self, topics: Collection[str]) -> None:
+        """Leaders of logs of these topics reported other topic ids: ask soon. From any thread."""
+        with self._lock:
+            self._doubted = self._doubted.union(topics)
+        self._woken.set()
+
+    def check_once(self) -> bool:
+        doubted = self._doubted
+        try:
+            now = self.read()
+        except EverflowError as error:
+            log.debug("The topics cannot be checked now: %s", error)
+            return False
+        with self._lock:
+            self._doubted -= doubted
+        changed = self.changes.after(now, doubted)
+        if changed is not None:
+            self.failed(changed)
+            return True
+        try:
+            self.check_new()
+        except EverflowError as error:
+            log.debug("New topics cannot be listed now: %s", error)
+        return False
+
+    def start(self) -> None:
+        """Note the topics as they are (one request), then check them on a thread until `close`."""
+        self.check_once()
+        on_thread("everflow-topic-watch", self._run)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._woken.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._rest():
+                if self.check_once():
+                    return
+        except Exception:  # a defect of the watch is no reason to stop the application
+            log.exception("Checking the topics failed; they are not checked any more")
+
+    def _rest(self) -> bool:
+        """Wait for at least `CONFIRM_MS`, even in doubt; True if the thread is to end."""
+        if self.clock.wait(self._stop, CONFIRM_MS) or self.changes.suspected:
+            return self._stop.is_set()
+        self.clock.wait(self._woken, PERIOD_MS - CONFIRM_MS)
+        self._woken.clear()
+        return self._stop.is_set()

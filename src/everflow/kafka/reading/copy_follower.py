@@ -1,8 +1,6 @@
-"""Follows changelogs for copies: one after the other while they are far behind, all at once near
-their ends.
+"""Follows changelogs for copies: one after the other while far behind, all at once near the end.
 
-read_committed: the broker gives nothing beyond the last stable offset. At the end of the logs a
-round costs one waiting fetch per broker for all partitions together.
+read_committed. At the end of the logs a round is one waiting fetch per broker.
 """
 
 from __future__ import annotations
@@ -212,8 +210,7 @@ class CopyFollower:
         }
         near = {tp: at for tp, at in near.items() if tp not in self._resting}
         if self._clock() >= self._bulk_again_s:
-            # The shortest of those that begin together is first at its end; who waits already is
-            # never overtaken.
+            # The shortest that begin together is first at its end; who waits is never overtaken.
             far = sorted((ends.get(tp, 0) - at, tp) for tp, at in near.items())
             self._waiting.update({tp: near.pop(tp) for lag, tp in far if lag > self._bulk_lag})
         self._fresh = {}

@@ -1,9 +1,7 @@
 """Sends fetch requests: one under way per broker, for all logs that are wanted of it.
 
-Brokers answer the requests of one connection one after the other. With a request for each log, a
-log with records waited for those without: 27 ms at the tail of four partitions. In a session
-(KIP-227) only what has changed is named, so an idle fetch costs some bytes, however many logs it is
-about. Record batches come back as bytes.
+Brokers answer one connection's requests in turn: of a request for each log, one with records waited
+for those without (27 ms with four). In a session (KIP-227) only what has changed is named.
 """
 
 from __future__ import annotations
@@ -12,11 +10,9 @@ import base64
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import kafka.errors as client_errors
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
@@ -25,7 +21,7 @@ from everflow.errors import RetriableError
 from everflow.kafka.broker_link import BrokerLink
 from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.errors import LinkLostError, RefusedError
-from everflow.records import TopicPartition
+from everflow.records import TopicPartition, by_topic
 
 CONNECT_S = 30.0
 FETCH_BYTES = 8 << 20
@@ -75,25 +71,6 @@ class DivergedError(Exception):
         self.end_offset = end_offset
 
 
-class Carrier(Protocol):
-    """The part of `BrokerLink` that readers use."""
-
-    def leader(self, tp: TopicPartition) -> int | None: ...
-    def leader_epoch(self, tp: TopicPartition) -> int: ...
-    def started(self, coroutine: Any) -> Any: ...
-    def run(self, coroutine: Any) -> Any: ...
-    def turn(self, wait_s: float) -> None: ...
-    def push(self) -> None: ...
-    def now(self) -> float: ...
-    def close(self) -> None: ...
-    def knows(self, node: int) -> bool: ...
-    def version(self, request: type) -> int: ...
-    async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any: ...
-    async def connect(self, node: int) -> None: ...
-    async def pause(self, seconds: float) -> None: ...
-    async def refresh(self, topic: str | None = None) -> None: ...
-
-
 @dataclass
 class _Session:
     """With one broker. ``known``: what it was asked for, of each log; ``epoch`` 0: there is no
@@ -117,45 +94,36 @@ class _Session:
             self.known = {}
 
 
+@dataclass(eq=False)
 class FetchConnection:
     """Owned by one thread, in which its loop turns; a connection to each broker that leads one of
     the logs, until closed. With a rack, it fetches from the replica that the leader names
     (KIP-392)."""
 
-    def __init__(
-        self,
-        link: Carrier,
-        *,
-        read_committed: bool = True,
-        wait_ms: int = 20,
-        log_bytes: int = FETCH_BYTES,
-        answer_bytes: int = ANSWER_BYTES,
-        rack: str = "",
-        late_s: float = _LATE_S,
-    ) -> None:
-        """``wait_ms``: how long a broker holds an answer back that would be empty; ``late_s``: an
-        answer that comes so much later is none."""
-        self.log_bytes = log_bytes
-        """The bytes of one log in one answer; may be changed between fetches."""
-        self._known_ids: dict[str, str] = {}
-        self._ids: dict[str, uuid.UUID] = {}
-        self._link = link
-        self._committed = read_committed
-        self._wait_ms = wait_ms
-        self._answer_bytes = answer_bytes
-        self._rack = rack
-        self._late_s = late_s
-        self._sessions: dict[int, _Session] = {}
-        self._nodes: dict[TopicPartition, int] = {}
-        """Whom to ask for each log; looked up anew after a failure."""
-        self._near: set[TopicPartition] = set()
-        """Logs that are read from another replica than the leader."""
-        self._nodes_until_s = 0.0
-        self._stale = False
-        """The logs may have other leaders than those that are known."""
-        self._learning: Any = None
-        self._learned: Any = None
-        """The look-up that has just ended."""
+    link: BrokerLink
+    _: KW_ONLY
+    read_committed: bool = True
+    wait_ms: int = 20
+    """How long a broker holds an answer back that would be empty."""
+    log_bytes: int = FETCH_BYTES
+    """The bytes of one log in one answer; may be changed between fetches."""
+    answer_bytes: int = ANSWER_BYTES
+    rack: str = ""
+    late_s: float = _LATE_S
+    """An answer that comes so much later is none."""
+    _known_ids: dict[str, str] = field(default_factory=dict, init=False)
+    _ids: dict[str, uuid.UUID] = field(default_factory=dict, init=False)
+    _sessions: dict[int, _Session] = field(default_factory=dict, init=False)
+    _nodes: dict[TopicPartition, int] = field(default_factory=dict, init=False)
+    """Whom to ask for each log; looked up anew after a failure."""
+    _near: set[TopicPartition] = field(default_factory=set, init=False)
+    """Logs that are read from another replica than the leader."""
+    _nodes_until_s: float = field(default=0.0, init=False)
+    _stale: bool = field(default=False, init=False)
+    """The logs may have other leaders than those that are known."""
+    _learning: Any = field(default=None, init=False)
+    _learned: Any = field(default=None, init=False)
+    """The look-up that has just ended."""
 
     @staticmethod
     def opened(
@@ -169,7 +137,7 @@ class FetchConnection:
         return FetchConnection(link, wait_ms=wait_ms, rack=rack, **values)
 
     def close(self) -> None:
-        self._link.close()
+        self.link.close()
 
     def use_ids(self, ids: Mapping[str, str]) -> None:
         """Fetch these topics by id, of a broker that can and if all that is wanted of it has one:
@@ -187,23 +155,23 @@ class FetchConnection:
 
         async def connect() -> None:
             for topic in topics:
-                await self._link.refresh(topic)
+                await self.link.refresh(topic)
                 partition = 0
-                while (node := self._link.leader(TopicPartition(topic, partition))) is not None:
-                    await self._link.connect(node)
+                while (node := self.link.leader(TopicPartition(topic, partition))) is not None:
+                    await self.link.connect(node)
                     partition += 1
 
-        connecting = self._link.started(connect)
-        until_s = self._link.now() + timeout_s
-        while not connecting.is_done and (left_s := until_s - self._link.now()) > 0:
-            self._link.turn(left_s)
+        connecting: Any = self.link.started(connect)
+        until_s = self.link.now() + timeout_s
+        while not connecting.is_done and (left_s := until_s - self.link.now()) > 0:
+            self.link.turn(left_s)
 
     def fetch(self, wanted: Mapping[TopicPartition, FetchPlace]) -> dict[TopicPartition, Exception]:
         """Ask every broker that has no request under way for the logs that it leads; a log whose
         broker has one is asked for with a later call. Logs that have no leader, and why."""
-        if self._link.now() > self._nodes_until_s:
+        if self.link.now() > self._nodes_until_s:
             self._nodes, self._near = {}, set()
-            self._nodes_until_s = self._link.now() + _REPLICA_S
+            self._nodes_until_s = self.link.now() + _REPLICA_S
         of_node: dict[int, dict[TopicPartition, FetchPlace]] = {}
         unknown: list[TopicPartition] = []
         for tp, place in wanted.items():
@@ -216,7 +184,7 @@ class FetchConnection:
             session = self._sessions.setdefault(node, _Session())
             if session.coming is None:
                 request = self._request(session, places)
-                session.coming = self._link.started(partial(self._ask, node, request))
+                session.coming = self.link.started(partial(self._ask, node, request))
         learned, self._learned = self._learned, None
         if learned is not None and unknown:
             failure = learned.exception
@@ -226,25 +194,24 @@ class FetchConnection:
             }
         if self._learning is None and (unknown or self._stale):
             self._stale = False
-            self._learning = self._link.started(partial(self._learn, {tp.topic for tp in unknown}))
+            self._learning = self.link.started(partial(self._learn, {tp.topic for tp in unknown}))
         return {}
 
     def answers(self, timeout_s: float) -> dict[TopicPartition, Answer]:
-        """The answers of brokers, waiting up to ``timeout_s`` seconds for the first of them to do
-        so. A log without news is not in it, and an answer may be for an offset that is no longer
-        wanted."""
-        until_s = self._link.now() + timeout_s
+        """Answers of brokers, waiting up to ``timeout_s`` seconds for the first. A log without news
+        is not in it; an answer may be for an offset that is no longer wanted."""
+        until_s = self.link.now() + timeout_s
         if timeout_s <= 0:
-            self._link.push()
+            self.link.push()
         while True:
             done = [one for one in self._sessions.values() if one.coming and one.coming.is_done]
             if self._learning is not None and self._learning.is_done:
                 self._learned, self._learning = self._learning, None
                 break
-            left_s = until_s - self._link.now()
+            left_s = until_s - self.link.now()
             if done or left_s <= 0:
                 break
-            self._link.turn(left_s)
+            self.link.turn(left_s)
         found: dict[TopicPartition, Answer] = {}
         for session in done:
             coming, session.coming = session.coming, None
@@ -253,7 +220,7 @@ class FetchConnection:
 
     def push(self) -> None:
         """See to it that what was asked for is on its way."""
-        self._link.push()
+        self.link.push()
 
     def forget(self, tp: TopicPartition) -> bool:
         """Look up anew whom to ask for this log; True if it was read from another replica than the
@@ -267,24 +234,24 @@ class FetchConnection:
 
     def _node(self, tp: TopicPartition) -> int | None:
         node = self._nodes.get(tp)
-        if node is not None and tp in self._near and not self._link.knows(node):
+        if node is not None and tp in self._near and not self.link.knows(node):
             self._near.discard(tp)
             node = None
         if node is None:
-            node = self._link.leader(tp)
+            node = self.link.leader(tp)
             if node is not None:
                 self._nodes[tp] = node
         return node
 
     async def _learn(self, topics: Iterable[str]) -> None:
         for topic in topics or (None,):
-            await self._link.refresh(topic)
+            await self.link.refresh(topic)
 
     async def _ask(self, node: int, request: Any) -> Any:
-        return await self._link.send(node, request, self._wait_ms / 1000 + self._late_s)
+        return await self.link.send(node, request, self.wait_ms / 1000 + self.late_s)
 
     def _request(self, session: _Session, places: Mapping[TopicPartition, FetchPlace]) -> Any:
-        version = self._link.version(FetchRequest)
+        version = self.link.version(FetchRequest)
         with_epochs = version >= _WITH_EPOCHS
         ids = self._ids
         by_id = version >= _BY_ID and all(tp.topic in ids for tp in places)
@@ -294,7 +261,7 @@ class FetchConnection:
         wanted = {
             tp: (
                 place if with_epochs else FetchPlace(place.offset),
-                self._link.leader_epoch(tp),
+                self.link.leader_epoch(tp),
                 self.log_bytes,
             )
             for tp, place in places.items()
@@ -304,17 +271,18 @@ class FetchConnection:
         gone = [] if known.keys() <= wanted.keys() else [tp for tp in known if tp not in wanted]
         session.known = wanted
         return FetchRequest(
-            max_wait_ms=self._wait_ms,
+            max_wait_ms=self.wait_ms,
             min_bytes=1,
-            max_bytes=self._answer_bytes,
-            isolation_level=IsolationLevel.READ_COMMITTED
-            if self._committed
-            else IsolationLevel.READ_UNCOMMITTED,
+            max_bytes=self.answer_bytes,
+            isolation_level=IsolationLevel(int(self.read_committed)),
             session_id=session.id,
             session_epoch=session.epoch,
-            topics=_by_topic(changed, ids if by_id else None),
-            forgotten_topics_data=_forgotten(gone, ids if by_id else None),
-            rack_id=self._rack,
+            topics=_asked(changed, ids),
+            forgotten_topics_data=[
+                FetchRequest.ForgottenTopic(topic=topic, topic_id=ids.get(topic), partitions=found)
+                for topic, found in by_topic(sorted(gone))
+            ],
+            rack_id=self.rack,
             min_version=_BY_ID if by_id else _VERSIONS[0],
             max_version=_BY_ID if by_id else _VERSIONS[1],
         )
@@ -354,7 +322,7 @@ class FetchConnection:
         if near is not None and near >= 0:
             self._nodes[tp] = near
             self._near.add(tp)
-        end = one.last_stable_offset if self._committed else one.high_watermark
+        end = one.last_stable_offset if self.read_committed else one.high_watermark
         aborted = [(each.producer_id, each.first_offset) for each in one.aborted_transactions or ()]
         return Answer(offset, end, one.records or b"", aborted)
 
@@ -364,38 +332,25 @@ def _uuid(topic_id: str) -> uuid.UUID:
     return uuid.UUID(bytes=base64.urlsafe_b64decode(f"{topic_id}=="))
 
 
-def _named(topic: str, ids: Mapping[str, uuid.UUID] | None) -> dict[str, Any]:
-    return {"topic": topic} if ids is None else {"topic_id": ids[topic]}
-
-
-def _by_topic(
-    wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]],
-    ids: Mapping[str, uuid.UUID] | None,
+def _asked(
+    wanted: Mapping[TopicPartition, tuple[FetchPlace, int, int]], ids: Mapping[str, uuid.UUID]
 ) -> list[Any]:
-    topics = []
-    for topic, partitions in groupby(sorted(wanted), key=attrgetter("topic")):
-        asked = []
-        for tp in partitions:
-            place, leader_epoch, most_bytes = wanted[tp]
-            asked.append(
-                FetchRequest.FetchTopic.FetchPartition(
-                    partition=tp.partition,
-                    current_leader_epoch=leader_epoch,
-                    fetch_offset=place.offset,
-                    last_fetched_epoch=place.epoch,
-                    partition_max_bytes=most_bytes,
-                )
-            )
-        topics.append(FetchRequest.FetchTopic(**_named(topic, ids), partitions=asked))
-    return topics
+    """As a request names the logs; of name and id of a topic its version says which is sent."""
+    topic_type = FetchRequest.FetchTopic
 
+    def partition(tp: TopicPartition) -> Any:
+        place, leader_epoch, most_bytes = wanted[tp]
+        return topic_type.FetchPartition(
+            partition=tp.partition,
+            current_leader_epoch=leader_epoch,
+            fetch_offset=place.offset,
+            last_fetched_epoch=place.epoch,
+            partition_max_bytes=most_bytes,
+        )
 
-def _forgotten(
-    partitions: Sequence[TopicPartition], ids: Mapping[str, uuid.UUID] | None
-) -> list[Any]:
     return [
-        FetchRequest.ForgottenTopic(**_named(topic, ids), partitions=[tp.partition for tp in gone])
-        for topic, gone in groupby(sorted(partitions), key=attrgetter("topic"))
+        topic_type(topic=topic, topic_id=ids.get(topic), partitions=partitions)
+        for topic, partitions in by_topic(sorted(wanted), partition)
     ]
 
 
@@ -405,14 +360,12 @@ _LATE_END_S = 5.0
 """An answer that comes so much later than that is none."""
 
 
+@dataclass(eq=False)
 class TailWatch:
     """Owned by one thread; a connection to each broker that leads one of the logs, until closed."""
 
-    def __init__(
-        self, connection: FetchConnection, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._connection = connection
-        self._clock = clock
+    connection: FetchConnection
+    clock: Callable[[], float] = time.monotonic
 
     @staticmethod
     def opens(config: Mapping[str, Any], *, read_committed: bool) -> Callable[[], TailWatch]:
@@ -421,52 +374,48 @@ class TailWatch:
         settings = connection_settings(config)
         settings.pop("client_rack", None)  # leaders know best where a log ends
 
-        def open_one() -> TailWatch:
-            return TailWatch(
-                FetchConnection.opened(
-                    settings,
-                    "everflow-tail-watch",
-                    CONNECT_S,
-                    HELD_BACK_MS,
-                    read_committed=read_committed,
-                    # One batch at the most: it is the ends that are wanted.
-                    log_bytes=1,
-                    answer_bytes=1,
-                    late_s=_LATE_END_S,
-                )
+        return lambda: TailWatch(
+            FetchConnection.opened(
+                settings,
+                "everflow-tail-watch",
+                CONNECT_S,
+                HELD_BACK_MS,
+                read_committed=read_committed,
+                # One batch at the most: it is the ends that are wanted.
+                log_bytes=1,
+                answer_bytes=1,
+                late_s=_LATE_END_S,
             )
-
-        return open_one
+        )
 
     def wait(
         self, ends: Mapping[TopicPartition, int], timeout_s: float
     ) -> dict[TopicPartition, int]:
         """Wait until one of the logs is longer than in ``ends``, for ``timeout_s`` seconds at most;
-        the ends that brokers reported meanwhile, last stable offsets where read committed, high
-        watermarks otherwise. A fetch that is held back goes on behind it: in the next wait it may
-        report logs that are no longer asked for.
+        the ends that brokers reported: last stable offsets if read committed, else high watermarks.
+        A later wait may report logs that are no longer asked for.
 
-        Raises RetriableError: a broker cannot be reached or does not lead its logs any more; the
-        next wait begins anew.
+        RetriableError: a broker cannot be reached, or does not lead its logs any more; the next
+        wait begins anew.
         """
-        until_s = self._clock() + timeout_s
+        until_s = self.clock() + timeout_s
         places = {tp: FetchPlace(end) for tp, end in ends.items()}
         grown: dict[TopicPartition, int] = {}
         left_s = timeout_s
         while not grown and left_s > 0:
-            failures = dict(self._connection.fetch(places))
-            for tp, answer in self._connection.answers(left_s).items():
+            failures = dict(self.connection.fetch(places))
+            for tp, answer in self.connection.answers(left_s).items():
                 if answer.failure is not None:
                     failures[tp] = answer.failure
                 elif answer.end > answer.offset:
                     grown[tp] = answer.end
             for tp in failures:
-                self._connection.forget(tp)
+                self.connection.forget(tp)
             if failures:
                 tp, failure = next(iter(failures.items()))
                 raise RetriableError(f"the ends of the logs are not known: {tp}: {failure}")
-            left_s = until_s - self._clock()
+            left_s = until_s - self.clock()
         return grown
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()

@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -51,6 +52,7 @@ _DAMAGED_AGAIN_S = 10.0
 """After a damaged batch; another broker may lead the log by then."""
 
 
+@dataclass(eq=False, repr=False)
 class FetchTap:
     """Logs read forward from positions of its own, without a group. Owned by one thread; connects
     when first used.
@@ -59,37 +61,27 @@ class FetchTap:
     fetches of each log, and the columns of a third: the more logs, the smaller they are.
     """
 
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        *,
-        read_committed: bool = True,
-        ahead: bool = False,
-        ahead_bytes: int = AHEAD_BYTES,
-        fetch_bytes: int = FETCH_BYTES,
-        parsed_bytes: int = FETCH_BYTES,
-        wait_ms: int = WAIT_MS,
-        check_crcs: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``settings``: from `connection_settings`. ``ahead``: fetch beyond the ends that were
-        asked for, as far as records are known to be there; ``ahead_bytes``: the next fetches of all
-        logs together. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is parsed at
-        once of it. ``wait_ms``: how long a broker holds an answer back that would be empty.
-        ``check_crcs``: compute each batch's checksum. ``clock``: monotonic seconds."""
-        self._settings = settings
-        self._read_committed = read_committed
-        self._ahead = ahead
-        self._ahead_bytes = ahead_bytes
-        self._fetch_bytes = fetch_bytes
-        self._parsed_bytes = parsed_bytes
-        self._wait_ms = wait_ms
-        self._check_crcs = check_crcs
-        self._clock = clock
-        self._connection: FetchConnection | None = None
-        self._streams: dict[TopicPartition, _Stream] = {}
-        self.trouble = ""
-        """The passing fault that was met last, if no answer came since."""
+    settings: Mapping[str, Any]
+    """From `connection_settings`."""
+    _: KW_ONLY
+    read_committed: bool = True
+    ahead: bool = False
+    """Fetch beyond the ends that were asked for, as far as records are known to be there."""
+    ahead_bytes: int = AHEAD_BYTES
+    """The next fetches of all logs together."""
+    fetch_bytes: int = FETCH_BYTES
+    parsed_bytes: int = FETCH_BYTES
+    """What is parsed at once of a fetch."""
+    wait_ms: int = WAIT_MS
+    """How long a broker holds an answer back that would be empty."""
+    check_crcs: bool = True
+    """Compute each batch's checksum."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
+    trouble: str = field(default="", init=False)
+    """The passing fault that was met last, if no answer came since."""
+    _connection: FetchConnection | None = field(default=None, init=False)
+    _streams: dict[TopicPartition, _Stream] = field(default_factory=dict, init=False)
 
     @staticmethod
     def over(config: Mapping[str, Any], **values: Any) -> FetchTap:
@@ -109,24 +101,22 @@ class FetchTap:
         timeout_s: float = CONNECT_S,
         ids: Mapping[str, str] = {},
     ) -> None:
-        """Read these logs from these offsets on, and no others. ``ids``: of topics, of which the
-        logs have to be; see `FetchConnection.use_ids`. A log that is there already goes on
-        undisturbed: reading it anew would let its tasks wait whenever another task comes or goes
-        (I4). Raises RetriableError if it has to connect first and no broker answers within
-        ``timeout_s`` seconds."""
+        """Read these logs from these offsets on, and no others; one that is there goes on
+        undisturbed (I4). ``ids``: of topics, see `FetchConnection.use_ids`. RetriableError if it
+        has to connect and no broker answers within ``timeout_s`` seconds."""
         if not starts:
             self._streams = {}
             return
         connection = self._connected(timeout_s)
         connection.use_ids(ids)
-        share = max(_LEAST_BYTES, self._ahead_bytes // len(starts))
-        connection.log_bytes = min(self._fetch_bytes, share)
-        parsed_bytes = min(self._parsed_bytes, share)
+        share = max(_LEAST_BYTES, self.ahead_bytes // len(starts))
+        connection.log_bytes = min(self.fetch_bytes, share)
+        parsed_bytes = min(self.parsed_bytes, share)
         kept = {
             tp: stream for tp, stream in self._streams.items() if starts.get(tp) == stream.position
         }
         self._streams = {
-            tp: kept.get(tp) or _Stream(tp, start, parsed_bytes, self._check_crcs)
+            tp: kept.get(tp) or _Stream(tp, start, parsed_bytes, self.check_crcs)
             for tp, start in starts.items()
         }
 
@@ -154,7 +144,7 @@ class FetchTap:
             CorruptBatchError: a batch of the named log is damaged; the others can be taken from on.
             FatalError: refused for good, as classified in `everflow.kafka.errors`.
         """
-        until_s = self._clock() + timeout_s
+        until_s = self.clock() + timeout_s
         wanted = [self._streams[tp] for tp, end in ends.items() if self._streams[tp].position < end]
         for one in wanted:
             one.bound = ends[one.tp]
@@ -170,14 +160,13 @@ class FetchTap:
             self._raise_fault(wanted, over=over)
             if over:
                 return {}
-            left_s = until_s - self._clock()
+            left_s = until_s - self.clock()
             over = left_s <= 0
             self._receive(wanted, max(0.0, left_s))
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect now instead of at the first read of these topics; reads nothing, and gives up
-        what was read ahead. Raises RetriableError if no broker answers within ``timeout_s``
-        seconds."""
+        """Connect to these topics now; reads nothing, and gives up what was read ahead.
+        RetriableError if no broker answers within ``timeout_s`` seconds."""
         self._streams = {}
         self._connected(timeout_s).connect(topics, timeout_s)
 
@@ -191,21 +180,21 @@ class FetchTap:
     def _connected(self, timeout_s: float) -> FetchConnection:
         if self._connection is None:
             self._connection = FetchConnection.opened(
-                self._settings,
+                self.settings,
                 "everflow-log-reader",
                 timeout_s,
-                self._wait_ms,
-                read_committed=self._read_committed,
+                self.wait_ms,
+                read_committed=self.read_committed,
             )
         return self._connection
 
     def _fetch(self) -> bool:
         """Ask for what comes next of all logs; False if there is nothing to ask for."""
-        now_s = self._clock()
+        now_s = self.clock()
         places = {
             tp: one.next_place
             for tp, one in self._streams.items()
-            if one.again_s <= now_s and one.wants(self._ahead)
+            if one.again_s <= now_s and one.wants(self.ahead)
         }
         if not places:
             return False
@@ -233,7 +222,7 @@ class FetchTap:
 
     def _receive(self, wanted: Iterable[_Stream], wait_s: float) -> None:
         """Take in what brokers answer, waiting for the first of it."""
-        now_s = self._clock()
+        now_s = self.clock()
         again = [one.again_s - now_s for one in wanted if one.again_s > now_s]
         for tp, answer in self._connected(CONNECT_S).answers(min([wait_s, *again])).items():
             one = self._streams.get(tp)
@@ -252,11 +241,11 @@ class FetchTap:
         """Note the fault that keeps a log from being read; what passes is tried again."""
         assert self._connection is not None
         tp, at = one.tp, one.next_place.offset
-        one.again_s = self._clock() + _PAUSE_S
+        one.again_s = self.clock() + _PAUSE_S
         if isinstance(failure, LinkLostError) and failure.__cause__ is not None:
             failure = failure.__cause__  # type: ignore[assignment]
         if isinstance(failure, CorruptBatchError):
-            one.again_s = self._clock() + _DAMAGED_AGAIN_S
+            one.again_s = self.clock() + _DAMAGED_AGAIN_S
             one.fault = CorruptBatchError(
                 f"{tp}, offset {at}: the record batch cannot be read: {failure}. If it stays, the "
                 "disk of the broker that leads the partition is damaged: let another replica lead "
@@ -297,14 +286,13 @@ class FetchTap:
             raise failure
 
     def _raise_fault(self, wanted: Collection[_Stream], *, over: bool) -> None:
-        """``over``: the time of the `take`. A damaged batch is only then more than the records that
-        may come of another log."""
+        """``over``: the time of the `take`; until then a damaged batch waits for other logs."""
         faults = [(one, one.fault) for one in wanted if one.fault is not None]
         for one, fault in faults:
             damaged = isinstance(fault, CorruptBatchError)
             if damaged and not over and len(faults) < len(wanted):
                 continue
-            if not damaged or one.again_s <= self._clock():
+            if not damaged or one.again_s <= self.clock():
                 one.fault, one.again_s = None, 0.0
             raise fault
 
@@ -373,7 +361,12 @@ class _Stream:
         if len(part.offsets):
             rest = held.of(slice(len(part.offsets), None))
             self._held = rest if len(rest.offsets) else None
-        behind = min(end, self._next_offset())
+        behind = self._fetched
+        if self._held is not None:
+            behind = int(self._held.offsets[0])
+        elif self._unparsed:
+            behind = self._unparsed[0][1][0].base_offset
+        behind = min(end, behind)
         if behind == self.position:
             return None
         self.position = behind
@@ -426,8 +419,3 @@ class _Stream:
             self._unparsed[0] = (data, portion[count:])
         else:
             self._unparsed.popleft()
-
-    def _next_offset(self) -> int:
-        if self._held is not None:
-            return int(self._held.offsets[0])
-        return self._unparsed[0][1][0].base_offset if self._unparsed else self._fetched

@@ -1,8 +1,7 @@
-"""Reads an exact range of one partition in chunks (`LogReader`): what restoration and recovery
-replay from. `WrittenRecords` follows topics.
+"""Reads an exact range of one partition in chunks (`LogReader`), for restoration and recovery;
+`WrittenRecords` follows topics.
 
-read_committed, and it ends exactly at the asked end even where the tail is aborted records or
-transaction markers, which no client hands out.
+read_committed; it ends at the asked end even where the tail is aborted records or markers.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ SLICE_S = 0.5
 
 
 class Read(NamedTuple):
-    """The records of some ranges by partition, and the offset behind them,
-    which is the range's end, behind it (``latest_ends``), or, where the bound on bytes was reached,
-    before it. ``silent``:
-    partitions of which more was wanted and nothing came."""
+    """Records of ranges by partition, and the offset behind them: the range's end, behind it
+    (``latest_ends``), or before it at the bound on bytes. ``silent``: partitions of which more was
+    wanted and nothing came."""
 
     columns: Mapping[TopicPartition, LogColumns]
     ends: Mapping[TopicPartition, int]
@@ -69,7 +68,38 @@ class RangeReader:
         try:
             starts = {tp: wanted.start for tp, wanted in ranges.items()}
             self._tap.go_to(starts, timeout_s, ids)
-            return self._taken(ranges, timeout_s, most_bytes, quiet_s, latest_ends)
+            parts: dict[TopicPartition, list[LogColumns]] = {tp: [] for tp in ranges}
+            pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
+            left = most_bytes
+            waited_s = 0.0
+            while pending:
+                # With 1, a partition gets one record; what one does not use, the others get.
+                share = max(1, left // len(pending))
+                patience_s = timeout_s if quiet_s is None else quiet_s
+                wait_s = min(SLICE_S, patience_s - waited_s) if len(pending) > 1 else patience_s
+                found = self._tap.take(pending, wait_s, share, latest=latest_ends)
+                waited_s = 0.0 if found else waited_s + wait_s
+                if waited_s >= patience_s and quiet_s is not None:
+                    break
+                if waited_s >= patience_s:
+                    missing = ", ".join(f"{tp} to {end}" for tp, end in sorted(pending.items()))
+                    raise RetriableError(
+                        f"no records for {timeout_s:g} s though the log says there are: {missing}",
+                        pending,
+                    )
+                # What has just come is asked first: a silent log keeps nobody waiting again.
+                pending = dict(sorted(pending.items(), key=lambda one: one[0] not in found))
+                for tp, chunk in found.items():
+                    parts[tp].append(chunk.columns(self._headers))
+                    used = chunk.bytes if most_bytes < UNBOUNDED_BYTES else 0
+                    left -= used
+                    if chunk.next_position >= pending[tp] or used >= share:
+                        del pending[tp]
+            return Read(
+                {tp: LogColumns.concat(found) for tp, found in parts.items()},
+                self._tap.positions,
+                tuple(sorted(pending)),
+            )
         except LogTruncatedError as lost:
             # Read anew, nobody would know any more that this is another log.
             raise FatalError(
@@ -84,45 +114,3 @@ class RangeReader:
 
     def close(self) -> None:
         self._tap.close()
-
-    def _taken(
-        self,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        timeout_s: float,
-        most_bytes: int,
-        quiet_s: float | None,
-        latest_ends: Mapping[TopicPartition, int],
-    ) -> Read:
-        tap = self._tap
-        parts: dict[TopicPartition, list[LogColumns]] = {tp: [] for tp in ranges}
-        pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
-        left = most_bytes
-        waited_s = 0.0
-        while pending:
-            # With 1, a partition gets one record; what one does not use, the others get.
-            share = max(1, left // len(pending))
-            patience_s = timeout_s if quiet_s is None else quiet_s
-            wait_s = min(SLICE_S, patience_s - waited_s) if len(pending) > 1 else patience_s
-            found = tap.take(pending, wait_s, share, latest=latest_ends)
-            waited_s = 0.0 if found else waited_s + wait_s
-            if waited_s >= patience_s and quiet_s is not None:
-                break
-            if waited_s >= patience_s:
-                missing = ", ".join(f"{tp} to {end}" for tp, end in sorted(pending.items()))
-                raise RetriableError(
-                    f"no records for {timeout_s:g} s though the log says there are: {missing}",
-                    pending,
-                )
-            # What has just come is asked first: a silent log keeps nobody waiting again.
-            pending = dict(sorted(pending.items(), key=lambda one: one[0] not in found))
-            for tp, chunk in found.items():
-                parts[tp].append(chunk.columns(self._headers))
-                used = chunk.bytes if most_bytes < UNBOUNDED_BYTES else 0
-                left -= used
-                if chunk.next_position >= pending[tp] or used >= share:
-                    del pending[tp]
-        return Read(
-            {tp: LogColumns.concat(found) for tp, found in parts.items()},
-            tap.positions,
-            tuple(sorted(pending)),
-        )

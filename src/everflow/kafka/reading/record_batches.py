@@ -1,8 +1,7 @@
 """Takes record batches apart into columns, without a Python object per record. Pure.
 
-Format v2 (KIP-98): a batch has a header, then records whose fields are varints. Where the records
-begin is the one thing that must be found one after the other; everything else is read for thousands
-of records at once.
+Format v2 (KIP-98): a header, then records whose fields are varints. Where records begin is found
+one after the other, all else for thousands at once.
 """
 
 from __future__ import annotations
@@ -74,11 +73,8 @@ class Batch(NamedTuple):
 
 
 def batches(data: bytes) -> list[Batch]:
-    """The headers of all complete batches; the last one of a response may be cut off, and is left
-    out.
-
-    Raises CorruptBatchError: lengths that cannot be, or another format than v2 (`modern`).
-    """
+    """The headers of all complete batches; a last one that is cut off is left out.
+    CorruptBatchError: lengths that cannot be, or another format than v2 (`modern`)."""
     found: list[Batch] = []
     at, size = 0, len(data)
     while at + _MAGIC_AT < size:
@@ -116,11 +112,8 @@ def batches(data: bytes) -> list[Batch]:
 
 
 def modern(data: bytes) -> bytes:
-    """The same bytes, batches of the formats v0 and v1 (before Kafka 0.11) written anew as v2, at
-    an object a record. They lie before all others of a log.
-
-    Raises CorruptBatchError, and FatalError for a codec that kafka-python lacks.
-    """
+    """The same bytes, with batches of formats v0 and v1 (before Kafka 0.11; first in a log) written
+    anew as v2. CorruptBatchError; FatalError for a codec that kafka-python lacks."""
     if len(data) <= _MAGIC_AT or data[_MAGIC_AT] >= _MAGIC:
         return data
     parts: list[bytes] = []
@@ -152,9 +145,8 @@ def _rewritten(batch: Any) -> bytes:
 
 
 def check(data: bytes, found: Iterable[Batch]) -> None:
-    """CorruptBatchError for the first batch whose bytes are not those that its writer summed up
-    (CRC-32C, 0.05 ms a MB), or which does not lie behind the one before it. The sum leaves out what
-    the broker writes: the base offset and the leader's epoch."""
+    """CorruptBatchError for the first batch whose CRC-32C (not over base offset and leader epoch,
+    which the broker writes) is wrong, or which is not behind the one before it."""
     whole = memoryview(data)
     behind = 0
     for batch in found:
@@ -178,8 +170,7 @@ def committed(
 ) -> Iterator[Batch]:
     """The batches a read_committed reader sees: without markers and aborted transactions (KIP-98).
 
-    ``aborted``: (producer id, first offset) as the fetch response has them; the abort marker ends
-    each.
+    ``aborted``: (producer id, first offset), as in the fetch response; the abort marker ends each.
     """
     coming = sorted(aborted, key=lambda one: one[1], reverse=True)
     open_now: set[int] = set()
@@ -198,9 +189,8 @@ Portion: TypeAlias = tuple[bytes, list[Batch]]
 
 
 def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
-    """The same batches in stretches of about ``most_bytes`` (one batch at least), compressed ones
-    taken for eight times as many: so that a well compressed response does not become columns of a
-    gigabyte."""
+    """The same batches in stretches of about ``most_bytes`` (one batch at least), where compressed
+    ones count eightfold: columns stay small."""
     portion: list[Batch] = []
     held = 0
     for batch in wanted:
@@ -215,13 +205,8 @@ def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
 
 
 def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
-    """The records of ``wanted`` batches of ``data``.
-
-    Raises:
-        CorruptBatchError: lengths that do not fit together.
-        FatalError: compressed in a way that this installation cannot read, or so many bytes,
-            uncompressed, that nobody should hold them.
-    """
+    """The records of ``wanted`` batches of ``data``. CorruptBatchError: lengths that do not fit
+    together. FatalError: a codec that this installation lacks, or too many bytes, uncompressed."""
     # Where compaction has left only the header, its offsets count and nothing else.
     data, filled = _decompressed(data, [batch for batch in wanted if batch.records])
     if not filled:
@@ -253,9 +238,6 @@ def columns_together(portions: Sequence[Portion]) -> list[Columns]:
     whole = columns(b"".join(parts), moved)
     behind = np.cumsum([sum(one.records for one in batches) for _, batches in portions]).tolist()
     return [whole.of(slice(first, end)) for first, end in zip([0, *behind], behind, strict=False)]
-
-
-# --- one batch ------------------------------------------------------------------------------------
 
 
 def _is_abort(data: bytes, batch: Batch) -> bool:
@@ -320,8 +302,7 @@ def _unpacked(packed: bytes, codec: str, offset: int) -> bytes:
 
 
 def _snappy(packed: bytes) -> bytes:
-    """Java's clients cut snappy into blocks behind a header of the Xerial library, others write one
-    block."""
+    """Java's clients cut snappy into blocks behind a Xerial header, others write one block."""
     if not pa.Codec.is_available("snappy"):
         raise FatalError("snappy compression, which this pyarrow was built without")
     if not packed.startswith(_XERIAL):
@@ -345,9 +326,6 @@ def _snappy_block(block: bytes) -> bytes:
     if size > _SNAPPY_GROWTH * len(block):
         raise ValueError(f"{len(block)} bytes say that they hold {size}")
     return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
-
-
-# --- many records at once -------------------------------------------------------------------------
 
 
 def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
@@ -422,9 +400,8 @@ def _starts_together(raw: NDArray[np.uint8], group: Sequence[Batch]) -> Int64:
 def _starts(data: bytes, batch: Batch) -> list[Int64]:
     """The places of the batch's records, at their length field.
 
-    Records of one length in a row are found at once: each one's place follows from the length in
-    the one before it, so equal length fields at equal distances prove the run. Elsewhere one after
-    the other.
+    Records of one length in a row are found at once: equal length fields at equal distances prove
+    the run. Others: one after the other.
     """
     parts: list[Int64] = []
     at, left, end = batch.begin, batch.records, batch.end

@@ -50,18 +50,13 @@ class LogColumns:
         count = int(np.searchsorted(self.offsets, offset))
         if count == len(self):
             return self
-        return self.of(slice(0, count))
-
-    def of(self, chosen: slice) -> LogColumns:
-        """Some records that follow one another."""
-        start, stop, _ = chosen.indices(len(self))
         return LogColumns(
-            keys=self.keys[start:stop],
-            values=self.values[start:stop],
-            offsets=self.offsets[start:stop],
-            timestamps=self.timestamps[start:stop],
-            headers=None if self.headers is None else self.headers[start:stop],
-            unread={row - start: why for row, why in self.unread.items() if start <= row < stop},
+            keys=self.keys[:count],
+            values=self.values[:count],
+            offsets=self.offsets[:count],
+            timestamps=self.timestamps[:count],
+            headers=None if self.headers is None else self.headers[:count],
+            unread={row: why for row, why in self.unread.items() if row < count},
         )
 
     @staticmethod
@@ -133,12 +128,8 @@ class Columns(NamedTuple):
         return self.of(slice(0, int(np.searchsorted(np.cumsum(self.sizes), most_bytes)) + 1))
 
     def latest(self) -> Columns:
-        """Without records that a later one of these with the same key replaces; the one of the
-        latest time stays in any case.
-
-        Folding what is left gives the same store and the same stream time. A few that are replaced
-        may stay.
-        """
+        """Without records that a later one with the same key replaces; a few may stay, and the one
+        of the latest time does. What is left folds to the same store and stream time."""
         if len(self.offsets) < _RECORDS_WORTH_FOLDING:
             return self
         kept = np.ones(len(self.offsets), bool)
@@ -195,8 +186,7 @@ _ZIGZAG: Int64 = np.array([(number >> 1) ^ -(number & 1) for number in range(256
 
 
 def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
-    """The bytes at these places; None for a negative size. Those of one length are taken at
-    once."""
+    """The bytes at these places; None for a negative size."""
     if not len(sizes):
         return []
     low, high = int(sizes.min()), int(sizes.max())
@@ -219,11 +209,8 @@ def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
 
 
 def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
-    """The bytes at these ascending places as a binary array; null for a negative size.
-
-    ``data`` is taken for one array in which wanted elements and the gaps between them alternate;
-    Arrow copies out every second one.
-    """
+    """The bytes at these ascending places as a binary array; null for a negative size. Of ``data``
+    as one array of wanted elements and gaps in turn, Arrow copies every second one."""
     count = len(at)
     if not count:
         return pa.array([], pa.binary())
@@ -304,8 +291,7 @@ def _views(data: bytes, size: int) -> NDArray[Any]:
 
 
 def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
-    """The places of keys (of one length) that come again behind. Keys that share a slot of the
-    table with another may stay."""
+    """The places of keys (of one length) that come again behind; some may be missing."""
     count, size = len(keys), keys.dtype.itemsize
     padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
     padded[:, :size] = keys.view(np.uint8).reshape(count, size)
@@ -351,12 +337,10 @@ class LogChunk:
 
     @property
     def timestamps(self) -> Int64:
-        """Times in ms."""
         return self.held.timestamps
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values."""
         return int(self.held.sizes.sum())
 
     @property
@@ -382,9 +366,8 @@ class LogChunk:
 
     def offset_of(self, key: Key) -> int | None:
         """The offset of the last record that has this key."""
-        found = self.held.arrow(False)
-        rows = [row for row, one in enumerate(found.keys.to_pylist()) if one == key]
-        return int(found.offsets[rows[-1]]) if rows else None
+        rows = [row for row, one in enumerate(self.keys) if one == key]
+        return int(self.offsets[rows[-1]]) if rows else None
 
     def latest(self) -> LogChunk:
         """Without records that a later one of the same key replaces, as far as that is cheap to

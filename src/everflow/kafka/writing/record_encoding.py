@@ -1,8 +1,7 @@
 """Makes record batches of columns: the inverse of `reading.record_batches`. Pure.
 
-Format v2 (KIP-98). A record is a run of varints around its key and value. The varints of thousands
-of records are computed at once, and Arrow joins them with keys and values: 0.2 us a record where a
-client's call for each one takes 0.6 us.
+Format v2 (KIP-98): varints around key and value, computed for thousands of records at once: 0.2 us
+a record where a client's call takes 0.6 us.
 """
 
 from __future__ import annotations
@@ -290,7 +289,6 @@ def _column(numbers: Sequence[_Numbers]) -> pa.Array:
 
 
 def _lengths(column: pa.Array, of_null: int = 0) -> Int64:
-    """Bytes of each value."""
     sizes = pc.binary_length(column)
     if sizes.null_count:
         sizes = sizes.fill_null(of_null)

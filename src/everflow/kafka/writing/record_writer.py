@@ -1,19 +1,24 @@
 """`RecordWriter`: records, offsets and commit of a micro-batch, in columns (note 019).
 
-A worker process has one per transactional id. What is written is gathered topic by topic and
-encoded for all partitions at once, because a call costs more than a record.
+A worker process has one per transactional id. What is written is gathered by topic and encoded for
+all partitions at once, as a call costs more than a record. `Deliveries` sends it to the leaders: in
+order, once, or with a reason. A partition has one batch under way, so one that is sent again comes
+before those behind it; the broker knows it by its sequence number (KIP-98).
 """
 
 from __future__ import annotations
 
 import os
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from kafka.protocol.producer import ProduceRequest
 
 from everflow.columns.key_partitions import java_partitions
 from everflow.errors import (
@@ -32,23 +37,285 @@ from everflow.kafka.errors import (
     RefusedError,
     classify,
     is_too_large,
+    passes,
 )
-from everflow.kafka.writing.deliveries import INVALID_TIMESTAMP, Deliveries, Undelivered
 from everflow.kafka.writing.record_encoding import (
+    EncodedRecords,
     RecordColumns,
     batch_ends,
     encode,
     encoded_headers,
+    framed,
 )
 from everflow.kafka.writing.transaction import (
+    CONCURRENT,
     GroupMetadata,
     OutcomeUnknownError,
     OutOfTimeError,
     Transactions,
     broker_code,
 )
-from everflow.kafka.writing.writer_settings import writer_settings
-from everflow.records import Bytes, Int64, TopicPartition
+from everflow.kafka.writing.writer_settings import WriterSettings, writer_settings
+from everflow.records import Bytes, Int64, TopicPartition, by_topic
+
+_REQUEST_BYTES = 4 << 20
+_NEWEST_BEFORE_SECOND_PART, _NEWEST = 11, 12  # from 13 on topics go by id
+_ALL_REPLICAS = -1
+_SEQUENCES = 1 << 31
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.25
+
+CORRUPT, TOO_LARGE, LIST_TOO_LARGE, DUPLICATE = 2, 10, 18, 46
+INVALID_RECORD, INVALID_TIMESTAMP = 87, 32
+_FOR_WHAT_IT_IS = frozenset({INVALID_RECORD, INVALID_TIMESTAMP})
+_OTHER_LEADER = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 100})
+
+
+class Undelivered(NamedTuple):
+    """Why a record is not in the log: the broker's code (None: no broker answered), its words, and
+    the partition."""
+
+    where: TopicPartition
+    code: int | None
+    text: str
+    records: frozenset[tuple[bytes | None, bytes | None, int]] = frozenset()
+    """Key, value and time of those of a batch that the broker refuses, where it says which
+    (KIP-467)."""
+
+
+@dataclass
+class _Waiting:
+    """A batch that is not yet delivered. ``frame`` is made when it is first sent, and stays as it
+    is."""
+
+    records: EncodedRecords
+    sequence: int
+    frame: bytes | None = None
+
+
+@dataclass(eq=False)
+class Deliveries:
+    """Batches on their way. On the loop of ``link``, owned by one thread."""
+
+    link: BrokerLink
+    transactions: Transactions
+    settings: WriterSettings = field(repr=False)
+    _queues: dict[TopicPartition, deque[_Waiting]] = field(default_factory=dict, init=False)
+    _sequences: dict[TopicPartition, int] = field(default_factory=dict, init=False)
+    _epoch: tuple[int, int] = field(default=(-1, -1), init=False)
+    _stale: set[str] = field(default_factory=set, init=False)
+    _unknown_since: dict[TopicPartition, float] = field(default_factory=dict, init=False)
+    _stopped: bool = field(default=False, init=False)
+    sending: bool = field(default=False, init=False)
+    """Something is under way, or will be."""
+    waiting_bytes: int = field(default=0, init=False)
+    """The bytes that are not yet delivered."""
+    failure: Undelivered | None = field(default=None, init=False)
+    positions: dict[TopicPartition, int] = field(default_factory=dict, init=False)
+    """Next offset (last delivered + 1) of each partition since ``begin``."""
+
+    @property
+    def done(self) -> bool:
+        """Everything is delivered."""
+        return not self._queues and not self.sending
+
+    @property
+    def left(self) -> int:
+        """Records that are not yet delivered."""
+        return sum(len(one.records) for queue in self._queues.values() for one in queue)
+
+    def begin(self) -> None:
+        """A new batch of the caller: forget the one before; nothing may be under way."""
+        assert not self.sending
+        self._queues.clear()
+        self._unknown_since.clear()
+        self.positions.clear()
+        self.waiting_bytes, self.failure, self._stopped = 0, None, False
+        producer = self.transactions.producer
+        if self._epoch != (producer.producer_id, producer.epoch):
+            self._epoch = (producer.producer_id, producer.epoch)
+            self._sequences.clear()
+
+    def put(self, tp: TopicPartition, records: EncodedRecords) -> None:
+        """Behind what waits for the partition already."""
+        sequence = self._sequences.get(tp, 0)
+        self._sequences[tp] = (sequence + len(records)) % _SEQUENCES
+        self._queues.setdefault(tp, deque()).append(_Waiting(records, sequence))
+        self.waiting_bytes += records.body.size
+
+    def start(self) -> None:
+        """Send what waits, whenever the loop turns."""
+        if self._queues and not self.sending and not self._stopped and self.failure is None:
+            self.sending = True
+            self.link.start(self._send)
+
+    def stop(self) -> None:
+        """Send nothing more; what is under way ends (`sending`)."""
+        self._stopped = True
+
+    async def _send(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while self._queues and not self._stopped and self.failure is None:
+                before = self.waiting_bytes
+                await self._round()
+                if self.waiting_bytes < before:
+                    pause_s = _FIRST_PAUSE_S
+                elif self.failure is None:
+                    await self.link.pause(pause_s)
+                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+        except (RefusedError, OutOfTimeError) as failure:
+            self._fail(next(iter(self._queues)), broker_code(failure), str(failure))
+        finally:
+            self.sending = False
+
+    async def _round(self) -> None:
+        """The first batches of all partitions, one request to each leader."""
+        by_leader = await self._by_leader()
+        if not by_leader:
+            return
+        chosen = [tp for leaders in by_leader.values() for tp in leaders]
+        deadline = self.link.now() + self.settings.topic_wait_ms / 1000
+        refused = await self.transactions.add(chosen, deadline)
+        for tp, code in refused.items():
+            self._refused(tp, code, "")
+        if refused:
+            return
+        coming = [
+            (partitions, self._answer(node, partitions)) for node, partitions in by_leader.items()
+        ]
+        for partitions, answer in coming:
+            try:
+                self._told(partitions, await answer)
+            except LinkLostError:
+                self.transactions.tainted = True
+                self._stale.update(tp.topic for tp in partitions)
+
+    async def _by_leader(self) -> dict[int, list[TopicPartition]]:
+        topics = {tp.topic for tp in self._queues}
+        unknown = {tp.topic for tp in self._queues if self.link.leader(tp) is None}
+        self._stale = (unknown | self._stale) & topics
+        try:
+            for topic in sorted(self._stale):
+                await self.link.refresh(topic)
+            self._stale.clear()
+        except LinkLostError:
+            return {}  # no broker can be reached: who waits has a deadline
+        found: dict[int, list[TopicPartition]] = {}
+        sizes: dict[int, int] = {}
+        for tp, queue in self._queues.items():
+            node = self.link.leader(tp)
+            if node is None:
+                code = TOPIC_FORBIDDEN if self.link.forbidden(tp.topic) else UNKNOWN_TOPIC
+                self._refused(tp, code, "")
+                continue
+            size = queue[0].records.body.size
+            if sizes.get(node, 0) + size <= _REQUEST_BYTES or node not in sizes:
+                sizes[node] = sizes.get(node, 0) + size
+                found.setdefault(node, []).append(tp)
+        return found
+
+    def _answer(self, node: int, partitions: list[TopicPartition]) -> Awaitable[Any]:
+        data = by_topic(partitions, lambda tp: (tp.partition, self._frame(self._queues[tp][0])))
+        old = self.transactions.id is not None and not self.transactions.second_part
+        request = ProduceRequest(
+            transactional_id=self.transactions.id,
+            acks=_ALL_REPLICAS,
+            timeout_ms=self.settings.answer_timeout_ms,
+            topic_data=data,
+            max_version=_NEWEST_BEFORE_SECOND_PART if old else _NEWEST,
+        )
+        return self.link.started(lambda: self.link.send(node, request))
+
+    def _frame(self, waiting: _Waiting) -> bytes:
+        if waiting.frame is None:
+            waiting.frame = framed(
+                waiting.records,
+                self.transactions.producer,
+                waiting.sequence,
+                self.settings.codec,
+                self.settings.level,
+            )
+        return waiting.frame
+
+    def _told(self, partitions: list[TopicPartition], answer: Any) -> None:
+        codes: Mapping[TopicPartition, Any] = {
+            TopicPartition(topic.name, one.index): one
+            for topic in answer.responses
+            for one in topic.partition_responses
+        }
+        for tp in partitions:
+            one = codes.get(tp)
+            if one is None:
+                self._stale.add(tp.topic)
+            elif one.error_code in _FOR_WHAT_IT_IS:
+                self._invalid(tp, one)
+            elif one.error_code:
+                self._refused(tp, one.error_code, one.error_message or "")
+            else:
+                self._delivered(tp, one.base_offset)
+
+    def _delivered(self, tp: TopicPartition, base_offset: int) -> None:
+        if base_offset < 0:
+            # The broker has this batch, which was sent again, but does not say where.
+            self._fail(tp, DUPLICATE, "delivered at an unknown offset")
+            return
+        self._unknown_since.pop(tp, None)
+        queue = self._queues[tp]
+        waiting = queue.popleft()
+        self.waiting_bytes -= waiting.records.body.size
+        if not queue:
+            del self._queues[tp]
+        self.positions[tp] = base_offset + len(waiting.records)
+
+    def _refused(self, tp: TopicPartition, code: int, text: str) -> None:
+        waiting = self._queues[tp][0]
+        if code in (TOO_LARGE, LIST_TOO_LARGE) and len(waiting.records) > 1:
+            self._split(tp)
+        elif code == UNKNOWN_TOPIC:
+            since = self._unknown_since.setdefault(tp, self.link.now())
+            self._stale.add(tp.topic)
+            if (self.link.now() - since) * 1000 >= self.settings.topic_wait_ms:
+                self._fail(tp, code, text)
+        elif code == CORRUPT or passes(code):
+            if code in _OTHER_LEADER:
+                self._stale.add(tp.topic)
+            elif code == CONCURRENT:
+                self.transactions.held()
+        else:
+            self._fail(tp, code, text)
+
+    def _invalid(self, tp: TopicPartition, answer: Any) -> None:
+        """The broker refuses a batch for what some of its records are: a compacted topic, those
+        without a key; any topic, those whose time is too far from the broker's."""
+        columns = self._queues[tp][0].records.columns
+        named = [one for one in answer.record_errors or () if one.batch_index < len(columns)]
+        rows = [one.batch_index for one in named]
+        records = frozenset(
+            (columns.keys[row].as_py(), columns.values[row].as_py(), int(columns.timestamps[row]))
+            for row in rows
+        )
+        said = [answer.error_message, *(one.batch_index_error_message for one in named[:1])]
+        text = next((one for one in reversed(said) if one), "")
+        if self.failure is None:
+            self.failure = Undelivered(tp, answer.error_code, text, records)
+
+    def _split(self, tp: TopicPartition) -> None:
+        """Two halves in the place of a batch that is too large for its topic; the records keep
+        their sequence numbers."""
+        waiting = self._queues[tp].popleft()
+        columns = waiting.records.columns
+        halves = encode(columns, [len(columns) // 2, len(columns)])
+        sequence = (waiting.sequence + len(halves[0])) % _SEQUENCES
+        self._queues[tp].extendleft(
+            [_Waiting(halves[1], sequence), _Waiting(halves[0], waiting.sequence)]
+        )
+        self.waiting_bytes += sum(half.body.size for half in halves) - waiting.records.body.size
+
+    def _fail(self, tp: TopicPartition, code: int | None, text: str) -> None:
+        if self.failure is None:
+            self.failure = Undelivered(tp, code, text)
+
 
 T = TypeVar("T")
 _INIT_TIMEOUT_S = 30.0
@@ -68,22 +335,20 @@ _UNTIMELY = " (message.timestamp.after.max.ms, message.timestamp.before.max.ms o
 
 
 class _Piece(NamedTuple):
-    """The records of a call of ``write``. ``partitions``: a number for all, one for each, or None:
-    by the key."""
+    """The records of a call of ``write``; a partition below 0: by the key."""
 
     keys: Bytes
     values: Bytes
     timestamps: Int64
-    partitions: int | Int64 | None
+    partitions: Int64
     headers: Sequence[Any] | None
 
     def of(self, part: slice) -> _Piece:
-        partitions = self.partitions
         return _Piece(
             self.keys[part],
             self.values[part],
             self.timestamps[part],
-            partitions[part] if isinstance(partitions, np.ndarray) else partitions,
+            self.partitions[part],
             None if self.headers is None else self.headers[part],
         )
 
@@ -91,11 +356,10 @@ class _Piece(NamedTuple):
 class RecordWriter:
     """Writes the records of one micro-batch and, under exactly-once, commits them with its offsets.
 
-    Owned by one thread of a worker process; it has no threads of its own, so records go out while
-    it is called. Order: ``begin``, ``write``..., ``flush``; under exactly-once ``send_offsets``
-    before or after ``flush``, then ``commit`` (or ``abort``). After TaskMigratedError, FatalError
-    or UnknownOutcomeError the writer is out of the cache: ``get`` builds a new one, which fences
-    this one.
+    Owned by one thread of a worker, with none of its own: records go out while it is called. Order:
+    ``begin``, ``write``..., ``flush``; under exactly-once ``send_offsets`` before or after
+    ``flush``, then ``commit`` (or ``abort``). After TaskMigratedError, FatalError or
+    UnknownOutcomeError it is out of the cache: ``get`` builds a new one, which fences it.
     """
 
     _writers: dict[tuple[int, str, str | None], RecordWriter] = {}
@@ -123,9 +387,7 @@ class RecordWriter:
         self._transactions = Transactions(
             self._link, transactional_id, self._settings.transaction_timeout_ms
         )
-        self._deliveries = Deliveries(
-            self._link, self._transactions, self._settings, transactional_id
-        )
+        self._deliveries = Deliveries(self._link, self._transactions, self._settings)
         self._random = random.Random()
         try:
             self._run("starting", _INIT_TIMEOUT_S, self._transactions.start)
@@ -163,24 +425,19 @@ class RecordWriter:
         partition: int | Sequence[int] | Int64 | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None:
-        """Take records in order; all columns have one length. Blocks while too much waits for the
+        """Take records in order, in columns of one length. Blocks while too much waits for the
         broker (at most 60 s).
 
-        Args:
-            keys, values: binary columns, or sequences of bytes and None.
-            timestamps: record times in ms.
-            partition: one for all, one per record, or None for Java's murmur2 of the key (no key:
-            random).
-            headers: per record a list of (name, bytes or None), or None.
+        ``keys``, ``values``: binary columns, or sequences of bytes and None. ``timestamps``: ms.
+        ``partition``: one for all, one per record, or None for Java's murmur2 of the key (no key:
+        random). ``headers``: per record a list of (name, bytes or None), or None.
 
-        Raises:
-            RetriableError, FatalError: as classified in ``kafka.errors``. RecordTooLargeError:
-            above ``message.max.bytes``.
+        RetriableError, FatalError: as classified in ``kafka.errors``. RecordTooLargeError: above
+        ``message.max.bytes``.
         """
-        if partition is not None and not isinstance(partition, int):
-            partition = np.asarray(partition, np.int64)
         times = np.asarray(timestamps, np.int64)
-        piece = _Piece(keys, values, times, partition, headers)
+        partitions = np.full(len(times), -1 if partition is None else partition, np.int64)
+        piece = _Piece(keys, values, times, partitions, headers)
         for start in range(0, len(timestamps), _GATHERED):
             self._gather(topic, piece.of(slice(start, start + _GATHERED)))
 
@@ -194,30 +451,18 @@ class RecordWriter:
     def flush(self, timeout_s: float) -> None:
         """Wait until the broker has every record.
 
-        Raises:
-            RetriableError: not delivered within ``timeout_s``, or a record was refused for a
-            passing reason.
-            TaskMigratedError: fenced. FatalError: a record was refused for good (topic and
-            partition in the text);
-                RecordTooLargeError: it was too large for its topic; RecordRefusedError: its topic
-                takes no such record.
+        RetriableError: not delivered within ``timeout_s``, or refused for a passing reason.
+        TaskMigratedError: fenced. FatalError: refused for good (topic and partition in the text):
+        as RecordTooLargeError, or RecordRefusedError where its topic takes no such record.
         """
         deadline = self._link.now() + timeout_s
         self._hand_over_all()
-        while True:
-            self._deliveries.start()
-            self._check()
-            if self._deliveries.done:
-                return
-            left_s = deadline - self._link.now()
-            if left_s <= 0:
-                self._deliveries.stop()
-                late = (
-                    f"{self._deliveries.left} records not delivered within {timeout_s:g} s, of "
-                    f"those written to {self._written}"
-                )
-                raise self._failed(RetriableError(f"{self._name}: {late}"))
-            self._link.turn(min(_TURN_S, left_s))
+        if not self._delivered(lambda: self._deliveries.done, deadline):
+            late = (
+                f"{self._deliveries.left} records not delivered within {timeout_s:g} s, of those "
+                f"written to {self._written}"
+            )
+            raise self._failed(RetriableError(f"{self._name}: {late}"))
 
     def positions(self) -> dict[TopicPartition, int]:
         """Next offset (last delivered + 1) of every partition since ``begin``; complete after
@@ -241,11 +486,9 @@ class RecordWriter:
         """Add (topic, partition, next offset, metadata text) of the consumer group to the
         transaction; ``group_metadata``: `GroupMetadata.encode`.
 
-        Raises:
-            GenerationChanged: the generation in ``group_metadata`` is old; abort and run the batch
-            again.
-            TaskMigratedError: member unknown, static member fenced, or this producer fenced.
-            RetriableError: anything passing; abort and run the batch again.
+        GenerationChanged: its generation is old. TaskMigratedError: member unknown, static member
+        or this producer fenced. RetriableError: passing. Without TaskMigratedError: abort and run
+        the batch again.
         """
         member = GroupMetadata.decode(group_metadata)
         wanted = list(offsets)
@@ -258,10 +501,8 @@ class RecordWriter:
     def commit(self, timeout_s: float) -> None:
         """Commit the transaction.
 
-        Raises:
-            UnknownOutcomeError: no answer in time; only the log knows (fence, read stable offsets:
-            D6).
-            TaskMigratedError: fenced; nothing was committed. RetriableError: it has to be aborted.
+        UnknownOutcomeError: no answer in time, only the log knows (fence, read stable offsets: D6).
+        TaskMigratedError: fenced, nothing was committed. RetriableError: it has to be aborted.
         """
         try:
             self._run(
@@ -284,7 +525,7 @@ class RecordWriter:
         deadline = self._link.now() + timeout_s
         self._pieces.clear()
         self._deliveries.stop()
-        while not self._deliveries.settled:
+        while self._deliveries.sending:
             # A record that arrives after the end of its transaction would belong to none.
             if self._link.now() >= deadline:
                 late = f"{self._name}: aborting: records are still under way after {timeout_s:g} s"
@@ -308,11 +549,9 @@ class RecordWriter:
         Waits a second at most for what is under way."""
         self._deliveries.stop()
         deadline = self._link.now() + _CLOSE_S
-        while not self._deliveries.settled and self._link.now() < deadline:
+        while self._deliveries.sending and self._link.now() < deadline:
             self._link.turn(_CLOSE_S / 10)
         self._end()
-
-    # --- inside -----------------------------------------------------------------------------------
 
     def _gather(self, topic: str, piece: _Piece) -> None:
         gathered = self._pieces.setdefault(topic, [])
@@ -338,7 +577,13 @@ class RecordWriter:
             _headers(pieces),
         )
         sizes = columns.sizes
-        self._check_largest(topic, int(sizes.max()))
+        largest, limit = int(sizes.max()), self._settings.record_bytes
+        if largest > limit:
+            text = (
+                f"{self._name}: writing to {topic}: a record of {largest} bytes: "
+                f"message size too large, the limit is {limit}"
+            )
+            raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
         partitions = self._partitions(topic, pieces, columns.keys)
         order, numbers, bounds = _runs(partitions)
         if order is not None:
@@ -351,49 +596,36 @@ class RecordWriter:
             owners += [number] * len(found)
         for number, records in zip(owners, encode(columns, ends), strict=True):
             self._deliveries.put(TopicPartition(topic, number), records)
-        if self._deliveries.bytes >= _SENT_EARLY_BYTES:
+        if self._deliveries.waiting_bytes >= _SENT_EARLY_BYTES:
             self._deliveries.start()
             self._link.push()
         self._wait_for_room(topic)
 
     def _wait_for_room(self, topic: str) -> None:
-        deadline = self._link.now() + _ROOM_TIMEOUT_S
-        self._check()
-        while self._deliveries.bytes > self._settings.queue_bytes:
-            self._deliveries.start()
-            self._link.turn(_TURN_S)
-            self._check()
-            if self._link.now() > deadline:
-                self._deliveries.stop()
-                full = (
-                    f"{self._name}: the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to "
-                    f"{topic}"
-                )
-                raise self._failed(RetriableError(full))
+        deadline, most = self._link.now() + _ROOM_TIMEOUT_S, self._settings.queue_bytes
+        if not self._delivered(lambda: self._deliveries.waiting_bytes <= most, deadline):
+            full = f"the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to {topic}"
+            raise self._failed(RetriableError(f"{self._name}: {full}"))
 
-    def _check_largest(self, topic: str, largest: int) -> None:
-        limit = self._settings.record_bytes
-        if largest > limit:
-            text = (
-                f"{self._name}: writing to {topic}: a record of {largest} bytes: "
-                f"message size too large, the limit is {limit}"
-            )
-            raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
+    def _delivered(self, enough: Callable[[], bool], deadline: float) -> bool:
+        """Deliver until that is enough; False: it took too long, and nothing more is sent."""
+        while True:
+            self._check()
+            if enough():
+                return True
+            left_s = deadline - self._link.now()
+            if left_s <= 0:
+                self._deliveries.stop()
+                return False
+            self._deliveries.start()
+            self._link.turn(min(_TURN_S, left_s))
 
     def _partitions(self, topic: str, pieces: Sequence[_Piece], keys: pa.Array) -> Int64:
-        counts = [len(piece.timestamps) for piece in pieces]
-        given = [
-            np.full(count, -1 if piece.partitions is None else piece.partitions, np.int64)
-            if not isinstance(piece.partitions, np.ndarray)
-            else piece.partitions
-            for piece, count in zip(pieces, counts, strict=True)
-        ]
-        found = given[0] if len(given) == 1 else np.concatenate(given)
+        found = np.concatenate([piece.partitions for piece in pieces])
         open_ = np.flatnonzero(found < 0)
         if len(open_):
             whole = len(open_) == len(found)
             chosen = keys if whole else keys.take(pa.array(open_))
-            found = found.copy()
             found[open_] = self._by_key(chosen, self.partition_count(topic))
         return found
 

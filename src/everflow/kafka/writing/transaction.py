@@ -97,10 +97,12 @@ class Transactions:
     def __init__(self, link: BrokerLink, transactional_id: str | None, timeout_ms: int) -> None:
         """``timeout_ms``: after which the broker aborts."""
         self._link = link
-        self._id = transactional_id
+        self.id = transactional_id
         self._timeout_ms = timeout_ms
-        self._bumps = False
-        self._tainted = False
+        self.second_part = False
+        """Each end raises the epoch (KIP-890)."""
+        self.tainted = False
+        """A request has no answer: it may be carried out late, in another transaction."""
         self._begun = 0.0
         self._touched = False
         self._added: set[TopicPartition] = set()
@@ -114,11 +116,6 @@ class Transactions:
         markers), and let nothing enter this one."""
 
     @property
-    def second_part(self) -> bool:
-        """True if each end raises the epoch (KIP-890)."""
-        return self._bumps
-
-    @property
     def overdue(self) -> bool:
         """True if the broker has aborted the open transaction by now, for it lasted too long."""
         return (self._link.now() - self._begun) * 1000 >= self._timeout_ms
@@ -126,8 +123,8 @@ class Transactions:
     async def start(self, deadline: float) -> None:
         """End what another producer left open under the id, and take its place: its epoch is raised
         (it is fenced). Raises RefusedError, LinkLostError, OutOfTimeError."""
-        if self._id is not None:
-            self._bumps = await self._version(deadline) >= SECOND_PART
+        if self.id is not None:
+            self.second_part = await self._version(deadline) >= SECOND_PART
         await self._init(deadline, Producer(-1, -1, True))
 
     async def begin(self, deadline: float) -> None:
@@ -135,10 +132,10 @@ class Transactions:
         ``start``."""
         if self._committed:
             self._committed, self.renewals = False, 0
-        if self._tainted:
+        if self.tainted:
             await self._init(deadline, self.producer)
-            self._tainted = False
-            self.renewals += self._id is not None
+            self.tainted = False
+            self.renewals += self.id is not None
         self._begun = self._link.now()
         self._touched = False
         self._added.clear()
@@ -148,11 +145,6 @@ class Transactions:
         """The broker has just refused something as it is still ending the transaction before."""
         self.held_s = self._link.now() - self._begun
 
-    def taint(self) -> None:
-        """A request of the open transaction has no answer: it may be carried out late, in another
-        one."""
-        self._tainted = True
-
     async def add(
         self, partitions: Collection[TopicPartition], deadline: float
     ) -> Mapping[TopicPartition, int]:
@@ -160,7 +152,7 @@ class Transactions:
         were refused for now. With the second part nothing is asked. Raises as ``start``."""
         self._touched = True
         new = sorted(tp for tp in partitions if tp not in self._added)
-        if self._id is None or self._bumps or not new:
+        if self.id is None or self.second_part or not new:
             return {}
         refused: dict[TopicPartition, int] = {}
 
@@ -175,17 +167,15 @@ class Transactions:
             return grave[0] if grave else 0
 
         await self._ask(
-            "transaction",
-            self._id,
             lambda: AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id=self._id,
+                v3_and_below_transactional_id=self.id,
                 v3_and_below_producer_id=self.producer.producer_id,
                 v3_and_below_producer_epoch=self.producer.epoch,
                 v3_and_below_topics=by_topic(new),
                 max_version=3,
             ),
-            code,
             deadline,
+            code,
         )
         # Where one is refused, none is added.
         if not refused:
@@ -193,17 +183,22 @@ class Transactions:
         return {tp: refused[tp] for tp in new if refused.get(tp) == UNKNOWN_TOPIC}
 
     async def send_offsets(
-        self,
-        offsets: Iterable[tuple[str, int, int, str]],
-        member: GroupMetadata,
-        deadline: float,
+        self, offsets: Iterable[tuple[str, int, int, str]], member: GroupMetadata, deadline: float
     ) -> None:
         """Add (topic, partition, next offset, metadata text) of the member's group. Raises as
         ``start``."""
-        assert self._id is not None
+        assert self.id is not None
         self._touched = True
-        if not self._bumps:
-            await self._add_group(member.group, deadline)
+        if not self.second_part:
+            await self._ask(
+                lambda: AddOffsetsToTxnRequest(
+                    transactional_id=self.id,
+                    producer_id=self.producer.producer_id,
+                    producer_epoch=self.producer.epoch,
+                    group_id=member.group,
+                ),
+                deadline,
+            )
         # The NUL is for confluent-kafka, which reads metadata as a C string, and whose own producer
         # writes one.
         rows = {
@@ -211,10 +206,8 @@ class Transactions:
             for topic, partition, offset, text in offsets
         }
         await self._ask(
-            "group",
-            member.group,
             lambda: TxnOffsetCommitRequest(
-                transactional_id=self._id,
+                transactional_id=self.id,
                 group_id=member.group,
                 producer_id=self.producer.producer_id,
                 producer_epoch=self.producer.epoch,
@@ -223,51 +216,44 @@ class Transactions:
                 group_instance_id=member.instance_id,
                 topics=by_topic(rows, rows.__getitem__),
                 min_version=3,
-                max_version=5 if self._bumps else 4,
+                max_version=5 if self.second_part else 4,
             ),
+            deadline,
             lambda answer: max(
                 (one.error_code for topic in answer.topics for one in topic.partitions), default=0
             ),
-            deadline,
+            group=member.group,
         )
 
     async def end(self, deadline: float, *, committed: bool) -> None:
-        """Commit or abort; a transaction that nothing entered is not worth a request.
-
-        Raises:
-            OutcomeUnknownError: a commit may have taken place. Else as ``start``: it has not.
-        """
-        if self._id is None or not self._touched:
+        """Commit or abort; without a request if nothing entered the transaction.
+        OutcomeUnknownError: a commit may have taken place. Else as ``start``: it has not."""
+        if self.id is None or not self._touched:
             return
         unanswered: list[LinkLostError] = []
         try:
             answer = await self._ask(
-                "transaction",
-                self._id,
                 lambda: EndTxnRequest(
-                    transactional_id=self._id,
+                    transactional_id=self.id,
                     producer_id=self.producer.producer_id,
                     producer_epoch=self.producer.epoch,
                     committed=committed,
-                    max_version=5 if self._bumps else 4,
+                    max_version=5 if self.second_part else 4,
                 ),
-                lambda answer: answer.error_code,
                 deadline,
-                unanswered,
+                unanswered=unanswered,
             )
         except (RefusedError, LinkLostError, OutOfTimeError) as failure:
             if committed and (unanswered or isinstance(failure, OutOfTimeError)):
                 raise OutcomeUnknownError(str(failure)) from failure
             raise
         self._touched, self._committed = False, committed
-        if self._bumps:
+        if self.second_part:
             self._renewed(answer)
-            self._tainted = False
+            self.tainted = False
         else:
             # After an abort some records may not have arrived: their numbers are missing.
-            self._tainted |= not committed
-
-    # --- inside -----------------------------------------------------------------------------------
+            self.tainted |= not committed
 
     async def _version(self, deadline: float) -> int:
         pauses = _Pauses(deadline)
@@ -278,18 +264,14 @@ class Transactions:
                 await pauses.take(self._link, lost)
 
     async def _init(self, deadline: float, known: Producer) -> None:
-        request = {
-            "transactional_id": self._id,
-            "transaction_timeout_ms": self._timeout_ms,
-            "producer_id": known.producer_id,
-            "producer_epoch": known.epoch,
-            "max_version": 5,
-        }
         answer = await self._ask(
-            "transaction",
-            self._id,
-            lambda: InitProducerIdRequest(**request),
-            lambda answer: answer.error_code,
+            lambda: InitProducerIdRequest(
+                transactional_id=self.id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=known.producer_id,
+                producer_epoch=known.epoch,
+                max_version=5,
+            ),
             deadline,
         )
         self._renewed(answer)
@@ -299,33 +281,20 @@ class Transactions:
             producer_id=answer.producer_id, epoch=answer.producer_epoch
         )
 
-    async def _add_group(self, group: str, deadline: float) -> None:
-        assert self._id is not None
-        await self._ask(
-            "transaction",
-            self._id,
-            lambda: AddOffsetsToTxnRequest(
-                transactional_id=self._id,
-                producer_id=self.producer.producer_id,
-                producer_epoch=self.producer.epoch,
-                group_id=group,
-            ),
-            lambda answer: answer.error_code,
-            deadline,
-        )
-
     async def _ask(
         self,
-        kind: CoordinatorKind,
-        key: str | None,
         request: Callable[[], Any],
-        code: Callable[[Any], int],
         deadline: float,
+        code: Callable[[Any], int] = lambda answer: int(answer.error_code),
+        *,
+        group: str | None = None,
         unanswered: list[LinkLostError] | None = None,
     ) -> Any:
-        """The answer without an error, asked for until the deadline while the error is a passing
-        one; ``key`` None: any broker may answer. Requests that were sent and have no answer are
-        added to ``unanswered``."""
+        """The answer without an error, of the coordinator of ``group``, else of the id (without
+        one: of any broker), asked for until the deadline while the error is a passing one. Requests
+        that were sent and have no answer are added to ``unanswered``."""
+        kind: CoordinatorKind = "transaction" if group is None else "group"
+        key = self.id if group is None else group
         pauses = _Pauses(deadline)
         while True:
             failure: RefusedError | LinkLostError
@@ -341,16 +310,13 @@ class Transactions:
                 if not refused:
                     return answer
                 failure = RefusedError(refused)
-            except LinkLostError as lost:
-                if lost.sent and unanswered is not None:
-                    unanswered.append(lost)
-                self._tainted |= lost.sent
-                failure = lost
-            except RefusedError as refusal:
-                failure = refusal
-            if isinstance(failure, RefusedError) and (
-                failure.code == UNKNOWN_TOPIC or not passes(failure.code)
-            ):
+            except (LinkLostError, RefusedError) as caught:
+                failure = caught
+            if isinstance(failure, LinkLostError):
+                if failure.sent and unanswered is not None:
+                    unanswered.append(failure)
+                self.tainted |= failure.sent
+            elif failure.code == UNKNOWN_TOPIC or not passes(failure.code):
                 raise failure
             if key is not None and (
                 isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
@@ -383,25 +349,15 @@ class _Pauses:
         self._next_s = min(_LONGEST_PAUSE_S, 2 * self._next_s)
 
 
-def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) -> None:
-    """End whatever still writes under ``transactional_id``: raise its epoch, abort its open
-    transaction.
-
-    Afterwards a zombie's writes and commits are refused, and readers of its partitions are no
-    longer held back. Idempotent; safe from any thread. Raises as `fence_all`.
-    """
-    fence_all(config, [transactional_id], timeout_s)
-
-
 def fence_all(
     config: Mapping[str, Any], transactional_ids: Collection[str], timeout_s: float
 ) -> None:
-    """`fence` all of these ids at the same time: while a broker still aborts one's transaction, the
-    others go on. Blocks until all were tried.
+    """End whatever still writes under these ids, all at the same time: raise their epochs, abort
+    their open transactions.
 
-    Raises:
-        RetriableError: the broker did not answer within ``timeout_s`` seconds.
-        FatalError: it refused one (the first one's reason).
+    Then a zombie's writes and commits are refused, and readers are no longer held back. Blocks
+    until all were tried. Idempotent; safe from any thread. RetriableError: no answer within
+    ``timeout_s`` seconds. FatalError: one was refused (the first one's reason).
     """
     if not transactional_ids:
         return

@@ -11,10 +11,7 @@ from everflow.kafka.connection_settings import connection_settings, whole_number
 from everflow.kafka.writing.record_encoding import CODECS, check_level
 
 QUEUE = "queue.buffering.max.kbytes"
-_ALIASES = {
-    "compression.codec": "compression.type",
-    "request.required.acks": "acks",
-}
+_ALIASES = {"compression.codec": "compression.type", "request.required.acks": "acks"}
 _ALL_REPLICAS = ("all", "-1")
 _PARTITIONERS = ("murmur2_random", "murmur2")
 _CODEC_DEFAULT_LEVEL = -1
@@ -42,12 +39,10 @@ class WriterSettings:
 
 
 def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
-    """Of librdkafka's keys. What only tunes librdkafka's own queues and threads has no meaning here
-    and is passed over.
+    """Of librdkafka's keys; what tunes its own queues and threads is passed over.
 
-    Raises:
-        ConfigError: as `connection_settings`; a partitioner that is not Java's, fewer
-            acknowledgements than all, a codec that is none.
+    ConfigError: as `connection_settings`; another partitioner than Java's, fewer acks than all, an
+    unknown codec.
     """
     given = {_ALIASES.get(key, key): value for key, value in config.items()}
     connection = connection_settings(given)
@@ -64,7 +59,22 @@ def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
             if key in given
         },
     )
-    _check(given, settings)
+    acks = str(given.get("acks", "all"))
+    if acks not in _ALL_REPLICAS:
+        raise ConfigError(
+            f"acks = {acks} would lose records: everflow's producer writes with acks = all only."
+        )
+    partitioner = str(given.get("partitioner", _PARTITIONERS[0]))
+    if partitioner not in _PARTITIONERS:
+        raise ConfigError(
+            f"partitioner = {partitioner}: everflow writes as Java's producer does "
+            f"(murmur2_random), so that equal keys of two topics meet in one task."
+        )
+    if settings.codec not in CODECS:
+        raise ConfigError(f"compression.type = {settings.codec} is none of {', '.join(CODECS)}.")
+    refused = check_level(settings.codec, settings.level)
+    if refused is not None:
+        raise ConfigError(f"compression.level = {settings.level} for {settings.codec}: {refused}.")
     return settings
 
 
@@ -87,22 +97,3 @@ WRITER_KEYS = frozenset(_NUMBERS) | {
     "transactional.id",
 }
 """What a writer reads of its settings beside those of its connections."""
-
-
-def _check(given: Mapping[str, Any], settings: WriterSettings) -> None:
-    acks = str(given.get("acks", "all"))
-    if acks not in _ALL_REPLICAS:
-        raise ConfigError(
-            f"acks = {acks} would lose records: everflow's producer writes with acks = all only."
-        )
-    partitioner = str(given.get("partitioner", _PARTITIONERS[0]))
-    if partitioner not in _PARTITIONERS:
-        raise ConfigError(
-            f"partitioner = {partitioner}: everflow writes as Java's producer does "
-            f"(murmur2_random), so that equal keys of two topics meet in one task."
-        )
-    if settings.codec not in CODECS:
-        raise ConfigError(f"compression.type = {settings.codec} is none of {', '.join(CODECS)}.")
-    refused = check_level(settings.codec, settings.level)
-    if refused is not None:
-        raise ConfigError(f"compression.level = {settings.level} for {settings.codec}: {refused}.")

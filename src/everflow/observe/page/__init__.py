@@ -1,8 +1,6 @@
 """The dashboard of an instance, in the order of an operator's questions (note 054).
 
-`history`: the last log lines and snapshots of the last minutes, and rates between two of them.
-`verdict`: one line of status, and the time to catch up. `view`: the dashboard's content as plain
-values; pure. `peers`: the other instances. `letters`: the dead letter topic. `routes`: its paths.
+`history`: what was; `view`: the content, pure; `peers`: the other instances; `routes`: its paths.
 The dashboard's own files lie beside them: no build step, nothing from elsewhere. May import layer
 0, starlette and `everflow.observe`. It runs in the driver.
 """

@@ -1,8 +1,4 @@
-"""Snapshots of an instance over time: its state an hour ago, the growth of its counters. Pure.
-
-Nothing is counted here: a rate is the difference of two snapshots, a span the time between
-snapshots that said the same.
-"""
+"""Snapshots of an instance over time: its state an hour ago, the growth of its counters. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +6,12 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from everflow import metrics as names
 from everflow.logs import LOGGER as MOVES
 from everflow.metrics import Labels
-from everflow.observe.observation import Observation, ObservedTask
-from everflow.observe.status import lag_of
+from everflow.observe.observation import Observation, ObservedTask, lag_of
 
 KEPT = 500
 LONGEST = 2_000
@@ -64,11 +59,8 @@ class EventBook(logging.Handler):
     def events(self) -> list[Event]:
         """The oldest first. Those about the assignment are kept apart: a noisy hour of warnings
         does not push out why a task has moved."""
-        self.acquire()
-        try:
+        with cast(Any, self.lock):
             found = [event for events in self._events.values() for event in events]
-        finally:
-            self.release()
         return sorted(found, key=lambda event: event.at_ms)
 
 
@@ -128,8 +120,7 @@ class TimedLook(NamedTuple):
 
 
 class GoneHost(NamedTuple):
-    """An instance that was in the host map and is not any more, since when (epoch ms), and its
-    active tasks as of the last map that had it."""
+    """An instance that left the host map, since when (epoch ms), its active tasks until then."""
 
     host: str
     since_ms: int
@@ -171,8 +162,7 @@ class Facts:
         return next((look for look in looks if look.seen.lags.keys() == now), None)
 
     def growth(self, name: str) -> dict[Labels, float]:
-        """Growth per second of the counters of this name, by labels; empty while there is one
-        snapshot only."""
+        """Growth per second of this name's counters, by labels; empty of one snapshot only."""
         if self.passed_s <= 0:
             return {}
         old = self.before.seen.series.get(name, {})
@@ -253,7 +243,6 @@ class LookHistory:
     def facts(
         self, seen: Observation, monotonic_ms: float, now_ms: int, events: Sequence[Event] = ()
     ) -> Facts:
-        """The facts of this snapshot and those before."""
         return replace(
             self.pair(seen, monotonic_ms, now_ms),
             spans={task: list(spans) for task, spans in self._spans.items()},

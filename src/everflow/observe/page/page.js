@@ -59,13 +59,9 @@ function fill(section, columns, rows, empty) {
     });
     return line;
   });
-  if (!lines.length) {
-    table.replaceChildren(el("tbody"));
-    table.firstChild.append(el("tr"));
-    table.firstChild.firstChild.append(el("td", empty));
-  } else {
-    table.replaceChildren(head, ...lines);
-  }
+  const none = el("tr");
+  none.append(el("td", empty));
+  table.replaceChildren(...(lines.length ? [head, ...lines] : [none]));
 }
 
 const hint = (section, text) => { at(section).querySelector(".hint").textContent = text; };
@@ -82,11 +78,6 @@ function line(svg, caption, values, highest, text) {
   });
   const made = document.createElementNS(SVG, "path");
   made.setAttribute("d", path);
-  made.setAttribute("fill", "none");
-  made.setAttribute("stroke", "currentColor");
-  made.setAttribute("vector-effect", "non-scaling-stroke");
-  svg.setAttribute("viewBox", "0 0 300 60");
-  svg.setAttribute("preserveAspectRatio", "none");
   svg.replaceChildren(made);
   caption.textContent = `${text}, at most ${whole(highest)} in the last hour`;
 }

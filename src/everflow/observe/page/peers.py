@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 from everflow.client.direct import RefusedError, asked
 from everflow.clock import Clock
-from everflow.observe.observation import Observation, ObservedHost
+from everflow.observe.observation import Observation, ObservedHost, observation_in
 from everflow.observe.page.history import Facts, LookHistory
-from everflow.observe.status import observation_in
 
 log = logging.getLogger("everflow")
 
@@ -40,9 +39,8 @@ class PeerSilentError(Exception):
 
 
 class Peer(NamedTuple):
-    """Another instance. ``facts``: its last looks, None: it has told nothing yet; ``age_s``: how
-    old they are; ``error``: why it did not answer the last time; ``silent_s``: for how long it has
-    not."""
+    """Another instance. ``facts``: its last looks, None: it has told nothing yet; ``age_s``: their
+    age; ``error``: why it did not answer the last time; ``silent_s``: for how long it has not."""
 
     host: str
     facts: Facts | None = None
@@ -60,40 +58,35 @@ class _Known:
     failing_ms: float | None = None
 
 
+def _on_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="everflow-peers", daemon=True).start()
+
+
+@dataclass(eq=False)
 class Peers:
-    """``ask`` gives what an instance (host:port) says of itself, and blocks; it raises
-    PeerSilentError. ``own`` is this instance's address. Any thread may call `look`."""
+    """``ask`` gives what an instance (host:port) says of itself; it blocks, or raises
+    PeerSilentError. ``own``: this instance's address, if it has one. Any thread may `look`."""
 
-    def __init__(
-        self,
-        ask: Callable[[str], Observation],
-        own: Callable[[], str],
-        clock: Clock,
-        spawn: Callable[[Callable[[], None]], None] | None = None,
-    ) -> None:
-        self._ask, self._own, self._clock = ask, own, clock
-        self._spawn = spawn or _on_a_thread
-        self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
-        self._asking = False
-        self._next_ms = 0.0
-
-    @property
-    def own(self) -> str:
-        """This instance's address; empty: it has none."""
-        return self._own()
+    ask: Callable[[str], Observation]
+    own: Callable[[], str]
+    clock: Clock
+    spawn: Callable[[Callable[[], None]], None] = _on_a_thread
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _known: dict[str, _Known] = field(default_factory=dict)
+    _asking: bool = False
+    _next_ms: float = 0.0
 
     def look(self, hosts: Sequence[ObservedHost]) -> list[Peer]:
         """The state of the other ``hosts``, without waiting; those that are due are asked."""
-        own = self._own()
+        own = self.own()
         others = sorted(one.host for one in hosts if one.host != own)[:MOST_PEERS]
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         with self._lock:
             due = bool(others) and not self._asking and now_ms >= self._next_ms
             self._asking |= due
             found = [self._peer(host, now_ms) for host in others]
         if due:
-            self._spawn(lambda: self._round(others))
+            self.spawn(lambda: self._round(others))
         return found
 
     def _peer(self, host: str, now_ms: float) -> Peer:
@@ -103,16 +96,16 @@ class Peers:
         silent_s = 0.0 if known.failing_ms is None else (now_ms - known.failing_ms) / 1000
         if known.seen is None:
             return Peer(host, None, 0.0, known.error, silent_s)
-        facts = known.history.facts(known.seen, known.seen_ms, self._clock.now_ms())
+        facts = known.history.facts(known.seen, known.seen_ms, self.clock.now_ms())
         return Peer(host, facts, (now_ms - known.seen_ms) / 1000, known.error, silent_s)
 
     def _round(self, hosts: Sequence[str]) -> None:
-        began_ms = self._clock.monotonic_ms()
+        began_ms = self.clock.monotonic_ms()
         try:
             with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="everflow-peers") as pool:
                 list(pool.map(self._hear, hosts))
         finally:
-            now_ms = self._clock.monotonic_ms()
+            now_ms = self.clock.monotonic_ms()
             with self._lock:
                 gone = [
                     host
@@ -127,13 +120,13 @@ class Peers:
     def _hear(self, host: str) -> None:
         seen, error = None, ""
         try:
-            seen = self._ask(host)
+            seen = self.ask(host)
         except PeerSilentError as silent:
             error = str(silent)
         except Exception as failure:  # a defect of ours is no reason to show nothing
             log.debug("An instance was not asked", exc_info=True)
             error = type(failure).__name__
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
         with self._lock:
             known = self._known.setdefault(host, _Known())
             known.error = error
@@ -141,17 +134,13 @@ class Peers:
                 known.failing_ms = now_ms if known.failing_ms is None else known.failing_ms
             else:
                 known.seen, known.seen_ms, known.failing_ms = seen, now_ms, None
-                known.history.add(seen, now_ms, self._clock.now_ms())
-
-
-def _on_a_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="everflow-peers", daemon=True).start()
+                known.history.add(seen, now_ms, self.clock.now_ms())
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusClient:
-    """Asks an instance of this application for its status. ``token`` empty: none is sent; ``tls``
-    None: it speaks http."""
+    """Asks an instance of this application how it does. Without ``token`` none is sent; without
+    ``tls`` it speaks http."""
 
     application_id: str
     token: str = ""
@@ -160,8 +149,7 @@ class StatusClient:
     within_s: float = ASK_S
 
     def __call__(self, host: str) -> Observation:
-        """Its answer. A redirection is not followed: the token is for this host alone. Raises
-        PeerSilentError."""
+        """Its answer, or PeerSilentError. No redirection: the token is for this host alone."""
         try:
             place = urlsplit(f"//{host}")
             name, port = place.hostname, place.port

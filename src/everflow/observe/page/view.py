@@ -1,21 +1,36 @@
 """The dashboard as plain values: each panel answers one question of an operator. Pure.
 
-Texts are as they were said: topics' names, errors and samples of records are users' data, and the
-page puts them in as text, never as markup. A panel has at most so many rows, the worst first, and
-says how many more there are: an instance may have ten thousand tasks.
+First the verdict: how an instance does, and when it will have caught up. The first thing that
+holds is said: an instance that has failed is not also behind.
+
+Texts are users' data, and the page puts them in as text, never as markup. A panel has at most so
+many rows, the worst first, and says how many more there are.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from everflow import metrics as names
+from everflow.logs import counted
 from everflow.metrics import Labels, Seen
-from everflow.observe.observation import ObservedTask
+from everflow.observe.observation import (
+    DEAD,
+    ENDING,
+    Observation,
+    ObservedTask,
+    held_back,
+    identity_of,
+    keys_elsewhere,
+    lag_of,
+    ready,
+    state_reason,
+    transactions,
+)
 from everflow.observe.page.history import (
     ACTIVE,
     LEAVING,
@@ -30,25 +45,223 @@ from everflow.observe.page.history import (
     kind_of,
 )
 from everflow.observe.page.peers import Peer
-from everflow.observe.page.verdict import (
-    BAD,
-    BUSY,
-    Backlog,
-    VerdictLine,
-    backlog,
-    duration,
-    held_up,
-    hindered,
-    verdict,
-)
-from everflow.observe.status import (
-    identity_of,
-    keys_elsewhere,
-    lag_of,
-    ready,
-    state_reason,
-    transactions,
-)
+
+GOOD, BUSY, BAD = "good", "busy", "bad"
+IN_FLIGHT_S = 2.0
+"""Records that arrived within this time are being processed; they do not wait."""
+SILENT_S = 5.0
+"""Brokers that have not answered for so long are away."""
+HELD_S = 60.0
+"""A transaction that holds readers back for longer is a fault: so long is producers' time-out."""
+
+
+class VerdictLine(NamedTuple):
+    """``drain_s``: until nothing waits any more; None: not known, or never at this rate."""
+
+    tone: str
+    text: str
+    drain_s: float | None = None
+
+
+class Backlog(NamedTuple):
+    """Records that wait, records/s processed, how many fewer wait each second. None: not known."""
+
+    lag: float | None
+    rate: float
+    shrinks: float | None
+
+    @staticmethod
+    def of(facts: Facts) -> Backlog:
+        lag, old, shrinks = lag_of(facts.seen), facts.same_inputs, None
+        before = None if old is None else lag_of(old.seen)
+        passed_s = 0.0 if old is None else (facts.now.monotonic_ms - old.monotonic_ms) / 1000
+        if lag is not None and before is not None and passed_s > 0:
+            shrinks = (before - lag) / passed_s
+        return Backlog(lag, facts.total_growth(names.RECORDS_CONSUMED), shrinks)
+
+    def also(self, other: Backlog) -> Backlog:
+        return Backlog(
+            None if self.lag is None or other.lag is None else self.lag + other.lag,
+            self.rate + other.rate,
+            None if self.shrinks is None or other.shrinks is None else self.shrinks + other.shrinks,
+        )
+
+
+def verdict(facts: Facts) -> VerdictLine:
+    """The status of one instance: see the module."""
+    blocked = hindered(facts.seen)
+    if blocked is not None:
+        return blocked
+    return held_up(facts.seen) or backlog(Backlog.of(facts), facts.drain_goal_s)
+
+
+def hindered(seen: Observation) -> VerdictLine | None:
+    """The status in place of the lag; None: it processes."""
+    if seen.state in DEAD:
+        reason = f": {seen.error.splitlines()[0]}" if seen.error else ""
+        return VerdictLine(BAD, f"It has stopped ({seen.state}){reason}")
+    if seen.state in ENDING:
+        return VerdictLine(BUSY, f"It ends: {counted(len(seen.tasks), 'task')} still here")
+    if away := brokers_away(seen.silent_s):
+        return VerdictLine(BAD, f"{away}: lag and ends are as they were then")
+    troubled = [task for task in seen.tasks if task.trouble]
+    if troubled:
+        first = troubled[0]
+        more = f", and {len(troubled) - 1:,} more" if len(troubled) > 1 else ""
+        return VerdictLine(BAD, f"Task {first.task} does not get on{more}: {first.trouble}")
+    dead = [str(thread.number) for thread in seen.threads if not thread.alive]
+    if dead and seen.state == "RUNNING":
+        return VerdictLine(BAD, f"Stream threads that ended: {', '.join(dead)}")
+    if seen.restoring:
+        return _restoring(seen)
+    if not seen.threads:
+        return VerdictLine(BUSY, "It starts")
+    if seen.state != "RUNNING" and seen.preparing:
+        return VerdictLine(BUSY, f"It {seen.preparing}")
+    if not seen.active:
+        return _without_tasks(seen)
+    return None
+
+
+def brokers_away(silent_s: float) -> str:
+    """For how long the brokers have not answered; empty where they are not away."""
+    away = silent_s >= SILENT_S
+    return f"The brokers have not answered for {duration(silent_s)}" if away else ""
+
+
+def _restoring(seen: Observation) -> VerdictLine:
+    left = [task.lag for task in seen.restoring if task.lag is not None]
+    text = f"It restores {counted(len(seen.restoring), 'task')}"
+    if left:
+        text += f": {sum(left):,} records are left"
+    times = [task.remaining_s for task in seen.restoring]
+    known = [seconds for seconds in times if seconds is not None]
+    if known and len(known) == len(times):
+        text += f", {duration(max(known))} at the present rate"
+    return VerdictLine(BUSY, text)
+
+
+def _without_tasks(seen: Observation) -> VerdictLine:
+    if seen.members is None and seen.state != "RUNNING":
+        return VerdictLine(BUSY, "It joins its group")
+    copies = sum(task.role in ("standby", "warm-up") for task in seen.tasks)
+    kept = f", and keeps {copies:,} copies of others' state" if copies else ""
+    return VerdictLine(GOOD, f"It has no active task{kept}")
+
+
+def held_up(seen: Observation) -> VerdictLine | None:
+    """A transaction that stays open: its records, and all behind them, are no lag yet."""
+    held = [row for row in held_back(seen) if row["held_s"] >= HELD_S]
+    if not held:
+        return None
+    worst, others = held[0], len(held) - 1
+    more = f", and {others:,} more partitions" if others else ""
+    return VerdictLine(
+        BAD,
+        f"Somebody's open transaction has held back {worst['topic']}-{worst['partition']} for "
+        f"{duration(worst['held_s'])}: {worst['records']:,} records{more}",
+    )
+
+
+def backlog(waiting: Backlog, goal_s: float) -> VerdictLine:
+    """Keeping up, or the time to catch up; ``goal_s``: in which a backlog should be worked off."""
+    lag, rate, shrinks = waiting
+    if lag is None:
+        return VerdictLine(BUSY, "How much waits is not known yet")
+    if lag <= rate * IN_FLIGHT_S:
+        return VerdictLine(GOOD, f"It keeps up: {rate:,.0f} records/s", 0.0)
+    waits = f"{lag:,.0f} records wait"
+    if shrinks is None:
+        return VerdictLine(BUSY, waits)
+    if shrinks > 0:
+        drain_s = lag / shrinks
+        text = f"{waits}: drained in {duration(drain_s)} at the present rate"
+        late = drain_s > goal_s
+        if late:
+            text += f", later than the goal of {duration(goal_s)}"
+        return VerdictLine(BAD if late else BUSY, text, drain_s)
+    if shrinks < 0:
+        return VerdictLine(BAD, f"It falls behind: {waits}, {-shrinks:,.0f} more each second")
+    idle = " and nothing is processed" if rate == 0 else ""
+    return VerdictLine(BAD, f"{waits}, as many as before{idle}")
+
+
+def duration(seconds: float) -> str:
+    """``4 s``, ``3 min``, ``2 h 10 min``, ``3 d``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d"
+
+
+class _Begin(NamedTuple):
+    """The oldest look at which a task processed: its lag then, and records since the start."""
+
+    at_ms: float
+    lag: int | None
+    processed: float
+
+
+def with_rates(facts: Facts) -> list[ObservedTask]:
+    """The tasks of the present look; with an earlier one, those that process with their records/s,
+    and with the time to the end of their input where their lag shrinks."""
+    if facts.passed_s <= 0:
+        return list(facts.seen.tasks)
+    begins, processed = _begins(facts), _processed(facts.seen)
+    before = _processed(facts.before.seen)
+    found = []
+    for task in facts.seen.tasks:
+        if not _processes(task):
+            found.append(task)
+            continue
+        begin = begins.get(task.task)
+        if begin is None:  # only now: of a restoring one the lag was that of its changelogs
+            begin = _Begin(facts.before.monotonic_ms, None, before.get(task.task, 0.0))
+        passed_s = (facts.now.monotonic_ms - begin.at_ms) / 1000
+        grown = max(0.0, processed.get(task.task, 0.0) - begin.processed)
+        found.append(_with_rate(task, grown / passed_s, begin.lag, passed_s))
+    return found
+
+
+def _begins(facts: Facts) -> Mapping[str, _Begin]:
+    found: dict[str, _Begin] = {}
+    left = {task.task for task in facts.seen.tasks if _processes(task)}
+    for look in (facts.before, *facts.between):
+        if not left or look.monotonic_ms >= facts.now.monotonic_ms:
+            break
+        there = [task for task in look.seen.tasks if task.task in left and _processes(task)]
+        processed = _processed(look.seen) if there else {}
+        for task in there:
+            done = processed.get(task.task, 0.0)
+            found[task.task] = _Begin(look.monotonic_ms, task.lag, done)
+        left -= found.keys()
+    return found
+
+
+def _processed(seen: Observation) -> Mapping[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for (_, task, _), records in seen.series.get(names.PROCESSED, {}).items():
+        total[task] += records
+    return total
+
+
+def _processes(task: ObservedTask) -> bool:
+    return task.role == "active" and task.state == "RUNNING"
+
+
+def _with_rate(
+    task: ObservedTask, rate: float, lag_before: int | None, passed_s: float
+) -> ObservedTask:
+    remaining_s = None
+    if task.lag is not None and task.lag <= rate * IN_FLIGHT_S:
+        remaining_s = 0.0  # what waits is on its way
+    elif task.lag is not None and lag_before is not None and task.lag < lag_before:
+        remaining_s = task.lag * passed_s / (lag_before - task.lag)
+    return replace(task, rate=rate, remaining_s=remaining_s)
+
 
 View = dict[str, Any]
 AWAY_S = 10.0
@@ -90,8 +303,7 @@ def _trouble(peer: Peer) -> VerdictLine | None:
 
 
 def instances(facts: Facts, peers: Sequence[Peer], own: str) -> View:
-    """A row for each instance, this one first and those that have left last; and the sums over the
-    instances that are ``here`` and answer."""
+    """A row for each instance, this one first, those that left last; sums over those ``here``."""
     rows = [_row(own or HERE, facts), *(_peer_row(peer) for peer in peers)]
     rows[0]["own"] = True
     told = [row for row in rows if row["lag"] is not None]
@@ -149,7 +361,7 @@ def _gone_row(gone: GoneHost, facts: Facts) -> View:
     parts += [f"{nowhere:,} run nowhere yet"] if nowhere else []
     number = len(gone.active)
     text = f"It has left the group, {duration(age_s)} ago; it had "
-    text += f"{number:,} active task{'s' * (number != 1)}" if number else "no active task"
+    text += counted(number, "active task") if number else "no active task"
     if parts:
         text += f": {', '.join(parts)}"
     said = VerdictLine(BAD if nowhere else BUSY, text)._asdict()
@@ -158,12 +370,13 @@ def _gone_row(gone: GoneHost, facts: Facts) -> View:
 
 def copies(facts: Facts, peers: Sequence[Peer], own: str) -> Iterator[tuple[str, ObservedTask]]:
     """Each copy of a task that somebody tells of, with its host: the matrix."""
-    for host, seen in [
-        (own, facts.seen),
-        *((peer.host, peer.facts.seen) for peer in peers if peer.facts is not None),
-    ]:
-        for task in seen.tasks:
-            yield host, task
+    yield from ((own, task) for task in facts.seen.tasks)
+    for peer in peers:
+        yield from ((peer.host, task) for task in _tasks_of(peer))
+
+
+def _tasks_of(peer: Peer) -> Sequence[ObservedTask]:
+    return () if peer.facts is None else peer.facts.seen.tasks
 
 
 def elsewhere(facts: Facts, peers: Sequence[Peer]) -> list[tuple[Peer, ObservedTask]]:
@@ -171,7 +384,7 @@ def elsewhere(facts: Facts, peers: Sequence[Peer]) -> list[tuple[Peer, ObservedT
     here = {task.task for task in facts.seen.tasks}
     found: dict[str, tuple[Peer, ObservedTask]] = {}
     for peer in peers:
-        for task in () if peer.facts is None else peer.facts.seen.tasks:
+        for task in _tasks_of(peer):
             if task.task in here:
                 continue
             if task.task not in found or kind_of(task) == ACTIVE:
@@ -210,13 +423,13 @@ def page_view(facts: Facts, peers: Sequence[Peer] = (), own: str = "") -> View:
     }
 
 
-def _first(rows: Sequence[View], most: int) -> View:
-    return {"rows": rows[:most], "more": max(0, len(rows) - most)}
+def _first(rows: Sequence[View], most: int, name: str = "rows") -> View:
+    return {name: rows[:most], "more": max(0, len(rows) - most)}
 
 
 def _trend(facts: Facts) -> View:
-    """At most `MOST_POINTS` of the last hour and now, evenly chosen; the last one always. The most
-    are of all of them, whatever is drawn, so that nothing shown beside is more."""
+    """At most `MOST_POINTS` of the last hour, evenly chosen, the last one among them; the most are
+    of all of them, whatever is drawn."""
     now = TrendPoint(facts.now_ms, lag_of(facts.seen), facts.total_growth(names.RECORDS_CONSUMED))
     points = [*(point for point in facts.trend if point.at_ms < now.at_ms), now]
     step = max(1, -(-len(points) // MOST_POINTS))
@@ -280,8 +493,7 @@ def _badness(task: ObservedTask) -> tuple[int, float, str]:
 
 
 def _percent(task: ObservedTask) -> int | None:
-    """How much of its copy is there, rounded down: 100 % is said of what is complete, and of
-    nothing else."""
+    """How much of its copy is there, rounded down: 100 % is said only of what is complete."""
     if task.copied is None or task.lag is None:
         return None
     whole = task.copied + task.lag
@@ -347,10 +559,8 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
 
 
 def _threads(facts: Facts) -> View:
-    """Where each thread's time went: of the last half minute, or, when it ran no batch, nothing.
-
-    A phase's seconds are counted when its batch ends, and may be of longer than the half minute:
-    they are parts of the time in which the thread was busy, and no more than that together."""
+    """Where each thread's time went in the last half minute. A phase's seconds are counted when its
+    batch ends, and may be of longer: they are shown as parts of the time the thread was busy."""
     phases = defaultdict[str, dict[str, float]](dict)
     for (ran_by, phase), share in facts.growth(names.BATCH_SECONDS).items():
         phases[ran_by][phase] = share
@@ -413,8 +623,7 @@ def _letters(facts: Facts) -> View:
     for row in causes:
         row["sample"] = seen.samples.get(tuple(row[name] for name in cause), "")
     return {
-        "causes": causes[:MOST_LAGS],
-        "more": max(0, len(causes) - MOST_LAGS),
+        **_first(causes, MOST_LAGS, "causes"),
         "written": seen.counters.get(names.DEAD_LETTERS, 0.0),
         "rate": facts.total_growth(names.DEAD_LETTERS),
         "dropped": dropped[:MOST_LAGS],
@@ -446,8 +655,7 @@ def _writers(facts: Facts) -> View:
     for row in found["threads"]:
         at_ms = row.pop("committed_ms")
         row["commit_s"] = None if at_ms is None else max(0.0, facts.now_ms - at_ms) / 1000
-    held: list[View] = found.pop("held_back")
-    return {**found, "held_back": held[:MOST_LAGS], "more": max(0, len(held) - MOST_LAGS)}
+    return {**found, **_first(found["held_back"], MOST_LAGS, "held_back")}
 
 
 def _events(events: Sequence[Event], about: str) -> list[View]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
@@ -19,6 +18,7 @@ from everflow.operators.agg import Aggregator, precision_of, result_type
 from everflow.operators.aggregates.folds import (
     BESIDE,
     Bounds,
+    GroupValues,
     ListFullError,
     StateColumn,
     estimates,
@@ -31,11 +31,9 @@ from everflow.operators.grouping import (
     Groups,
     KeyedOperator,
     Stored,
-    Tasks,
-    group,
-    read,
     result,
     running_max,
+    stored,
 )
 from everflow.operators.user_code import (
     UserFunctionError,
@@ -71,15 +69,14 @@ class GroupAggregate(KeyedOperator):
 
     emit_every_update: bool = False
 
-    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+    def run(self, inputs: Inputs) -> TasksResult:
+        (batch,) = inputs.sides
         skips = self.window is None
-        groups = group(
-            batch, self.key_serde, self.window, tasks, store=self.store, skip_null_values=skips
-        )
-        return self.folded(batch, groups, tasks)
+        return self.folded(batch, self.groups_of(batch, inputs, skip_null_values=skips), inputs)
 
-    def folded(self, batch: EdgeBatch, groups: Groups, tasks: Tasks) -> TasksResult:
-        done = self._fold(batch, groups, read(groups, tasks.stores, self.value_serde))
+    def folded(self, batch: EdgeBatch, groups: Groups, inputs: Inputs) -> TasksResult:
+        entries = groups.entries(inputs, self.store)
+        done = self._fold(batch, groups, stored(entries, self.value_serde))
         if self.emit_every_update:
             at, shown, times = np.arange(len(groups.rows)), done.shown, done.shown_times
         else:
@@ -174,10 +171,10 @@ class AggregateSpec(GroupAggregate):
         states = self.state_columns_of(stored.values)
         inputs = self.inputs_of(batch.value, groups.take)
         every = self.emit_every_update
-        with self.failing(batch, groups.rows):
-            final, shown = fold_columns(
-                self.columns, states, stored.present, groups.codes, inputs, every=every
-            )
+        given = GroupValues(
+            stored=states, present=stored.present, codes=groups.codes, values=inputs
+        )
+        final, shown = self.fold(batch, groups.rows, given, every=every)
         times, shown_times = _times(batch, groups, stored, every)
         shown_values = self.finish(shown if every else final)
         return Folded(self.written(final), times, shown_values, shown_times)
@@ -216,11 +213,13 @@ class AggregateSpec(GroupAggregate):
                     fields[name] = take(column)
         return [fields[column.field] for column in self.columns]
 
-    @contextmanager
-    def failing(self, batch: EdgeBatch, rows: Sequence[int] | Int64) -> Iterator[None]:
-        """A list that is full fails at its record; ``rows``: of the contributions."""
+    def fold(
+        self, batch: EdgeBatch, rows: Int64, given: GroupValues, *, every: bool
+    ) -> tuple[list[pa.Array], list[pa.Array]]:
+        """See `fold_columns`; a list that is full fails at its record. ``rows``: of the
+        contributions."""
         try:
-            yield
+            return fold_columns(self.columns, given, every=every)
         except ListFullError as error:
             full, row = error.column, int(rows[error.at])
             text = (
@@ -356,11 +355,9 @@ class PythonCogroup:
 @dataclass(frozen=True, kw_only=True)
 class PythonAggregateSpec(GroupAggregate):
     """`PythonAggregator`, `PythonReducer`, or their like for tables, per key, or per key and
-    window; null and time rules as in `AggregateSpec`.
-
-    Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may
-    change and return the aggregate they are given. Raises UserFunctionError naming the record.
-    """
+    window; null and time rules as in `AggregateSpec`. Functions get Python values (a dict for a
+    struct, a `Windowed` for a windowed key) and may change the aggregate they are given.
+    UserFunctionError."""
 
     store: str
     key_serde: Serde
@@ -474,8 +471,7 @@ class FunctionFold:
 
 
 # --- aggregates of a grouped table: what an entry was is taken back, what it is now is added ------
-# Built-in ones keep what can be taken back: counts and sums. What Kafka Streams' adder and
-# subtractor get is the same, in the same order.
+# Built-in ones keep what can be taken back; adding and taking back is in Kafka Streams' order.
 
 
 REVERSIBLE = ("count", "sum", "avg")
@@ -483,13 +479,10 @@ REVERSIBLE = ("count", "sum", "avg")
 
 @dataclass(frozen=True, kw_only=True)
 class TableAggregateSpec(AggregateSpec):
-    """Counts, sums and means of the entries of each group; make it with `of`.
-
-    A record is what a change adds, its ``old`` what it takes back; one without an entry is null. A
-    group that has lost all its entries stays, with 0, null and null. Means and sums of floats keep
-    what adding and taking back leaves of rounding; a sum that has met NaN or an infinity is not a
-    number any more.
-    """
+    """Counts, sums and means of the entries of each group; make it with `of`. A record is what a
+    change adds, its ``old`` what it takes back, or null. A group that has lost all its entries
+    stays, with 0, null and null. Floats keep what adding and taking back leaves of rounding; a sum
+    that has met NaN or an infinity is not a number any more."""
 
     old_sides: ClassVar[tuple[int, ...]] = (0,)
     old_input: ClassVar[bool] = True
@@ -516,8 +509,7 @@ class TableAggregateSpec(AggregateSpec):
         """See `Operator`: the last result of each group, or that of each change."""
         (right,) = inputs.sides
         assert right.old is not None
-        both = self._signed(right.old, right)
-        done = self._process(both, Tasks.of(both, self.store, inputs))
+        done = super().run(inputs._replace(sides=(self._signed(right.old, right),)))
         done.dropped.pop("null-value", None)  # a side of a change that is none
         if self.emit_every_update and len(done.output):
             last = np.flatnonzero(np.diff(done.output.seq, append=-1) != 0)

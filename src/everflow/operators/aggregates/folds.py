@@ -1,9 +1,6 @@
-"""The folds of built-in aggregates: values into stored states, a column at a time.
-
-Every fold starts from the stored state and adds the batch's values in processing order (numpy's
-``ufunc.at`` is sequential and unbuffered), so results do not depend on where a micro-batch was cut,
-floating-point sums included.
-"""
+"""The folds of built-in aggregates: values into stored states, a column at a time, in processing
+order (numpy's ``ufunc.at`` is sequential and unbuffered), so results do not depend on where a
+micro-batch was cut, floating-point sums included."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import json
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -81,67 +78,76 @@ class Merge(NamedTuple):
     parents: tuple[int, ...]
 
 
-@dataclass(kw_only=True)
-class ColumnFold:
-    """One state column of all groups of a batch, and the values that go into it.
+@dataclass(frozen=True, kw_only=True)
+class GroupValues:
+    """What state columns hold for each group of a batch, and the values that go into them.
 
-    ``stored``: per group, null where the group is new (``present`` False); ``codes``: the group of
-    each contribution, in processing order; ``values``: their values, None where records are
-    counted. ``merges``: of groups, in order: their states are folded in the order of the parents.
-    So a result is the same as if records came one by one, floating-point sums included.
+    ``stored``: by column, then group, null where the group is new (``present`` False); ``codes``:
+    the group of each contribution, in processing order; ``values``: by column, None where records
+    are counted. ``merges``: of groups, in order: their states are folded in the order of the
+    parents. So a result is the same as if records came one by one, floating-point sums included.
     """
+
+    stored: Sequence[pa.Array]
+    present: _Bools
+    codes: Int64
+    values: Sequence[pa.Array | None]
+    merges: Sequence[Merge] = ()
+
+
+@dataclass
+class ColumnFold:
+    """One state column of all groups of a batch, and the values that go into it."""
 
     column: StateColumn
     stored: pa.Array
-    present: _Bools
-    codes: Int64
     values: pa.Array | None
-    merges: Sequence[Merge] = ()
+    given: GroupValues
 
     def final(self) -> pa.Array:
         """The state per group after the batch; of one that was merged into another, before that."""
-        op, codes, groups = self.column.op, self.codes, len(self.present)
+        op, codes, groups = self.column.op, self.given.codes, len(self.given.present)
         if op == "first":
             return self._picked(self._firsts())
         if op == "last":
             at = np.arange(groups)
             at[codes] = groups + np.arange(len(codes))  # the last assignment wins
             return self._picked(at)
-        if op == "count" and not self.merges:
+        if op == "count" and not self.given.merges:
             counts = self.stored.fill_null(0).to_numpy().copy()
             np.add.at(counts, codes if self.values is None else codes[valid(self.values)], 1)
             return pa.array(counts, pa.int64())
         fold = self._numbers()
         used = np.flatnonzero(fold.used)
-        stops = [merge.at for merge in self.merges]
+        stops = [merge.at for merge in self.given.merges]
         bounds = [0, *np.searchsorted(used, np.array(stops, np.int64)).tolist(), len(used)]
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
             for number, (begin, end) in enumerate(pairwise(bounds)):
                 if number:
-                    fold.merge(self.merges[number - 1])
+                    fold.merge(self.given.merges[number - 1])
                 fold.add(used[begin:end])
         return fold.back(fold.state, fold.has)
 
     def running(self) -> pa.Array:
         """The state of the group after each contribution (a loop: for `emit_every_update`)."""
-        op, groups, count = self.column.op, len(self.present), len(self.codes)
+        op, groups, count = self.column.op, len(self.given.present), len(self.given.codes)
         if op == "first":
-            return self._picked(self._firsts()[self.codes])
+            return self._picked(self._firsts()[self.given.codes])
         if op == "last":
             return self._picked(groups + np.arange(count))
-        if op == "count" and not self.merges:
+        if op == "count" and not self.given.merges:
             counts = self.stored.fill_null(0).to_pylist()
             counted = np.ones(count, bool) if self.values is None else valid(self.values)
             told = []
-            for code, used in zip(self.codes.tolist(), counted.tolist(), strict=True):
+            for code, used in zip(self.given.codes.tolist(), counted.tolist(), strict=True):
                 counts[code] += used
                 told.append(counts[code])
             return pa.array(told, pa.int64())
-        fold, merges = self._numbers(), {merge.at: merge for merge in self.merges}
+        fold, merges = self._numbers(), {merge.at: merge for merge in self.given.merges}
         state, has, values, ufunc = fold.state, fold.has, fold.values, fold.ufunc
         found, found_has = np.empty(count, state.dtype), np.zeros(count, bool)
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            for index, (code, used) in enumerate(zip(self.codes, fold.used, strict=True)):
+            for index, (code, used) in enumerate(zip(self.given.codes, fold.used, strict=True)):
                 if index in merges:
                     fold.merge(merges[index])
                 if used:
@@ -156,11 +162,11 @@ class ColumnFold:
         return pa.concat_arrays([self.stored, values]).take(at)
 
     def _firsts(self) -> Int64:
-        groups = len(self.present)
+        groups = len(self.given.present)
         at = np.arange(groups)
-        new = np.flatnonzero(~self.present[self.codes])
-        at[self.codes[new][::-1]] = groups + new[::-1]
-        for merge in self.merges:  # it began where the earliest of its parents began
+        new = np.flatnonzero(~self.given.present[self.given.codes])
+        at[self.given.codes[new][::-1]] = groups + new[::-1]
+        for merge in self.given.merges:  # it began where the earliest of its parents began
             at[merge.group] = at[merge.parents[0]]
         return at
 
@@ -169,14 +175,14 @@ class ColumnFold:
         if column.op == "count":  # a sum of ones that begins with 0
             column, stored = replace(column, op="sum"), stored.fill_null(0)
             mask = None if self.values is None else ~valid(self.values)
-            values = pa.array(np.ones(len(self.codes), np.int64), mask=mask)
+            values = pa.array(np.ones(len(self.given.codes), np.int64), mask=mask)
         else:
             assert self.values is not None
             values = as_operands(column, self.values)
         numbers, back = as_numbers(column, stored, values)
-        groups = len(self.present)
+        groups = len(self.given.present)
         return _Numbers(
-            codes=self.codes,
+            codes=self.given.codes,
             state=numbers[:groups].copy(),
             has=valid(stored).copy(),
             values=numbers[groups:],
@@ -242,11 +248,8 @@ def as_numbers(
     column: StateColumn, stored: pa.Array, values: pa.Array
 ) -> tuple[npt.NDArray[Any], _Back]:
     """Stored state and values as one numpy array of int64, float64 or Decimal, and the way back to
-    the column's type.
-
-    Types without numbers (text, booleans, decimals under min / max) are replaced by their rank
-    among all values.
-    """
+    the column's type. Types without numbers (text, booleans, decimals under min / max) are replaced
+    by their rank among all values."""
     type_ = column.type
     both = pa.concat_arrays([stored, values])
     if pa.types.is_decimal(type_) and column.op == "sum":
@@ -384,16 +387,9 @@ def ranked(column: pa.Array) -> Int64:
 # --- ``min_by`` and ``max_by``: the value beside the smallest or largest of another column --------
 
 
-def min_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """Per group value and order; of equal ones the last, as in Spark. Null orders are skipped."""
-    return _picked(items, -1)
-
-
-def max_by(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    return _picked(items, 1)
-
-
-def _picked(items: Items, sign: int) -> list[pa.Array]:
+def picked(columns: Sequence[StateColumn], items: Items, *, sign: int) -> list[pa.Array]:
+    """Per group value and order, the largest or (``sign`` -1) the smallest; of equal ones the last,
+    as in Spark. Null orders are skipped."""
     both = items.columns()
     there = np.flatnonzero(valid(both[1]))
     groups = items.all_groups[there]
@@ -441,16 +437,6 @@ def collect_set(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
     return _lists(
         _bounded(columns[0], elements, first[np.argsort(elements.order[first], kind="stable")])
     )
-
-
-def largest(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """The n values with the largest orders, largest first; of equal ones the first."""
-    return _top(columns, items, -1)
-
-
-def smallest(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """The n values with the smallest orders, smallest first; of equal ones the first."""
-    return _top(columns, items, 1)
 
 
 @dataclass(frozen=True)
@@ -523,7 +509,9 @@ def _first_beyond(elements: _Elements, beyond: Int64) -> int:
     return int(values[values >= 0].min(initial=len(elements.values)))
 
 
-def _top(columns: Sequence[StateColumn], items: Items, sign: int) -> list[pa.Array]:
+def top(columns: Sequence[StateColumn], items: Items, *, sign: int) -> list[pa.Array]:
+    """The n values with the smallest orders, smallest first, or (``sign`` -1) the largest ones; of
+    equal ones the first."""
     elements = _elements(items)
     ranks = sign * ranked(elements.columns[-1])
     order = np.lexsort((elements.order, ranks, elements.groups))
@@ -623,10 +611,9 @@ def _numbers(raw: npt.NDArray[np.uint8], at: Int64) -> Int64:
 
 
 # --- ``approx_count_distinct``: Spark's HyperLogLog++, in the layout of Spark's own sketch --------
-# A sketch of precision p has 2^p registers of 6 bits, ten to a word of 64 bits, the first lowest;
-# words are big endian. Two sketches merge by the larger of each register, so what a sketch says
-# does not depend on the order or the cut of its values. What goes in are Spark's hashes
-# (``xxhash64``).
+# A sketch of precision p has 2^p registers of 6 bits, ten to a big-endian word of 64 bits, the
+# first lowest. Two sketches merge by the larger of each register, so neither order nor cut of the
+# values matters. What goes in are Spark's hashes (``xxhash64``).
 
 
 _PER_WORD, _BITS, _MASK = 10, 6, np.uint64(63)
@@ -751,17 +738,17 @@ def _bias(raw: npt.NDArray[np.float64], precision: int) -> npt.NDArray[np.float6
 
 
 Fold = Callable[[Sequence[StateColumn], Items], list[pa.Array]]
-
 FOLDS: dict[str, Fold] = {
     "collect_list": collect_list,
     "collect_set": collect_set,
-    "min_by": min_by,
-    "max_by": max_by,
-    "smallest": smallest,
-    "largest": largest,
+    "min_by": partial(picked, sign=-1),
+    "max_by": partial(picked, sign=1),
+    "smallest": partial(top, sign=1),
+    "largest": partial(top, sign=-1),
     "distinct": distinct,
 }
-"""By the ``op`` of the first state column; those of the columns behind it are `BESIDE`."""
+"""By the ``op`` of the first state column; those of the columns behind it are `BESIDE`. A fold
+gives the state columns of each group after its items; `ListFullError`."""
 
 BESIDE = "beside"
 
@@ -774,45 +761,27 @@ def parts(columns: Sequence[StateColumn]) -> list[slice]:
 
 
 def fold_columns(
-    columns: Sequence[StateColumn],
-    stored: Sequence[pa.Array],
-    present: npt.NDArray[np.bool_],
-    codes: Int64,
-    values: Sequence[pa.Array | None],
-    merges: Sequence[Merge] = (),
-    *,
-    every: bool,
+    columns: Sequence[StateColumn], given: GroupValues, *, every: bool
 ) -> tuple[list[pa.Array], list[pa.Array]]:
     """The state columns of each group after the batch, and, with ``every``, those of the group of
-    each contribution after it. ``values``: for each column, None where records are counted; for the
-    rest see `ColumnFold`. `ListFullError` for a list that may hold no more and is told to fail."""
+    each contribution after it. `ListFullError` for a list that may hold no more and is told to
+    fail."""
     final: list[pa.Array] = []
     each: list[pa.Array] = []
+    codes, merges = given.codes, given.merges
     for part in parts(columns):
-        some = columns[part]
+        some, stored = columns[part], given.stored[part]
         if some[0].op in FOLDS:
-            given = [one for one in values[part] if one is not None]
-            final += fold(some, Items.of_groups(stored[part], codes, given, merges))
+            values = [one for one in given.values[part] if one is not None]
+            final += FOLDS[some[0].op](some, Items.of_groups(stored, codes, values, merges))
             if every:
-                each += running(some, stored[part], codes, given, merges)
+                each += running(some, stored, codes, values, merges)
             continue
-        one = ColumnFold(
-            column=some[0],
-            stored=stored[part.start],
-            present=present,
-            codes=codes,
-            values=values[part.start],
-            merges=merges,
-        )
+        one = ColumnFold(some[0], stored[0], given.values[part.start], given)
         final.append(one.final())
         if every:
             each.append(one.running())
     return final, each
-
-
-def fold(columns: Sequence[StateColumn], items: Items) -> list[pa.Array]:
-    """The state columns of each group after its items; `ListFullError`."""
-    return FOLDS[columns[0].op](columns, items)
 
 
 def running(
@@ -843,7 +812,7 @@ def running(
             value_order=np.array([count]),
         )
         try:
-            states[code] = fold(columns, items)
+            states[code] = FOLDS[columns[0].op](columns, items)
         except ListFullError as error:
             raise ListFullError(error.column, at) from None
         for column, state in zip(found, states[code], strict=True):

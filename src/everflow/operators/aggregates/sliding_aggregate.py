@@ -1,31 +1,29 @@
 """Aggregates of sliding windows: built-in ones and those with functions of the user (KIP-450).
 
-As in Kafka Streams, a record is an update of every window that it lies in, and of those that it
-makes; records with a null key or a null value are skipped; a result's time is the latest of its
-window's records. Of a micro-batch the last result per window is given, or, with
-``emit_every_update``, every one. A window's aggregate is that of its records in the order in which
-they came: a new window begins with a copy of another's.
+As in Kafka Streams, a record updates every window that it lies in, and those that it makes; records
+with a null key or value are skipped; a result's time is the latest of its window's records. Of a
+micro-batch the last result per window is given, or, with ``emit_every_update``, every one. A
+window's aggregate is that of its records in the order in which they came.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregates.aggregate import AggregateSpec, Step
-from everflow.operators.aggregates.folds import fold_columns
+from everflow.operators.aggregates.folds import GroupValues
 from everflow.operators.aggregates.windowed_aggregate import (
     Book,
     Final,
     WindowedAggregate,
     WindowRun,
 )
-from everflow.operators.grouping import Tasks, Turns
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes.windowed import (
     STORE_SUFFIX_BYTES,
@@ -35,9 +33,10 @@ from everflow.serdes.windowed import (
 )
 from everflow.state.changelog import TIMESTAMP_BYTES, unpack_value
 from everflow.state.store import StoreView
+from everflow.topology.graph import Inputs
 from everflow.windows import SlidingWindows
 
-# --- folds values into sliding windows, which begin with what others held (pure; KIP-450) ---------
+# --- what a batch's log comes to for the folds: each window's records, as if it had no other's ----
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Contributions:
     ``windows``: those windows; ``roots``: the window whose known state each begins with, -1 = none;
     ``codes``: the place in ``windows`` of each contribution, ``rows`` its record; a window's lie
     together, in the order in which its aggregate takes them. ``updates``: the contribution after
-    which each update of the book shows its window, or -1 - the window whose known state it shows.
+    which each entry of the log shows its window, or -1 - the window whose known state it shows.
     """
 
     windows: Int64
@@ -59,13 +58,18 @@ class Contributions:
 
     @staticmethod
     def of(book: SlidingBook, known: int) -> Contributions:
-        logged = np.array(book.windows, np.int64)
+        logged, copies = np.array(book.windows, np.int64), book.copies
+        alone = [number for number, copy in enumerate(copies) if copy.alone]
+        at_alone = [copies[number].at for number in alone]
+        takes = np.ones(len(logged), bool)
+        takes[at_alone] = False
         order = np.argsort(logged, kind="stable")
+        order = order[takes[order]]
         ordered = logged[order]
         inherited: dict[int, Int64] = {}
         roots: dict[int, int] = {}
         nothing = np.empty(0, np.int64)
-        for copy in book.copies:
+        for copy in copies:
             begin, end = np.searchsorted(ordered, [copy.parent, copy.parent + 1])
             own = order[begin:end]
             own = own[: np.searchsorted(own, copy.before)]
@@ -73,144 +77,56 @@ class Contributions:
             roots[copy.child] = roots.get(copy.parent, copy.parent)
         # A window's inherited entries, then its own.
         entries = np.concatenate([*inherited.values(), order])
-        lengths = [len(own) for own in inherited.values()]
-        owners = np.concatenate([np.repeat(np.array([*inherited], np.int64), lengths), ordered])
-        place = np.argsort(owners, kind="stable")
+        lengths = np.array([len(own) for own in inherited.values()], np.int64)
         children = np.array([*inherited], np.int64)
+        owners = np.concatenate([np.repeat(children, lengths), ordered])
+        place = np.argsort(owners, kind="stable")
         windows, codes = np.unique(np.concatenate([owners, children]), return_inverse=True)
         codes = codes[: len(owners)][place].astype(np.int64)
         rows = np.array(book.rows, np.int64)[entries[place]]
         of_windows = np.array([roots.get(one, one) for one in windows.tolist()], np.int64)
-        own_places = np.empty(len(order), np.int64)
+        updates = np.empty(len(logged), np.int64)
         is_own = place >= len(owners) - len(order)
-        own_places[entries[place[is_own]]] = np.flatnonzero(is_own)
-        begins = np.searchsorted(windows[codes], children)
-        last = begins + np.array(lengths, np.int64) - 1
-        shown = {
-            child: (int(at) if length else -1 - roots[child])
-            for child, at, length in zip(inherited, last.tolist(), lengths, strict=True)
-        }
-        at, copied = _shown(book)
-        places = np.empty(len(at), np.int64)
-        places[copied < 0] = own_places[at[copied < 0]]
-        children_shown = [shown[book.copies[one].child] for one in copied[copied >= 0].tolist()]
-        places[copied >= 0] = children_shown
+        updates[entries[place[is_own]]] = np.flatnonzero(is_own)
+        last = np.searchsorted(windows[codes], children) + lengths - 1
+        known_roots = np.array([*roots.values()], np.int64)
+        updates[at_alone] = np.where(lengths > 0, last, -1 - known_roots)[alone]
         return Contributions(
             windows=windows,
             roots=np.where(of_windows < known, of_windows, -1),
             codes=codes,
             rows=rows,
-            updates=places,
+            updates=updates,
         )
 
 
-def updates_of(book: SlidingBook) -> tuple[Int64, Int64, Int64]:
-    """Window, row and time of each update, in order."""
-    at, copied = _shown(book)
-    from_copies = copied >= 0
-    columns = []
-    for logged, name in ((book.windows, "child"), (book.rows, "row"), (book.times, "shown")):
-        column = np.empty(len(at), np.int64)
-        column[~from_copies] = np.array(logged, np.int64)[at[~from_copies]]
-        column[from_copies] = [
-            getattr(book.copies[one], name) for one in copied[from_copies].tolist()
-        ]
-        columns.append(column)
-    return columns[0], columns[1], columns[2]
-
-
-def steps_from(book: SlidingBook, row: int, logged: int, copied: int) -> Iterator[Step]:
-    """From the entry ``logged`` and the copy ``copied`` on: which windows begin with what another
-    held, then the updates in order; no record goes into a copy."""
-    copies = book.copies[copied:]
-    for copy in copies:
-        yield row, copy.child, (copy.parent,), False, False
-    shown = [copy for copy in copies if copy.shown is not None]
-    for at, window in enumerate(book.windows[logged:], logged):
-        while shown and shown[0].at == at:
-            yield row, shown.pop(0).child, (), False, True
-        yield row, window, (), True, True
-    for copy in shown:
-        yield row, copy.child, (), False, True
-
-
-def _shown(book: SlidingBook) -> tuple[Int64, Int64]:
-    """Each update in order: its entry of the log, or the next one, and its copy (-1: none)."""
-    shown = [number for number, copy in enumerate(book.copies) if copy.shown is not None]
-    entries = np.arange(len(book.windows), dtype=np.int64)
-    at = np.concatenate([np.array([book.copies[one].at for one in shown], np.int64), entries])
-    copied = np.concatenate([np.array(shown, np.int64), np.full(len(entries), -1)])
-    order = np.argsort(at, kind="stable")  # a copy is in front of its entry
-    return at[order], copied[order]
-
-
-class SlidingFold:
-    """Built-in aggregates of all windows of a batch: ``states``, the state columns, by window."""
-
-    def __init__(self, layout: AggregateSpec, batch: EdgeBatch, stored: Sequence[bytes]) -> None:
-        known = layout.value_serde.decode_array(pa.array(stored, pa.binary()))
-        self.states = layout.state_columns_of(known)
-        self.shown: list[pa.Array] = []
-        self._values = layout.inputs_of(batch.value, lambda column: column)
-        self._layout, self._batch = layout, batch
-
-    def take(self, book: SlidingBook, *, every: bool) -> None:
-        """Fold in the book's log. With ``every`` what each update shows goes to ``shown``."""
-        layout, windows, known = self._layout, len(book.keys), len(self.states[0])
-        log = Contributions.of(book, known)
-        roots = pa.array(log.roots, mask=log.roots < 0)
-        stored = [state.take(roots) for state in self.states]
-        values = [None if one is None else one.take(log.rows) for one in self._values]
-        with layout.failing(self._batch, log.rows):
-            after, shown = fold_columns(
-                layout.columns, stored, log.roots >= 0, log.codes, values, every=every
-            )
-        if every:
-            of_known = len(log.codes) - 1 - log.updates
-            at = np.where(log.updates < 0, of_known, log.updates)
-            both = zip(shown, self.states, strict=True)
-            shown = [pa.concat_arrays([*columns]).take(at) for columns in both]
-            self.shown.append(layout.finish(shown))
-        place = np.arange(windows, dtype=np.int64)
-        place[log.windows] = windows + np.arange(len(log.windows))
-        self.states = [
-            pa.concat_arrays([state, pa.nulls(windows - known, state.type), new]).take(place)
-            for state, new in zip(self.states, after, strict=True)
-        ]
-
-
-# --- which sliding windows a batch's records go into and make: intervals, no values (pure;
-# Records are taken one by one in processing order, as Kafka Streams takes them
-# (KStreamSlidingWindowAggregate): what a record finds, and which windows it makes, depends on all
-# before it. `SlidingFold` folds the aggregates over the result.
+# --- which sliding windows a batch's records go into and make: intervals, no values (pure)
+# Records are taken one by one, as KStreamSlidingWindowAggregate does: what a record finds, and
+# which windows it makes, depends on all before it.
 
 
 class Copy(NamedTuple):
     """The window ``child`` begins with what ``parent`` held before the entry ``before`` of the log.
-    A copy that is ``shown`` is a result of its own, in front of the entry ``at``, with that time
-    (None: the child's first entry follows); ``row`` is the record that made it."""
+    ``at``: its first entry; ``alone``: that shows the copy alone, without the entry's record."""
 
     before: int
     parent: int
     child: int
     at: int
-    row: int
-    shown: int | None
+    alone: bool
 
 
 class SlidingBook(Book):
-    """The sliding windows of a batch's keys. The log has an entry for each time that a record went
-    into a window: ``windows``, ``rows`` and ``times``, the window's latest record time after it.
-    Entries and shown copies are the updates, in Kafka Streams' order. ``late`` counts records and
-    updates.
+    """The sliding windows of a batch's keys. The log has an entry for each update of a window,
+    in Kafka Streams' order: ``windows``, ``rows`` and ``times``, the window's latest record time
+    after it. ``late`` counts records and updates.
     """
 
     def __init__(self, windows: SlidingWindows, retention_ms: int, keys: int) -> None:
         super().__init__()
         self._difference, self._grace = windows.difference_ms, windows.grace_ms
         self._retention = retention_ms
-        # Of each key the windows that are there, in the order of their starts: starts, numbers, and
-        # latest record times.
+        # Of each key's windows, in the order of their starts: starts, numbers, latest record times.
         self._starts: list[list[int]] = [[] for _ in range(keys)]
         self._numbers: list[list[int]] = [[] for _ in range(keys)]
         self._latest: list[list[int]] = [[] for _ in range(keys)]
@@ -359,7 +275,7 @@ class SlidingBook(Book):
             return
         window = self._there(key, start, time)
         if copied is not None:
-            self.copies.append(Copy(before, copied, window, len(self.windows), row, None))
+            self.copies.append(Copy(before, copied, window, len(self.windows), alone=False))
         self.windows.append(window)
         self.times.append(time)
         self.rows.append(row)
@@ -368,7 +284,10 @@ class SlidingBook(Book):
         """A new window with what was in ``right`` (number, latest time) before the record."""
         parent, latest = right
         window = self._there(key, start, latest)
-        self.copies.append(Copy(before, parent, window, len(self.windows), row, latest))
+        self.copies.append(Copy(before, parent, window, len(self.windows), alone=True))
+        self.windows.append(window)
+        self.times.append(latest)
+        self.rows.append(row)
 
     def _there(self, key: int, start: int, latest: int) -> int:
         window = self._new(key, start)
@@ -390,23 +309,20 @@ class SlidingBook(Book):
         return len(self.keys) - 1
 
 
-def stored_windows(
-    book: SlidingBook, windows: SlidingWindows, found: Turns, part: slice, store: StoreView
-) -> Iterator[bytes]:
+def stored_windows(run: _Run, part: slice, store: StoreView) -> Iterator[bytes]:
     """Loads the windows that a task's records can meet; yields their value bytes, by number."""
-    reach = 2 * windows.difference_ms
+    reach, keys = 2 * run.span_ms, run.found.keys[part]
+    first, last = (times[part].tolist() for times in run.times_of)
     bounds = [
-        (window_store_key(key, max(0, first - reach)), window_store_key(key, last + 2))
-        for key, first, last in zip(
-            found.keys[part], found.first[part].tolist(), found.last[part].tolist(), strict=True
-        )
+        (window_store_key(key, max(0, begin - reach)), window_store_key(key, end + 2))
+        for key, begin, end in zip(keys, first, last, strict=True)
     ]
     codes = range(part.start, part.stop)
-    for code, key, entries in zip(codes, found.keys[part], store.range_many(bounds), strict=True):
+    for code, key, entries in zip(codes, keys, store.range_many(bounds), strict=True):
         for stored_key, stored in entries:
             # A longer key may begin with the same bytes.
             if len(stored_key) == len(key) + STORE_SUFFIX_BYTES:
-                book.load(code, split_window_store_key(stored_key)[1], unpack_value(stored)[0])
+                run.book.load(code, split_window_store_key(stored_key)[1], unpack_value(stored)[0])
                 yield stored[TIMESTAMP_BYTES:]
 
 
@@ -423,10 +339,9 @@ class SlidingAggregateSpec(WindowedAggregate):
     windows: SlidingWindows
     retention_ms: int
     """Of the store: what it does not show any more is not extended, as in Kafka Streams."""
-    emit_every_update: bool = field(default=False, kw_only=True)
 
-    def _begin(self, batch: EdgeBatch, tasks: Tasks) -> WindowRun:
-        return _Run(self, batch, tasks)
+    def _begin(self, batch: EdgeBatch, inputs: Inputs) -> WindowRun:
+        return _Run(self, batch, inputs)
 
     def _copied(self, key: Any, parents: list[Any]) -> Any:
         # Aggregates may be changed in place, so a copy is read from bytes.
@@ -435,25 +350,24 @@ class SlidingAggregateSpec(WindowedAggregate):
 
 class _Run(WindowRun):
     """``last``: row and time of the last update of each window, and its number among all updates,
-    -1 = none. ``updates``: windows, rows and times of all updates, kept where every one is given.
+    -1 = none. ``updates``: windows, rows and times of all updates, and ``shown`` what each shows,
+    kept where every one is given. ``states``: of built-in aggregates the state columns, by window.
     """
 
     book: SlidingBook
 
-    def __init__(self, spec: SlidingAggregateSpec, batch: EdgeBatch, tasks: Tasks) -> None:
-        super().__init__(spec, batch, tasks, skip_null_values=True)
-        self.span_ms = spec.windows.difference_ms
+    def __init__(self, spec: SlidingAggregateSpec, batch: EdgeBatch, inputs: Inputs) -> None:
+        super().__init__(spec, batch, inputs, skip_null_values=True)
+        self.span_ms, self.layout = spec.windows.difference_ms, spec.layout
         self.book = SlidingBook(spec.windows, spec.retention_ms, len(self.found.keys))
         for partition, part in self.found.parts:
-            self.stored += stored_windows(
-                self.book, spec.windows, self.found, part, tasks.stores[partition]
-            )
-        layout = spec.layout
-        self.fold = (
-            SlidingFold(layout, batch, self.stored) if isinstance(layout, AggregateSpec) else None
-        )
+            self.stored += stored_windows(self, part, self.views[partition])
+        if isinstance(spec.layout, AggregateSpec):
+            self.states = spec.layout.state_columns_of(self.known())
+            self.values = spec.layout.inputs_of(batch.value, lambda column: column)
         self.last: Int64 = np.empty((3, 0), np.int64)
         self.updates: list[Int64] = [np.empty((3, 0), np.int64)]
+        self.shown: list[pa.Array] = []
         self.count = 0
         """How many updates there were."""
         self.logged = 0, 0
@@ -467,15 +381,25 @@ class _Run(WindowRun):
         self._end_log()
 
     def steps(self) -> Iterator[Step]:
+        """See `WindowRun`: new windows begin with what others held before the record, then come the
+        updates in order."""
         book = self.book
         for row in self.take_each_record():
-            yield from steps_from(book, row, *self.logged)
+            logged, copied = self.logged
             self.logged = len(book.windows), len(book.copies)
+            copies = book.copies[copied:]
+            for copy in copies:
+                yield row, copy.child, (copy.parent,), False, False
+            alone = {copy.at for copy in copies if copy.alone}
+            for at, window in enumerate(book.windows[logged:], logged):
+                yield row, window, (), at not in alone, True
 
     def _end_log(self) -> None:
         """Begin another log, when the updates in this one are noted and folded."""
-        windows, rows, times = updates = np.stack(updates_of(self.book))
-        more = len(self.book.keys) - self.last.shape[1]
+        book = self.book
+        updates = np.array([book.windows, book.rows, book.times], np.int64)
+        windows, rows, times = updates
+        more = len(book.keys) - self.last.shape[1]
         self.last = np.concatenate([self.last, np.full((3, more), -1)], axis=1)
         numbers = self.count + np.arange(len(rows))
         for column, last in zip(self.last, (rows, times, numbers), strict=True):
@@ -483,10 +407,31 @@ class _Run(WindowRun):
         self.count += len(rows)
         if self.every:
             self.updates.append(updates)
-        if self.fold is not None:
-            self.fold.take(self.book, every=self.every)
-        self.book.begin_log()
+        if isinstance(self.layout, AggregateSpec):
+            self._fold_log(self.layout)
+        book.begin_log()
         self.logged = 0, 0
+
+    def _fold_log(self, layout: AggregateSpec) -> None:
+        windows, known = len(self.book.keys), len(self.states[0])
+        log = Contributions.of(self.book, known)
+        roots = pa.array(log.roots, mask=log.roots < 0)
+        stored = [state.take(roots) for state in self.states]
+        values = [None if one is None else one.take(log.rows) for one in self.values]
+        given = GroupValues(stored=stored, present=log.roots >= 0, codes=log.codes, values=values)
+        after, shown = layout.fold(self.batch, log.rows, given, every=self.every)
+        if self.every:
+            of_known = len(log.codes) - 1 - log.updates
+            at = np.where(log.updates < 0, of_known, log.updates)
+            both = zip(shown, self.states, strict=True)
+            shown = [pa.concat_arrays([*columns]).take(at) for columns in both]
+            self.shown.append(layout.finish(shown))
+        place = np.arange(windows, dtype=np.int64)
+        place[log.windows] = windows + np.arange(len(log.windows))
+        self.states = [
+            pa.concat_arrays([state, pa.nulls(windows - known, state.type), new]).take(place)
+            for state, new in zip(self.states, after, strict=True)
+        ]
 
     def final(self) -> Final:
         """See `WindowRun`; in the order of the last updates."""
@@ -501,9 +446,8 @@ class _Run(WindowRun):
         return Final(found, numbers[found], rows[found])
 
     def folded(self, layout: AggregateSpec, windows: Int64) -> tuple[pa.Array, pa.Array]:
-        assert self.fold is not None
-        after = [state.take(windows) for state in self.fold.states]
-        every = pa.concat_arrays(self.fold.shown) if self.every else layout.finish(after)
+        after = [state.take(windows) for state in self.states]
+        every = pa.concat_arrays(self.shown) if self.every else layout.finish(after)
         return layout.written(after), every
 
     def result(self, final: Final, entries: pa.Array, shown: pa.Array) -> TasksResult:
@@ -514,12 +458,8 @@ class _Run(WindowRun):
         if self.every:
             windows, rows, times = np.concatenate(self.updates, axis=1)
             order = np.argsort(rows, kind="stable")
-            windows, rows, times, shown = (
-                windows[order],
-                rows[order],
-                times[order],
-                shown.take(order),
-            )
+            windows, rows, times = windows[order], rows[order], times[order]
+            shown = shown.take(order)
             _, starts = self._places(windows)
         return self.shaped(changes, rows, (starts, starts + self.span_ms), times, shown)
 

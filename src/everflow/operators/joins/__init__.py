@@ -1,9 +1,8 @@
-"""Joins (note 020): of a stream and a table, of two tables, of two streams in windows.
+"""Joins (note 020): a join takes the records of both sides of a batch, and gives what one record
+after the other would give.
 
-A join takes the records of both sides of a batch, and gives what one record after the other would
-give. `joined_table` looks tables up; `stream_table`, `table_table`, `foreign_keys` (note 022) and
-`lookup_join` (note 027) read through it. `join_side` has the records of a join of two streams
-(`stream_stream`, `asof`).
+`joined_table` looks tables up; `stream_table`, `table_table` (also by foreign keys, note 022) and
+`lookup_join` (note 027) read through it. `stream_stream` joins two streams in windows.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """
 

@@ -1,35 +1,38 @@
 """A table as an operator looks it up: what it held for a key when a record was processed.
-
-`JoinedTable` has a store. One without a store is made of those that have: `MappedTable` and
-`TableOfBoth` are Kafka Streams' value getters (note 035).
-"""
+`MappedTable` and `TableOfBoth` are made of tables with stores: Kafka Streams' value getters (note
+035)."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from everflow.operators.grouping import NEVER, Stored, by_task, rows_by_task, running_max, stored
+from everflow.operators.grouping import (
+    NEVER,
+    Flags,
+    Stored,
+    Stores,
+    extent,
+    rows_by_task,
+    running_max,
+    stored,
+    task_codes,
+)
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64, valid
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
 from everflow.state.changelog import pack_value
-from everflow.state.store import OPEN, VERSIONED, StoreSpec, StoreView, VersionsView
-from everflow.topology.batches import spread
+from everflow.state.store import OPEN, VERSIONED, StoreSpec, VersionsView
+from everflow.topology.batches import appended, spread
 from everflow.topology.graph import Inputs, Operator
 
 # --- what joins give: ``struct<left, right>``, and which side may be missing ----------------------
-
-
-Stores = Mapping[int, Mapping[str, StoreView]]
-"""The stores of an operator by name, by the partition of each task."""
 
 
 class JoinKind(enum.Enum):
@@ -48,6 +51,23 @@ class JoinKind(enum.Enum):
         return self is JoinKind.OUTER
 
 
+class KeepsLeft(Operator):
+    """A join that keeps the records of its first side without a match, or not, by its ``kind``."""
+
+    kind: JoinKind
+
+    @property
+    def takes_null_keys(self) -> bool:
+        return self.kind.keeps_left
+
+    def taken(self, keys: pa.Array, values: pa.Array) -> tuple[Flags, dict[str, int]]:
+        """The records that look for a match, and how many others are dropped, by reason."""
+        valued = valid(values)
+        taken = valued if self.kind.keeps_left else valued & valid(keys)
+        without_key = int(np.count_nonzero(valued & ~taken))
+        return taken, {"null-value": int(np.count_nonzero(~valued)), "null-key": without_key}
+
+
 def joined_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     """``struct<left, right>``; a side without a match is null."""
     return pa.struct([("left", left), ("right", right)])
@@ -59,10 +79,13 @@ def joined(left: pa.Array, right: pa.Array) -> pa.Array:
     )
 
 
-def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
-    """A number for each row, equal where task and key are."""
-    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
-    return by_task(codes, partitions)[0]
+def in_turn(left: EdgeBatch, right: EdgeBatch, left_first: bool) -> tuple[EdgeBatch, Int64]:
+    """The records of both sides in one order, without their values, and the number of each: those
+    of the right count behind those of the left. ``left_first``: where both are one input record."""
+    turn = np.repeat([0, 1] if left_first else [1, 0], [len(left), len(right)])
+    both = appended([side.with_columns(value=pa.nulls(len(side))) for side in (left, right)])
+    order = np.lexsort((turn, both.seq))
+    return both.take(order), order
 
 
 def first_and_last(codes: Int64) -> tuple[Int64, Int64]:
@@ -95,12 +118,14 @@ class Held(NamedTuple):
         return Held(spread(self.values, rows, count), times)
 
 
-class _Places(NamedTuple):
-    """Rows of a batch: task and key (as a number), task, key, and place in the batch's order."""
+class Places(NamedTuple):
+    """Rows of a batch: task and key (as a number), task, key, time (ms), and place in the batch's
+    order."""
 
     codes: Int64
     partitions: Int32
     keys: pa.Array
+    times: Int64
     at: Int64
 
 
@@ -126,15 +151,14 @@ class JoinedTable:
         return ()
 
     def held(self, asking: EdgeBatch, inputs: Inputs) -> Held:
-        """The table's entry for each record of ``asking`` when it came."""
+        """The table's entry for each record of ``asking`` when it came; nothing for a null key."""
+        if asking.key.null_count:
+            keyed = np.flatnonzero(valid(asking.key))
+            return self.held(asking.take(keyed), inputs).in_rows(keyed, len(asking))
         updates = inputs.sides[self.side]
-        if not self.as_of or not self.spec.versioned:
-            return self.when(asking, updates, inputs.stores, first=self.first)
-        keyed = np.flatnonzero(valid(asking.key))
-        some = asking if len(keyed) == len(asking) else asking.take(keyed)
-        asks = Asks(some.partition, self.keys_of(some), some.timestamp, some.seq)
-        held = held_as_of(self, asks, updates, inputs.stores, first=self.first)
-        return held if some is asking else held.in_rows(keyed, len(asking))
+        if self.as_of and self.spec.versioned:
+            return held_as_of(self, asking, updates, inputs.stores)
+        return self.when(asking, updates, inputs.stores)
 
     def keys_of(self, batch: EdgeBatch) -> pa.Array:
         """The store's keys of the batch's, none of them null. UserFunctionError."""
@@ -147,43 +171,37 @@ class JoinedTable:
         keys = written_bytes(self.spec.key_serde, inner, name, batch)
         return window_store_keys(keys, start.to_numpy())
 
-    def when(
-        self,
-        asking: EdgeBatch,
-        updates: EdgeBatch,
-        stores: Stores,
-        *,
-        first: bool,
-    ) -> Held:
-        """The table's entry for the key of each record of ``asking`` (nothing for a null), after
-        those of its ``updates`` in this batch that came before the record. ``first``: whether one
-        that the same input record made did."""
-        if asking.key.null_count:
-            keyed = np.flatnonzero(valid(asking.key))
-            held = self.when(asking.take(keyed), updates, stores, first=first)
-            return held.in_rows(keyed, len(asking))
-        asked, known = self._places(asking, updates)
-        return self._held(asked, known, updates, stores, side="right" if first else "left")
+    def when(self, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
+        """The table's entry for the key of each record of ``asking``, none of them null, after
+        those of its ``updates`` in this batch that came before the record."""
+        asked, known = self.places(asking, updates)
+        return self._held(asked, known, updates, stores, side="right" if self.first else "left")
 
     def before(self, updates: EdgeBatch, stores: Stores) -> Held:
         """The table's entry for each update's key before that update."""
-        known, _ = self._places(updates, updates.take(np.empty(0, np.int64)))
+        known, _ = self.places(updates, updates.take(np.empty(0, np.int64)))
         known = known._replace(at=np.arange(len(updates), dtype=np.int64))
         return self._held(known, known, updates, stores, side="left")
 
-    def _places(self, asking: EdgeBatch, updates: EdgeBatch) -> tuple[_Places, _Places]:
+    def places(self, asking: EdgeBatch, updates: EdgeBatch) -> tuple[Places, Places]:
         keys = pa.concat_arrays([self.keys_of(asking), self.keys_of(updates)])
         partitions = np.concatenate([asking.partition, updates.partition])
         codes, count = task_codes(keys, partitions), len(asking)
         return (
-            _Places(codes[:count], asking.partition, keys[:count], asking.seq),
-            _Places(codes[count:], updates.partition, keys[count:], updates.known_from),
+            Places(codes[:count], asking.partition, keys[:count], asking.timestamp, asking.seq),
+            Places(
+                codes[count:],
+                updates.partition,
+                keys[count:],
+                updates.timestamp,
+                updates.known_from,
+            ),
         )
 
     def _held(
         self,
-        asked: _Places,
-        known: _Places,
+        asked: Places,
+        known: Places,
         updates: EdgeBatch,
         stores: Stores,
         side: Literal["left", "right"],
@@ -210,7 +228,7 @@ class JoinedTable:
             times = np.where(valid(column), times, NEVER)
         return Held(column, times)
 
-    def _kept(self, asked: _Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
+    def _kept(self, asked: Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
         """The store's entries before the batch, each key read once; and for each asked row its
         place there (any for rows that are not in ``rows``)."""
         _, first, place = np.unique(asked.codes[rows], return_index=True, return_inverse=True)
@@ -299,18 +317,8 @@ class TableLookup(Operator):
 
 
 # --- tables with a history ------------------------------------------------------------------------
-# Versions come in any order of time. A record asks with its key, a time, and its place; of the
-# versions that have come before that place, the one with the latest time up to the asked one
-# counts, and of equal times the one that came last.
-
-
-class Asks(NamedTuple):
-    """Look-ups: the task, key bytes (none null), the time (ms) and the place of each."""
-
-    partitions: Int32
-    keys: pa.Array
-    times: Int64
-    places: Int64
+# Versions come in any order of time. Of those before the place of the record that asks, the one
+# with the latest time up to the asked one counts, and of equal times the one that came last.
 
 
 class Versions(NamedTuple):
@@ -360,9 +368,7 @@ def _come_before(came: Int64, begin: Int64, at: Int64, places: Int64) -> Int64:
     return at
 
 
-def latest_when_put(
-    table: JoinedTable, updates: EdgeBatch, stores: Stores
-) -> npt.NDArray[np.bool_]:
+def latest_when_put(table: JoinedTable, updates: EdgeBatch, stores: Stores) -> Flags:
     """True for updates of a versioned table that are the latest of their key when they come."""
     keys = table.keys_of(updates)
     codes = task_codes(keys, updates.partition)
@@ -375,7 +381,7 @@ def latest_when_put(
     place_of = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     place_of[codes[first]] = np.arange(len(first))
     times = updates.timestamp
-    latest: npt.NDArray[np.bool_] = running_max(codes, times) == times
+    latest: Flags = running_max(codes, times) == times
     return latest & (times >= known[place_of[codes]])
 
 
@@ -385,28 +391,23 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
     return view  # type: ignore[return-value]  # every store of a versioned kind is one
 
 
-def held_as_of(
-    table: JoinedTable, asking: Asks, updates: EdgeBatch, stores: Stores, *, first: bool
-) -> Held:
-    """The entry of a versioned table for each look-up, at its time. A time before the history
-    retention finds the latest version or nothing. ``first``: whether an update in the very place of
-    who asks has been put."""
-    count = len(asking.keys)
-    both = pa.concat_arrays([asking.keys, table.keys_of(updates)])
-    codes = task_codes(both, np.concatenate([asking.partitions, updates.partition]))
-    asked, known = codes[:count], codes[count:]
-    places = asking.places + 1 if first else asking.places
-    lost = asking.times < _history_begins(table, asking._replace(places=places), updates, stores)
-    kept, entries = _stored_versions(table, asking, asked, lost, stores)
+def held_as_of(table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
+    """The entry of a versioned table for each record, at its time. A time before the history
+    retention finds the latest version or nothing."""
+    asked, known = table.places(asking, updates)
+    if table.first:  # an update in the very place of who asks has been put
+        asked = asked._replace(at=asked.at + 1)
+    lost = asked.times < _history_begins(table, asked, updates, stores)
+    kept, entries = _stored_versions(table, asked, lost, stores)
     versions = Versions(
-        np.concatenate([kept.codes, known]),
-        np.concatenate([kept.times, updates.timestamp]),
-        np.concatenate([kept.places, updates.known_from]),
+        np.concatenate([kept.codes, known.codes]),
+        np.concatenate([kept.times, known.times]),
+        np.concatenate([kept.places, known.at]),
     )
-    found = latest_before(asked, asking.times, places, versions)
+    found = latest_before(asked.codes, asked.times, asked.at, versions)
     if lost.any():
         old = np.flatnonzero(lost)
-        newest = latest_before(asked[old], np.full(len(old), OPEN), places[old], versions)
+        newest = latest_before(asked.codes[old], np.full(len(old), OPEN), asked.at[old], versions)
         found[old] = np.where(newest == found[old], found[old], NONE)
     return _values(table, found, entries, updates)
 
@@ -426,37 +427,32 @@ def _values(
     return Held(column, shown)
 
 
-def _history_begins(table: JoinedTable, asking: Asks, updates: EdgeBatch, stores: Stores) -> Int64:
+def _history_begins(table: JoinedTable, asked: Places, updates: EdgeBatch, stores: Stores) -> Int64:
     """The begin of the table's history (ms) where each who asks comes."""
-    found = np.empty(len(asking.keys), np.int64)
-    for partition, asks in rows_by_task(asking.partitions):
+    found = np.empty(len(asked.at), np.int64)
+    for partition, asks in rows_by_task(asked.partitions):
         puts = np.flatnonzero(updates.partition == partition)
         view = versioned(stores, partition, table.spec.name)
         observed = np.concatenate([[view.stream_time], updates.timestamp[puts]])
         reached = np.maximum.accumulate(observed)
-        found[asks] = reached[np.searchsorted(updates.known_from[puts], asking.places[asks])]
+        found[asks] = reached[np.searchsorted(updates.known_from[puts], asked.at[asks])]
     return found - (table.spec.retention_ms or 0)
 
 
 def _stored_versions(
-    table: JoinedTable,
-    asking: Asks,
-    codes: Int64,
-    to_the_latest: npt.NDArray[np.bool_],
-    stores: Stores,
+    table: JoinedTable, asked: Places, to_the_latest: Flags, stores: Stores
 ) -> tuple[Versions, list[bytes | None]]:
     """The stored versions that may be found, each key read once; and as entries."""
-    ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
-    low, high = np.full(len(ones), OPEN), np.full(len(ones), -1)
-    np.minimum.at(low, group, asking.times)
-    np.maximum.at(high, group, np.where(to_the_latest, OPEN - 1, asking.times))
+    ones, first, group = np.unique(asked.codes, return_index=True, return_inverse=True)
+    until = np.where(to_the_latest, OPEN - 1, asked.times)
+    low, high = extent(group, len(ones), asked.times, until)
     found: list[tuple[int, int]] = []
     entries: list[bytes | None] = []
-    owners = asking.partitions[first]
+    owners = asked.partitions[first]
     for partition, mine in rows_by_task(owners):
-        keys = asking.keys.take(first[mine]).to_pylist()
-        asked = list(zip(keys, low[mine].tolist(), high[mine].tolist(), strict=True))
-        listed = versioned(stores, partition, table.spec.name).versions_many(asked)
+        keys = asked.keys.take(first[mine]).to_pylist()
+        bounds = list(zip(keys, low[mine].tolist(), high[mine].tolist(), strict=True))
+        listed = versioned(stores, partition, table.spec.name).versions_many(bounds)
         for code, versions in zip(ones[mine].tolist(), listed, strict=True):
             for one in versions:
                 found.append((code, one.start))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.clock import believed_ms, instant
 from everflow.operators.due_index import Changes, DueIndex, DueQueue
-from everflow.operators.grouping import stream_times as running_times
+from everflow.operators.grouping import Stores, stream_times
 from everflow.operators.joins.joined_table import (
     JoinedTable,
     JoinKind,
-    Stores,
+    KeepsLeft,
     TableLookup,
     TableRead,
     joined,
@@ -36,7 +36,7 @@ from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.key_ranges import after_prefix
 from everflow.state.store import Entry, StoreSpec, StoreView, WholeView
 from everflow.topology.batches import appended
-from everflow.topology.graph import Inputs, Operator
+from everflow.topology.graph import Inputs
 
 # --- holds records of a stream until the entry that they look up is there, or their time is over --
 # The store has entries for each: under the looked-up key and a number, what the record is; under
@@ -55,9 +55,8 @@ BEFORE_ALL, BEHIND_ALL = -1, 2 * LAST_SEQ + 1
 
 
 class Waiter(NamedTuple):
-    """A record that waits: its number, time, when it came by the wall clock (ms), and what it looks
-    up. ``row``: of the batch, `NO_ROW` of one from the store, which is ``stored`` as it was
-    written."""
+    """A record that waits: its number, time, when it came by the wall clock (ms), what it looks up;
+    its ``row`` of the batch, `NO_ROW` of one that was ``stored`` (as it was written)."""
 
     number: int
     time: int
@@ -117,10 +116,9 @@ class WaitingRoom:
     def keys(self, view: StoreView) -> list[bytes]:
         if view.get_many([_NEXT]) == [None]:
             return []  # nobody has ever waited here
-        found = dict[bytes, None]()
-        for stored, _ in view.range(_BY_KEY, after_prefix(_BY_KEY)):
-            found.setdefault(_key_of(stored))
-        return list(found)
+        head, tail = len(_BY_KEY) + _LENGTH.size, -_NUMBER.size
+        stored = (key for key, _ in view.range(_BY_KEY, after_prefix(_BY_KEY)))
+        return list(dict.fromkeys(key[head:tail] for key in stored))
 
     def places(self, waiter: Waiter) -> list[bytes]:
         number = _NUMBER.pack(waiter.number)
@@ -133,9 +131,8 @@ class WaitingRoom:
 @dataclass(kw_only=True)
 class TaskWaits:
     """One task's part of a batch. ``told``: who waits no longer, in order. ``waiters``: who waits,
-    by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``: waiters of
-    the store, as they are there, that wait from now on, because the clock by which they came is
-    ahead of the present one."""
+    by number; ``waiting``: their numbers by key. ``gone``: from the store. ``retimed``: stored
+    waiters that wait from now on, as the clock by which they came is ahead."""
 
     room: WaitingRoom
     events: TaskEvents
@@ -297,28 +294,23 @@ def _number_of(stored: bytes) -> int:
     return found
 
 
-def _key_of(stored: bytes) -> bytes:
-    return stored[len(_BY_KEY) + _LENGTH.size : -_NUMBER.size]
-
-
 # --- the results of a join whose records may wait: of those that did, and of those that did not ---
 
 
 @dataclass(kw_only=True)
 class ToldRecords:
     """Collects them task by task. ``asking``: the batch's records; ``places``: of each, whose
-    halves are ``seq``; ``keyed``: the rows of those that have a key, ``keys``; ``held``: what each
-    row finds; ``found``: what is waited for, by row; ``by``: the records that bring it, row by
-    row."""
+    halves are ``seq``; ``held``: what each row finds; ``found``: what is waited for, by row;
+    ``by``: the records that bring it, row by row; ``kept``: those whose time is over have a null
+    other side, else they are dropped."""
 
     room: WaitingRoom
     asking: EdgeBatch
     places: Int64
-    keyed: Int64
-    keys: pa.Array
     held: pa.Array
     found: pa.Array
     by: EdgeBatch
+    kept: bool
     told: list[tuple[int, Told]] = field(default_factory=list)
     """With their tasks."""
     changes: dict[int, list[StoreChanges]] = field(default_factory=dict)
@@ -334,10 +326,9 @@ class ToldRecords:
         if made := settled.written(self._stored([one.row for one in settled.stays])):
             self.changes[partition] = made
 
-    def output(self, at_once: Int64, *, kept: bool) -> EdgeBatch:
-        """All results in order. ``at_once``: rows of ``asking`` that do not wait; ``kept``: those
-        whose time is over have a null other side."""
-        told = [one for one in self.told if kept or one[1].found != NO_ROW]
+    def output(self, at_once: Int64) -> EdgeBatch:
+        """All results in order. ``at_once``: rows of ``asking`` that do not wait."""
+        told = [one for one in self.told if self.kept or one[1].found != NO_ROW]
         own = self.asking.take(at_once)
         held = self.held.take(at_once).cast(self.found.type)
         done = own.with_columns(value=joined(own.value, held))
@@ -349,8 +340,9 @@ class ToldRecords:
         )
         return appended([late, done]).take(np.argsort(places, kind="stable"))
 
-    def dropped(self, *, kept: bool) -> int:
-        return 0 if kept else sum(one.found == NO_ROW for _, one in self.told)
+    @property
+    def dropped(self) -> int:
+        return 0 if self.kept else sum(one.found == NO_ROW for _, one in self.told)
 
     def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
         """Results of those that have waited; each comes with the record that ended it, if any."""
@@ -389,7 +381,7 @@ class ToldRecords:
     def _records(self, waiters: Sequence[Waiter]) -> RecordParts:
         parts = [unpacked_record(one.stored) for one in waiters if one.row < 0]
         stored = StoredRecords(
-            [_told_key(listed) for listed, _ in parts],
+            [cast("bytes | None", listed[0]["value"]) for listed, _ in parts],
             [value for _, value in parts],
             [listed[1:] for listed, _ in parts],
         )
@@ -417,11 +409,6 @@ class ToldRecords:
         ]
 
 
-def _told_key(headers: Sequence[dict[str, object]]) -> bytes | None:
-    value = headers[0]["value"]
-    return value if isinstance(value, bytes) else None
-
-
 LOOK_MS = 1_000
 """The interval at which waiting records are checked where nothing else makes a batch."""
 SEEN = "seen"
@@ -431,7 +418,7 @@ _Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Waiting(Operator):
+class _Waiting(KeepsLeft):
     """The base of both joins. A record without an entry waits in ``room``: until an update of the
     table brings it, or until its time is over. Then it is given with a null right, where the
     ``kind`` keeps it, or dropped. Results have their records' times.
@@ -442,8 +429,9 @@ class _Waiting(Operator):
     room: WaitingRoom
 
     @property
-    def takes_null_keys(self) -> bool:
-        return self.kind.keeps_left
+    def wall_clock_interval_ms(self) -> int | None:
+        timeout_ms = self.room.timeout_ms
+        return None if timeout_ms is None else min(LOOK_MS, max(timeout_ms // 10, 100))
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         none = np.empty(0, np.int64)
@@ -453,11 +441,10 @@ class _Waiting(Operator):
             room=self.room,
             asking=asking,
             places=none,
-            keyed=none,
-            keys=nothing,
             held=nothing,
             found=nothing,
             by=asking,
+            kept=self.kind.keeps_left,
         )
         for row, partition in enumerate(ticks.partition.tolist()):
             at: Int64 = ticks.timestamp[row : row + 1]
@@ -471,23 +458,28 @@ class _Waiting(Operator):
                 stream_time=int(at[0]),
             )
             told.settle(partition, events, inputs.stores)
-        output = told.output(none, kept=self.kind.keeps_left)
-        missing = told.dropped(kept=self.kind.keeps_left)
-        return TasksResult(output, told.changes, {}, {"not-found": missing})
+        return TasksResult(told.output(none), told.changes, {}, {"not-found": told.dropped})
 
     def _asking(self, side: EdgeBatch) -> EdgeBatch:
         return side
 
     def _settled(
-        self, told: ToldRecords, updates: _Updates, inputs: Inputs, without_value: int
+        self,
+        told: ToldRecords,
+        keyed: Int64,
+        keys: pa.Array,
+        updates: _Updates,
+        inputs: Inputs,
+        without_value: int,
     ) -> TasksResult:
-        """``told``: empty, to take who waits no longer."""
+        """``told``: empty, to take who waits no longer; ``keyed``: the rows of its records that
+        have a key, and ``keys``."""
         asking, stores, now_ms = told.asking, inputs.stores, inputs.now_ms
-        running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
+        running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
         there = valid(told.held)
-        missing = np.flatnonzero(~there[told.keyed])
-        missing_keys = told.keys.take(missing).to_pylist()
-        missing = told.keyed[missing]
+        missing = np.flatnonzero(~there[keyed])
+        missing_keys = keys.take(missing).to_pylist()
+        missing = keyed[missing]
         for partition in sorted(stores):
             rows = np.flatnonzero(asking.partition == partition)
             mine = np.flatnonzero(asking.partition[missing] == partition)
@@ -504,13 +496,12 @@ class _Waiting(Operator):
             )
             told.settle(partition, events, stores)
         keyless = np.ones(len(asking), bool)
-        keyless[told.keyed] = False
-        keeps = self.kind.keeps_left
-        output = told.output(np.flatnonzero(there | (keyless & keeps)), kept=keeps)
+        keyless[keyed] = False
+        output = told.output(np.flatnonzero(there | (keyless & told.kept)))
         dropped = {
             "null-value": without_value,
-            "null-key": 0 if keeps else int(np.count_nonzero(keyless)),
-            "not-found": told.dropped(kept=keeps),
+            "null-key": 0 if told.kept else int(np.count_nonzero(keyless)),
+            "not-found": told.dropped,
         }
         done = TasksResult(output, told.changes, after, dropped)
         done.remarks += [
@@ -530,10 +521,6 @@ class LookupJoin(TableLookup, _Waiting):
 
     table_first: bool = True
     """True if an input record that is on both sides changes the table first."""
-
-    @property
-    def wall_clock_interval_ms(self) -> int | None:
-        return _interval_of(self.room)
 
     def run(self, inputs: Inputs) -> TasksResult:
         left, right = inputs.sides[:2]
@@ -557,13 +544,13 @@ class LookupJoin(TableLookup, _Waiting):
             room=self.room,
             asking=asking,
             places=asking.seq * 2 + self.table_first,
-            keyed=keyed,
-            keys=stored.keys_of(asking.take(keyed)),
             held=held,
             found=right.value.cast(self.table.type),
             by=right,
+            kept=self.kind.keeps_left,
         )
-        return self._settled(told, updates, inputs, without)
+        keys = stored.keys_of(asking.take(keyed))
+        return self._settled(told, keyed, keys, updates, inputs, without)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -581,7 +568,7 @@ class GlobalLookupJoin(_Waiting):
 
     @property
     def wall_clock_interval_ms(self) -> int | None:
-        return _interval_of(self.room) or LOOK_MS
+        return super().wall_clock_interval_ms or LOOK_MS
 
     def run(self, inputs: Inputs) -> TasksResult:
         (side,), spec = inputs.sides, self.table.spec
@@ -614,13 +601,12 @@ class GlobalLookupJoin(_Waiting):
             room=self.room,
             asking=asking,
             places=asking.seq * 2,
-            keyed=keyed,
-            keys=written,
             held=held,
             found=brought,
             by=asking.take(np.empty(0, np.int64)),
+            kept=self.kind.keeps_left,
         )
-        done = self._settled(told, updates, inputs, without)
+        done = self._settled(told, keyed, written, updates, inputs, without)
         seen = {*waited, *done.changes}
         done.clocks.update({partition: {SEEN: whole.mark} for partition in seen})
         return done
@@ -638,12 +624,6 @@ class GlobalLookupJoin(_Waiting):
             if clocks[partition][SEEN] != mark
         }
         return {partition: keys for partition, keys in found.items() if keys}
-
-
-def _interval_of(room: WaitingRoom) -> int | None:
-    if room.timeout_ms is None:
-        return None
-    return min(LOOK_MS, max(room.timeout_ms // 10, 100))
 
 
 def _valued(batch: EdgeBatch, values: pa.Array) -> tuple[EdgeBatch, int]:

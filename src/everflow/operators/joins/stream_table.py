@@ -1,4 +1,4 @@
-"""A stream enriched by a table: each record with what the table holds for its key."""
+"""A stream enriched by a table, or by the latest record of another stream that is not later."""
 
 from __future__ import annotations
 
@@ -12,15 +12,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.due_index import Changes, DueIndex
-from everflow.operators.grouping import stored
-from everflow.operators.grouping import stream_times as running_times
+from everflow.operators.grouping import (
+    NEVER,
+    Kept,
+    Stores,
+    TaskKeys,
+    changes_by_task,
+    extent,
+    read_as_of,
+    rows_by_task,
+    stored,
+    stream_times,
+    task_codes,
+)
 from everflow.operators.joins.joined_table import (
+    NONE,
+    STORED,
     JoinedTable,
     JoinKind,
-    Stores,
+    KeepsLeft,
     TableLookup,
     TableRead,
+    Versions,
+    in_turn,
     joined,
+    latest_before,
 )
 from everflow.operators.stored_records import (
     StoredRecords,
@@ -29,8 +45,9 @@ from everflow.operators.stored_records import (
     unpacked_record,
 )
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult, valid
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult, valid
 from everflow.serdes import Serde
+from everflow.serdes.windowed import window_store_keys
 from everflow.state.changelog import unpack_value
 from everflow.state.store import Entry, StoreSpec, StoreView, last_of_length
 from everflow.topology.batches import appended, spread
@@ -38,7 +55,7 @@ from everflow.topology.graph import Inputs, Operator
 
 
 @dataclass(frozen=True)
-class StreamTableJoin(TableLookup):
+class StreamTableJoin(TableLookup, KeepsLeft):
     """Inner or left join (KStream-KTable): records of the stream give results, changes of the table
     do not.
 
@@ -53,23 +70,14 @@ class StreamTableJoin(TableLookup):
     one_result: ClassVar[bool] = True
     joins: ClassVar[bool] = True
 
-    @property
-    def takes_null_keys(self) -> bool:
-        return self.kind.keeps_left
-
     def run(self, inputs: Inputs) -> TasksResult:
         left = inputs.sides[0]
-        keyed, valued = valid(left.key), valid(left.value)
-        taken = valued if self.kind.keeps_left else valued & keyed
+        taken, dropped = self.taken(left.key, left.value)
         asking = left if taken.all() else left.take(np.flatnonzero(taken))
         held = self.table.held(asking, inputs).values
         output = asking.with_columns(value=joined(asking.value, held))
         if held.null_count and not self.kind.keeps_left:
             output = output.take(np.flatnonzero(valid(held)))
-        dropped = {
-            "null-value": int(np.count_nonzero(~valued)),
-            "null-key": int(np.count_nonzero(valued & ~taken)),
-        }
         return TasksResult(output, {}, {}, dropped)
 
 
@@ -90,9 +98,9 @@ def looked_up(table: JoinedTable, keys: pa.Array, view: StoreView) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class StreamGlobalJoin(Operator):
+class StreamGlobalJoin(KeepsLeft):
     """Inner or left join (KStream-GlobalKTable) of values ``struct<fk, value>``, ``fk`` the mapped
-    key (see `everflow.operators.joins.foreign_keys.selected_type`).
+    key (see `everflow.operators.joins.table_table.selected_type`).
 
     A record without a value is dropped; one whose mapped key is null, too, unless the ``kind``
     keeps the left side: then its right is null. A result has the record's own key, null or not, its
@@ -108,19 +116,10 @@ class StreamGlobalJoin(Operator):
     def looks_up(self) -> tuple[StoreSpec, ...]:
         return (self.table.spec,)
 
-    @property
-    def takes_null_keys(self) -> bool:
-        return self.kind.keeps_left
-
     def run(self, inputs: Inputs) -> TasksResult:
         (batch,) = inputs.sides
         keys, values = batch.value.flatten()
-        valued, mapped = valid(values), valid(keys)
-        taken = valued if self.kind.keeps_left else valued & mapped
-        dropped = {
-            "null-value": int(np.count_nonzero(~valued)),
-            "null-key": int(np.count_nonzero(valued & ~taken)),
-        }
+        taken, dropped = self.taken(keys, values)
         rows = np.flatnonzero(taken)
         whole = next(iter(inputs.stores.values()))[self.table.spec.name]
         found = self._entries(batch, keys, rows, whole)
@@ -151,9 +150,8 @@ class StreamGlobalJoin(Operator):
 
 
 # --- holds a stream's records back until stream time has passed them by a grace (KIP-923) ---------
-# They wait in a store, under time, key and a number that tells apart those of one key and time;
-# with their headers before their value. They come out in that order. Negative times wait as zero
-# does.
+# They wait in a store, under time, key and a number that tells apart those of one key and time, and
+# come out in that order. Negative times wait as zero does.
 
 
 _INDEX = DueIndex()
@@ -161,23 +159,14 @@ _NUMBER = struct.Struct(">i")
 _NOTHING = -1
 
 
-class TimeMakers(NamedTuple):
-    """The records that make stream time, in order: the task of each, its stream time there."""
-
-    partitions: Int32
-    stream_times: Int64
-
-
 class Released(NamedTuple):
-    """Records that are not held back any more, in their order: the record of the clock at which
-    each comes out, key bytes, and what they are; ``changes`` of the store, by task."""
+    """Records that are not held back any more, in their order, each at the position of the record
+    of the clock that brings it out. ``at``: the number of that one; ``keys``: key bytes;
+    ``changes`` of the store, by task."""
 
+    output: EdgeBatch
     at: Int64
     keys: pa.Array
-    key: pa.Array
-    value: pa.Array
-    times: Int64
-    headers: pa.Array | None
     changes: dict[int, list[StoreChanges]]
 
 
@@ -190,17 +179,10 @@ class HeldBack:
     value_serde: Serde
     grace_ms: int
 
-    def release(
-        self,
-        batch: EdgeBatch,
-        at: Int64,
-        clock: TimeMakers,
-        before: Mapping[int, int],
-        stores: Stores,
-    ) -> Released:
-        """Takes the batch's records, all with key and value; ``at`` is the place of each among the
-        clock's. One that is later than the grace comes out at once. ``before``: the tasks' stream
-        times before the batch."""
+    def release(self, batch: EdgeBatch, at: Int64, clock: EdgeBatch, inputs: Inputs) -> Released:
+        """Takes the batch's records, all with key and value; ``at`` is the place of each among
+        those of the ``clock``, which make stream time, in order: their times are the tasks' stream
+        times. One that is later than the grace comes out at once."""
         name = self.store.name
         keys = written_bytes(self.key_serde, batch.key, name, batch)
         due = np.full(len(batch), _NOTHING)
@@ -208,15 +190,15 @@ class HeldBack:
         stored: list[Entry] = []
         stored_due = [np.empty(0, np.int64)]
         changes: dict[int, list[StoreChanges]] = {}
-        for partition in np.unique(clock.partitions).tolist():
-            events = np.flatnonzero(clock.partitions == partition)
-            running = clock.stream_times[events]
+        for partition in np.unique(clock.partition).tolist():
+            events = np.flatnonzero(clock.partition == partition)
+            running = clock.timestamp[events]
             mine = np.flatnonzero(batch.partition == partition)
             first = np.searchsorted(running, goes_at[mine], side="left")
             first = np.maximum(first, np.searchsorted(events, at[mine]))
             stays = first >= len(events)
             due[mine[~stays]] = events[first[~stays]]
-            view = stores[partition][name]
+            view = inputs.stores[partition][name]
             stream_time, changed = int(running[-1]), Changes()
             out = list(_INDEX.stored(view, stream_time - self.grace_ms))
             for key, _ in out:
@@ -225,10 +207,12 @@ class HeldBack:
             places = np.searchsorted(running, times + self.grace_ms, side="left")
             stored_due.append(events[places])
             stored += out
-            self._put(changed, view, batch, keys, mine[stays], before[partition])
+            before = inputs.stream_times[partition]
+            self._put(changed, view, batch, keys, mine[stays], before)
             if made := changed.of(name):
                 changes[partition] = made
-        return self._in_order(batch, keys, due, stored, np.concatenate(stored_due), changes)
+        places = np.concatenate(stored_due)
+        return Released(*self._in_order(batch, keys, due, stored, places, clock), changes)
 
     def _put(
         self,
@@ -273,8 +257,9 @@ class HeldBack:
         due: Int64,
         stored: Sequence[Entry],
         stored_due: Int64,
-        changes: dict[int, list[StoreChanges]],
-    ) -> Released:
+        clock: EdgeBatch,
+    ) -> tuple[EdgeBatch, Int64, pa.Array]:
+        """What comes out, at which record of the clock, and the key bytes."""
         rows = np.flatnonzero(due >= 0)
         parts = [unpack_value(entry) for _, entry in stored]
         records = [unpacked_record(data) for _, data in parts]
@@ -295,21 +280,9 @@ class HeldBack:
             self.value_serde,
             np.concatenate([len(batch) + np.arange(len(stored)), rows])[order],
         )
-        return Released(
-            at[order],
-            both.take(order),
-            columns.key,
-            columns.value,
-            times[order],
-            columns.headers,
-            changes,
-        )
-
-
-def come_out(by: EdgeBatch, released: Released, values: pa.Array) -> EdgeBatch:
-    """Results of released records, at the positions of the records ``by`` which they came out."""
-    made = by.with_columns(released.key, values)
-    return replace(made, timestamp=released.times, headers=released.headers)
+        made = clock.take(at[order]).with_columns(columns.key, columns.value)
+        output = replace(made, timestamp=times[order], headers=columns.headers)
+        return output, at[order], both.take(order)
 
 
 def _numbers(place: bytes) -> tuple[bytes, bytes]:
@@ -321,11 +294,9 @@ def _numbers(place: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class GraceWait(Operator):
-    """A record goes on when the stream's own stream time has reached its time and the grace; one
-    that is later than that at once, and so does one without a key, where those are ``kept``. It
-    goes on at the place of the record that brings it out, with its own time and headers;
-    `StreamTableJoin` then looks up what the table holds as of its time.
-    """
+    """A record goes on when the stream's own stream time has reached its time and the grace, at the
+    place of the record that brings it out; a later one at once, and one without a key, where those
+    are ``kept``. `StreamTableJoin` then looks up what the table holds as of its time."""
 
     held: HeldBack
     kept: bool
@@ -339,15 +310,10 @@ class GraceWait(Operator):
         keyed, valued = valid(stream.key), valid(stream.value)
         rows = np.flatnonzero(keyed & valued)
         asking = stream.take(rows)
-        running, after = running_times(asking.timestamp, asking.partition, inputs.stream_times)
-        released = self.held.release(
-            asking,
-            np.arange(len(rows), dtype=np.int64),
-            TimeMakers(asking.partition, running),
-            inputs.stream_times,
-            inputs.stores,
-        )
-        output = come_out(asking.take(released.at), released, released.value)
+        running, after = stream_times(asking.timestamp, asking.partition, inputs.stream_times)
+        clock, at = replace(asking, timestamp=running), np.arange(len(rows), dtype=np.int64)
+        released = self.held.release(asking, at, clock, inputs)
+        output = released.output
         dropped = {"null-value": int(np.count_nonzero(~valued))}
         keyless = np.flatnonzero(valued & ~keyed)
         if self.kept:
@@ -359,9 +325,215 @@ class GraceWait(Operator):
 
     def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult:
         none = np.empty(0, np.int64)
-        clock = TimeMakers(ticks.partition, ticks.timestamp)
-        released = self.held.release(
-            ticks.take(none), none, clock, inputs.stream_times, inputs.stores
+        released = self.held.release(ticks.take(none), none, ticks, inputs)
+        return TasksResult(released.output, released.changes, {}, {})
+
+
+# --- as-of join of two streams: each left record with the latest right one that is not later ------
+# Stream time is that of both sides. The right side's records are kept for tolerance and grace
+# behind it: a left record that is not later than the grace finds all it may meet.
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsOfJoin(KeepsLeft):
+    """Inner or left. A left record at t meets, of the right records with its key from
+    t - ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have
+    come when stream time has reached t and the grace (``held``; without one: when it comes itself).
+    One that is later than that is joined at once.
+
+    Right records are dropped as late once no left record within the grace can meet them. Null
+    values are dropped; null keys too, but of a left join's left side, which comes at once with a
+    null right. A result has the left record's time and headers.
+    """
+
+    kind: JoinKind
+    right: StoreSpec
+    type: pa.DataType
+    tolerance_ms: int
+    held: HeldBack | None
+    left_first: bool = True
+    """The side that takes an input record first that is on both."""
+    joins: ClassVar[bool] = True
+
+    @property
+    def kept_ms(self) -> int:
+        """The time for which right records are of use behind stream time (ms)."""
+        return self.tolerance_ms + (0 if self.held is None else self.held.grace_ms)
+
+    def run(self, inputs: Inputs) -> TasksResult:
+        left, right = inputs.sides
+        events = _Events.of(left, right, inputs.stream_times, self.kind.keeps_left, self.left_first)
+        rights = right.take(events.rows[events.of_right])
+        open_ = rights.timestamp >= events.running[events.of_right] - self.kept_ms
+        puts = self._puts(rights.take(np.flatnonzero(open_)), events.of_right[open_])
+        kept = puts.records
+        changes = changes_by_task(
+            self.right.name,
+            kept.partition,
+            window_store_keys(puts.keys, kept.timestamp),
+            written_bytes(self.right.value_serde, kept.value, self.right.name, kept),
+            kept.timestamp,
         )
-        output = come_out(ticks.take(released.at), released, released.value)
-        return TasksResult(output, released.changes, {}, {})
+        asking = left.take(events.rows[events.asking])
+        output, places, waited = self._met(asking, events, puts, inputs)
+        for partition, listed in waited.items():
+            changes.setdefault(partition, []).extend(listed)
+        alone = left.take(events.rows[events.keyless])
+        alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
+        order = np.argsort(np.concatenate([places, events.keyless]), kind="stable")
+        dropped = {**events.dropped, "late": len(rights) - len(kept)}
+        return TasksResult(appended([output, alone]).take(order), changes, events.after, dropped)
+
+    def advance(self, ticks: EdgeBatch, inputs: Inputs) -> TasksResult | None:
+        if self.held is None:
+            return None
+        none = np.empty(0, np.int64)
+        puts = self._puts(inputs.sides[1].take(none), none)
+        events = _Events.of_ticks(ticks, inputs.stream_times)
+        output, _, changes = self._met(ticks.take(none), events, puts, inputs)
+        return TasksResult(output, changes, {}, {})
+
+    def _puts(self, records: EdgeBatch, places: Int64) -> _Puts:
+        keys = written_bytes(self.right.key_serde, records.key, self.right.name, records)
+        return _Puts(records, keys, places)
+
+    def _met(
+        self, asking: EdgeBatch, events: _Events, puts: _Puts, inputs: Inputs
+    ) -> tuple[EdgeBatch, Int64, dict[int, list[StoreChanges]]]:
+        """The results of left records that look for their match now, the places of the records that
+        bring them, and the changes of the store in which left records wait."""
+        released = self._released(asking, events, inputs)
+        found = self._found(released, events, puts, inputs.stores)
+        shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
+        output = released.output
+        output = output.with_columns(value=joined(output.value, found)).take(shown)
+        return output, released.at[shown], released.changes
+
+    def _released(self, asking: EdgeBatch, events: _Events, inputs: Inputs) -> Released:
+        if self.held is not None:
+            clock = replace(events.both, timestamp=events.running)
+            return self.held.release(asking, events.asking, clock, inputs)
+        keys = written_bytes(self.right.key_serde, asking.key, self.right.name, asking)
+        return Released(asking, events.asking, keys.cast(pa.binary()), {})
+
+    def _found(self, released: Released, events: _Events, puts: _Puts, stores: Stores) -> pa.Array:
+        count, left, right = len(released.keys), released.output, puts.records
+        # One that is late meets no more than what is kept, whatever a batch still holds.
+        until = events.until()[released.at]
+        low = np.maximum(left.timestamp - self.tolerance_ms, until - self.kept_ms)
+        both = pa.concat_arrays([released.keys, puts.keys.cast(pa.binary())])
+        codes = task_codes(both, np.concatenate([left.partition, right.partition]))
+        kept = self._stored(released, codes[:count], low, stores)
+        times = np.concatenate([kept.times, right.timestamp])
+        known = Versions(
+            np.concatenate([kept.codes, codes[count:]]),
+            times,
+            np.concatenate([np.full(len(kept.times), STORED), puts.places]),
+        )
+        found = latest_before(codes[:count], left.timestamp, released.at, known)
+        met = found != NONE
+        met[met] = times[found[met]] >= low[met]
+        used = np.unique(found[met & (found < len(kept.times))])
+        values = stored(kept.entries.take(used).to_pylist(), self.right.value_serde)
+        here = found >= len(kept.times)
+        index = np.where(here, found - len(kept.times), len(right) + np.searchsorted(used, found))
+        column = pa.concat_arrays([right.value.cast(self.type), values.values.cast(self.type)])
+        return column.take(pa.array(np.where(met, index, 0), mask=~met))
+
+    def _stored(self, released: Released, codes: Int64, low: Int64, stores: Stores) -> Kept:
+        """The stored right records that the left ones may meet; each key is read once: from the one
+        that holds for the earliest of them."""
+        ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
+        least, _ = extent(group, len(ones), low, low)
+        left = released.output
+        earliest, most = extent(group, len(ones), left.timestamp, left.timestamp)
+        groups = TaskKeys(left.partition[first], released.keys.take(first))
+        found = read_as_of(self.right.name, groups, least, earliest, most, stores)
+        return found._replace(codes=ones[found.codes])
+
+
+class _Puts(NamedTuple):
+    """Right records that are kept, their key bytes, and their places among the events."""
+
+    records: EdgeBatch
+    keys: pa.Array
+    places: Int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Events:
+    """The records of both sides that are not dropped at once, in their order.
+
+    ``both``: without values; ``rows``: of each in its side's batch; ``running``: stream time at
+    each. ``asking``, ``keyless``, ``of_right``: places of left records with
+    and without a key, and of right ones.
+    """
+
+    both: EdgeBatch
+    rows: Int64
+    running: Int64
+    before: Mapping[int, int]
+    after: dict[int, int]
+    asking: Int64
+    keyless: Int64
+    of_right: Int64
+    dropped: dict[str, int]
+
+    def until(self) -> Int64:
+        """Stream time before each."""
+        found = np.empty(len(self.running), np.int64)
+        for partition, mine in rows_by_task(self.both.partition):
+            found[mine] = np.concatenate([[self.before[partition]], self.running[mine[:-1]]])
+        return found
+
+    @staticmethod
+    def of_ticks(ticks: EdgeBatch, before: Mapping[int, int]) -> _Events:
+        none = np.empty(0, np.int64)
+        return _Events(
+            both=ticks.with_columns(value=pa.nulls(len(ticks))),
+            rows=none,
+            running=ticks.timestamp,
+            before=before,
+            after={},
+            asking=none,
+            keyless=none,
+            of_right=none,
+            dropped={},
+        )
+
+    @staticmethod
+    def of(
+        left: EdgeBatch,
+        right: EdgeBatch,
+        before: Mapping[int, int],
+        keeps_left: bool,
+        left_first: bool,
+    ) -> _Events:
+        keyed = [valid(side.key) for side in (left, right)]
+        valued = [valid(side.value) for side in (left, right)]
+        rows = [
+            np.flatnonzero(valued[0] & (keyed[0] | keeps_left)),
+            np.flatnonzero(valued[1] & keyed[1]),
+        ]
+        count = len(rows[0])
+        both, order = in_turn(left.take(rows[0]), right.take(rows[1]), left_first)
+        keyless = ~valid(both.key)
+        running, after = stream_times(
+            np.where(keyless, NEVER, both.timestamp), both.partition, before
+        )
+        is_left = order < count
+        return _Events(
+            both=both,
+            rows=np.concatenate(rows)[order],
+            running=running,
+            before=before,
+            after=after,
+            asking=np.flatnonzero(is_left & ~keyless),
+            keyless=np.flatnonzero(keyless),
+            of_right=np.flatnonzero(~is_left),
+            dropped={
+                "null-value": sum(int(np.count_nonzero(~one)) for one in valued),
+                "null-key": int(np.count_nonzero(valued[0] & ~keyed[0])) * (not keeps_left)
+                + int(np.count_nonzero(valued[1] & ~keyed[1])),
+            },
+        )

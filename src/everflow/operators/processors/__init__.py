@@ -1,8 +1,6 @@
-"""The processor API: what a user's processor is given, and the operator that runs it.
+"""The processor API (note 023): what a user's processor is given, and the operator that runs it.
 
-Design note 023. A processor is made anew for each task and micro-batch: what has to last is in its
-stores. `processor` is what users write, with the context that it is given, `stores` what else it is
-given; `process` is its spec and runs it, with those that share its stores (note 040); `forwarding`
-makes columns of what it hands on, and `table_stores` are tables as processors read them.
+`processor` is what users write, with its context, `stores` what else it is given; `process` runs
+it, with those that share its stores (note 040).
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """

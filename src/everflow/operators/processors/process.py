@@ -1,8 +1,7 @@
 """`ProcessSpec`, and how processors run: record by record over the tasks of a micro-batch.
 
-Those that share stores run together (note 040), and one alone is the group of one. Their records,
-and the updates of the tables that they read, are taken in the order of the task; of what one record
-has brought to several, in the order of arrival.
+Those that share stores run together (note 040), on records and table updates in the task's order;
+what one record has brought to several comes in the order of arrival.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ class ProcessSpec(ProcessorOperator):
     output's value is ``struct<child: int32, value>`` (child null: all of them). ``keeps_key``: what
     it forwards has the key of the record that it was given. ``key_serde``: of the records' keys; a
     store that has the same is asked for them at once. ``tables``: those it reads, in the order of
-    the node's inputs; ``global_stores``: global ones. ``transforms``: it makes values of a table.
+    the node's inputs; ``looks_up``: global ones. ``transforms``: it makes values of a table.
     """
 
     supplier: Callable[[], Processor]
@@ -164,12 +163,8 @@ class ProcessSpec(ProcessorOperator):
     punctuations: tuple[Punctuation, ...] = ()
     key_serde: Serde | None = None
     tables: tuple[JoinedTable, ...] = ()
-    global_stores: tuple[StoreSpec, ...] = ()
+    looks_up: tuple[StoreSpec, ...] = ()
     transforms: bool = False
-
-    @property
-    def looks_up(self) -> tuple[StoreSpec, ...]:
-        return self.global_stores
 
     @property
     def wall_clocks(self) -> Mapping[str, int]:
@@ -286,28 +281,21 @@ class Running:
     """One processor, made for one task and micro-batch."""
 
     def __init__(
-        self,
-        results: Results,
-        place: Place,
-        turn: Turn,
-        stores: tuple[Mapping[str, Entries | VersionEntries], Mapping[str, Shown]],
-        onward: Onward | None,
+        self, task: _Task, number: int, entries: Mapping[str, Entries | VersionEntries]
     ) -> None:
-        """``stores``: their entries and what is shown. ``onward``: to those that read it."""
-        self.member = results.members[results.own]
-        self.turn = turn
-        self._results, self._place, self._spec = results, place, results.spec
-        self._entries = stores[0]
+        self.member, self.turn = task.members[number], task.turns[number]
+        self._results, self._place, self._entries = task.results[number], task.place, entries
+        self._spec = self._results.spec
+        self._onward = task.hand if task.reads(self.member.name) else None
         self._context = ProcessorContext(
-            place,
-            turn,
-            stores[1],
+            task.place,
+            self.turn,
+            task.shown(self.turn, entries),
             self._spec.children,
             keeps_key=self._spec.keeps_key,
             transforms=self._spec.transforms,
-            onward=None if onward is None else self._handing(onward),
+            onward=None if self._onward is None else self._handing(self._onward),
         )
-        self._onward = onward
         self._by_stream_time = [
             one for one in self._spec.punctuations if one.clock is PunctuationType.STREAM_TIME
         ]
@@ -570,28 +558,21 @@ def _python_records(batch: EdgeBatch) -> Iterator[Record]:
     return (Record(*one) for one in zip(*columns, strict=True))
 
 
-_RECORDS = -1
-"""In place of the number of a table: what comes are the processor's own records."""
-
-
 def run_processors(
     members: Sequence[SharingProcessor], surroundings: Surroundings
 ) -> list[TasksResult]:
     """See `ProcessorOperator.run_together`. UserFunctionError of the record in hand."""
     results = [Results(_spec(one), members, number) for number, one in enumerate(members)]
     done = [
-        TasksResult(one.batch, {}, dict(one.stream_times), {}, {}) for one in members
+        TasksResult(one.batch, {}, dict(one.inputs.stream_times), {}, {}) for one in members
     ]  # the output follows
-    rows = [dict(rows_by_task(one.batch.partition)) for one in members]
-    updates = [[dict(rows_by_task(b.partition)) for b in one.updates] for one in members]
-    for partition in sorted(members[0].stores):
+    rows = [[dict(rows_by_task(side.partition)) for side in one.inputs.sides] for one in members]
+    none = np.empty(0, np.int64)
+    for partition in sorted(members[0].inputs.stores):
         task = _Task(members, results, partition, surroundings)
-        mine = [of.get(partition, np.empty(0, np.int64)) for of in rows]
-        changed = [
-            [of.get(partition, np.empty(0, np.int64)) for of in listed] for listed in updates
-        ]
-        if any(map(len, mine)) or task.is_due:
-            task.run(mine, changed)
+        mine = [[of.get(partition, none) for of in sides] for sides in rows]
+        if any(len(sides[0]) for sides in mine) or task.is_due:
+            task.run(mine)
         task.note(done)
     for result, of in zip(done, results, strict=True):
         result.output = of.taken()
@@ -612,12 +593,12 @@ class _Task:
         partition: int,
         surroundings: Surroundings,
     ) -> None:
-        self._members, self._partition = members, partition
+        self.members, self._partition = members, partition
         self._now_ms = surroundings.wall_clock_ms
-        self._results = results
-        self._place = Place(TaskId(surroundings.subtopology, partition), surroundings)
-        times = [one.stream_times[partition] for one in members]
-        self._turns = [Turn(stream_time=time, time=max(0, time)) for time in times]
+        self.results = results
+        self.place = Place(TaskId(surroundings.subtopology, partition), surroundings)
+        times = [one.inputs.stream_times[partition] for one in members]
+        self.turns = [Turn(stream_time=time, time=max(0, time)) for time in times]
         self._entries: dict[str, Entries | VersionEntries] = {}
         self._ahead: list[dict[str, int]] = [{} for _ in members]
         """Times of `_last` that are ahead of the present clock, and are not believed."""
@@ -626,29 +607,21 @@ class _Task:
         self._idle = [one.idle.get(partition, 0) for one in members]
         self.is_due = any(self._idle) or any(any(due.values()) for due in self._due)
 
-    def run(self, rows: Sequence[Int64], changed: Sequence[Sequence[Int64]]) -> None:
-        """``rows``: of each processor's records; ``changed``: of the updates of its tables."""
+    def run(self, rows: Sequence[Sequence[Int64]]) -> None:
+        """``rows``: of each processor's sides, its records and the updates of its tables."""
         running, tables = [], []
-        for number, member in enumerate(self._members):
-            entries, read = self._stores(number, changed[number])
+        for number, mine in enumerate(rows):
+            entries, read = self._stores(number, mine[1:])
             tables.append(read)
-            running.append(
-                Running(
-                    self._results[number],
-                    self._place,
-                    self._turns[number],
-                    (entries, self._shown(number, entries)),
-                    self._hand if self._reads(member.name) else None,
-                )
-            )
+            running.append(Running(self, number, entries))
         self._running = running
         for one, mine in zip(running, rows, strict=True):
-            one.begin(mine)
-        for number, table, begin, end in _in_turns(self._members, rows, changed):
-            if table == _RECORDS:
-                running[number].take(rows[number][begin:end])
+            one.begin(mine[0])
+        for number, side, begin, end in _in_turns(self.members, rows):
+            if side:
+                tables[number][side - 1].put(begin, end)
             else:
-                tables[number][table].put(begin, end)
+                running[number].take(rows[number][0][begin:end])
         for one, idle_ms in zip(running, self._idle, strict=True):
             one.passed(idle_ms)
         for one, due in zip(running, self._due, strict=True):
@@ -665,8 +638,8 @@ class _Task:
             changes = entries.changes(max(0, self._stream_time(name)))
             if len(changes):
                 left[name] = changes
-        for number, (member, result) in enumerate(zip(self._members, done, strict=True)):
-            result.stream_times[self._partition] = self._turns[number].stream_time
+        for number, (member, result) in enumerate(zip(self.members, done, strict=True)):
+            result.stream_times[self._partition] = self.turns[number].stream_time
             mine = [left.pop(one.name) for one in _spec(member).specs if one.name in left]
             if mine:
                 result.changes[self._partition] = mine
@@ -675,7 +648,7 @@ class _Task:
                 for name, last in self._last[number].items()
             }
             result.remarks += [
-                f"task {self._place.task}: {member.name}.{name} was last due at "
+                f"task {self.place.task}: {member.name}.{name} was last due at "
                 f"{instant(kept)}, which is ahead of this host's clock ({instant(self._now_ms)}). "
                 f"It is due again in {member.operator.wall_clocks[name]} ms. Check the clocks of "
                 f"the hosts that ran the task"
@@ -685,7 +658,7 @@ class _Task:
     def _last_of(self, member: SharingProcessor, ahead: dict[str, int]) -> dict[str, int]:
         """When each method was last due: now if never, or if a wrong clock has said so."""
         last = {}
-        for name, kept in member.clocks.get(self._partition, {}).items():
+        for name, kept in member.inputs.clocks.get(self._partition, {}).items():
             every_ms = member.operator.wall_clocks[name]
             last[name] = self._now_ms if kept < 0 else believed_ms(kept, self._now_ms, every_ms)
             if last[name] < kept:
@@ -699,10 +672,10 @@ class _Task:
             for name, every_ms in member.operator.wall_clocks.items()
         }
 
-    def _reads(self, name: str) -> bool:
-        return any(link.processor == name for one in self._members for link in one.links)
+    def reads(self, name: str) -> bool:
+        return any(link.processor == name for one in self.members for link in one.links)
 
-    def _hand(self, giver: Running, record: Record, child: int | None) -> None:
+    def hand(self, giver: Running, record: Record, child: int | None) -> None:
         for one in self._running:
             for link in one.member.links:
                 if link.processor == giver.member.name and (
@@ -714,8 +687,8 @@ class _Task:
         self, number: int, changed: Sequence[Int64]
     ) -> tuple[dict[str, Entries | VersionEntries], list[Updates]]:
         """A processor's stores: its own, which others may share, and those of tables."""
-        member = self._members[number]
-        spec, views = _spec(member), member.stores[self._partition]
+        member = self.members[number]
+        spec, views = _spec(member), member.inputs.stores[self._partition]
         found: dict[str, Entries | VersionEntries] = {}
         for one in spec.specs:
             if one.name not in self._entries:
@@ -726,7 +699,7 @@ class _Task:
             if index is not None:
                 found.pop(index.name)  # nobody's to read
         updates = []
-        for read, batch, rows in zip(spec.tables, member.updates, changed, strict=True):
+        for read, batch, rows in zip(spec.tables, member.inputs.sides[1:], changed, strict=True):
             updates.append(Updates(read, batch.take(rows), views[read.spec.name]))
             found[read.spec.name] = updates[-1].entries
         found |= {one.name: global_entries(one, views[one.name]) for one in spec.looks_up}
@@ -741,10 +714,9 @@ class _Task:
         indexed = self._entries[index.name] = Entries(index, views[index.name])
         return EndingEntries(spec, view, indexed, partial(self._stream_time, spec.name))
 
-    def _shown(
-        self, number: int, entries: Mapping[str, Entries | VersionEntries]
+    def shown(
+        self, turn: Turn, entries: Mapping[str, Entries | VersionEntries]
     ) -> dict[str, Shown]:
-        turn = self._turns[number]
         return {
             name: shown(one, StoreClock(lambda: turn.time, partial(self._store_time, one)))
             for name, one in entries.items()
@@ -758,26 +730,24 @@ class _Task:
         """The latest of those that share a store."""
         return max(
             turn.stream_time
-            for turn, member in zip(self._turns, self._members, strict=True)
+            for turn, member in zip(self.turns, self.members, strict=True)
             if any(one.name == store for one in _spec(member).specs)
         )
 
 
 def _in_turns(
-    members: Sequence[SharingProcessor], rows: Sequence[Int64], changed: Sequence[Sequence[Int64]]
+    members: Sequence[SharingProcessor], rows: Sequence[Sequence[Int64]]
 ) -> list[tuple[int, int, int, int]]:
-    """What comes one after the other: processor, table or `_RECORDS`, from and to."""
+    """What comes one after the other: processor, side, from and to."""
     streams: list[tuple[int, int]] = []
     seqs: list[Int64] = []
     for number, member in enumerate(members):
-        tables = [(read.first, table) for table, read in enumerate(_spec(member).tables)]
-        before = [table for first, table in tables if first]
-        behind = [table for first, table in tables if not first]
-        for table in (*before, _RECORDS, *behind):
-            batch = member.batch if table == _RECORDS else member.updates[table]
-            mine = rows[number] if table == _RECORDS else changed[number][table]
-            streams.append((number, table))
-            seqs.append(batch.seq[mine])
+        tables = list(enumerate(_spec(member).tables, 1))
+        before = [side for side, read in tables if read.first]
+        behind = [side for side, read in tables if not read.first]
+        for side in (*before, 0, *behind):
+            streams.append((number, side))
+            seqs.append(member.inputs.sides[side].seq[rows[number][side]])
     if len(streams) == 1:
         return [(*streams[0], 0, len(seqs[0]))]
     numbers: Int32 = np.repeat(np.arange(len(streams), dtype=np.int32), [len(s) for s in seqs])

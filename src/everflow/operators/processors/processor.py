@@ -256,11 +256,9 @@ def punctuations(processor: type) -> tuple[Punctuation, ...]:
 
 
 class Processor(ABC):
-    """The user's operator: one object for each task and micro-batch, used by one thread.
-
-    What lasts from one batch to the next is in stores, and only there: a batch that fails runs
-    again, on a new object, from the stores of before. ``self.context`` is there from ``init`` on.
-    """
+    """The user's operator: one object for each task and micro-batch, used by one thread. What lasts
+    is in stores, and only there: a batch that fails runs again, on a new object, from the stores of
+    before. ``self.context`` is there from ``init`` on."""
 
     context: ProcessorContext
 

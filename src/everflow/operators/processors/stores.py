@@ -9,36 +9,29 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn, Protocol, cast, overload
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
-import pyarrow as pa
 
 from everflow import serdes
 from everflow.foreign_names import Telling
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.time_to_live import ENDS
 from everflow.records import EdgeBatch, StoreChanges
+from everflow.serdes import Serde
+from everflow.serdes.base import decode_one
 from everflow.serdes.windowed import (
-    TIME_MAX,
     session_key,
-    split_session_key,
-    split_window_store_key,
     window_store_key,
 )
 from everflow.state.changelog import expiry_time, expiry_times, pack_value, unpack_value
-from everflow.state.key_ranges import (
-    after_prefix,
-    sessions_between,
-    sessions_of,
-    windows_between,
-    windows_of,
-)
-from everflow.state.overlay import Overlay
+from everflow.state.key_ranges import KeyReads, SessionReads, StoreReads, WindowReads
 from everflow.state.store import (
     OPEN,
     History,
+    Overlay,
     StoreSpec,
     StoreView,
     Version,
@@ -54,9 +47,6 @@ from everflow.windows import Windowed
 
 Stored = tuple[int, Any]
 """Time of a stored value, and what `Values` reads: its bytes."""
-
-Found = tuple[Windowed, Any]
-"""A key with its window or session, and the value."""
 
 
 class ShownValue(NamedTuple):
@@ -149,8 +139,9 @@ class _Named(Telling):
     """The base of a processor's stores."""
 
     def __init__(self, entries: Entries | VersionEntries) -> None:
-        self._spec, self._values = entries.spec, entries.values
-        self._keys = entries.spec.key_serde
+        self._spec: StoreSpec = entries.spec
+        self._keys: Serde = entries.spec.key_serde
+        self._values = entries.values
 
     @property
     def name(self) -> str:
@@ -164,33 +155,18 @@ class _Named(Telling):
         return found
 
 
-class _Store(_Named):
-    """A store with an order of keys. Longer results are of the moment of the call:
-    what is written meanwhile is not seen. They are read as they are taken, so the first entry of a
-    large store costs no more than that of a small one; take what you need before the micro-batch
-    ends."""
+class _Store(_Named, StoreReads):
+    """A store with an order of keys. Longer results are of the moment of the call, and read as they
+    are taken: the first entry of a large store costs no more than that of a small one. Take what
+    you need before the micro-batch ends."""
 
     def __init__(self, entries: Entries, clock: StoreClock) -> None:
         super().__init__(entries)
         self._entries, self._clock = entries, clock
 
-    def all(self) -> Iterator[tuple[Any, Any]]:
-        """Key and value of every entry, in the order of the store's bytes: those of the key, and
-        behind them the times of a window or session. So those of one key are in order of time;
-        where its bytes begin those of another key (``b`` and ``b\\0``), that one's may lie between
-        them, as in Kafka Streams."""
-        return self._scan(None, None)
-
-    def reverse_all(self) -> Iterator[tuple[Any, Any]]:
-        """`all` in the opposite order."""
-        return self._scan(None, None, reverse=True)
-
     def approximate_num_entries(self) -> int:
         """About how many entries there are; expired ones may be counted for a while."""
         return self._entries.entries()
-
-    def _bound(self, key: Any) -> bytes | None:
-        return None if key is None else self._key(key)
 
     def _kept(self, time: int) -> bool:
         """True if what expires by ``time`` is not expired yet."""
@@ -216,13 +192,10 @@ class _Store(_Named):
         lives = self._lives_now()
         found = self._entries.range(start, end, reverse=reverse)
         return (
-            (self._shown(key), self._values.decode(value))
+            (self._decode_key(key), self._values.decode(value))
             for key, (_, value) in found
             if (keep is None or keep(key)) and (lives is None or lives(key))
         )
-
-    def _shown(self, stored_key: bytes) -> Any:
-        return self._keys.decode(stored_key)
 
     def _lives_now(self) -> Callable[[bytes], bool] | None:
         """True for stored keys that have not expired at this moment; None: all."""
@@ -232,10 +205,10 @@ class _Store(_Named):
         return lambda key: expiry_time(key, kind) > oldest
 
 
-class KeyValueStore(_Store):
+class KeyValueStore(KeyReads, _Store):
     """A value of each key. Written values have the time of the record that is being processed, or
-    that of the clock's call. On the
-    thread of its task."""
+    that of the clock's call. Ranges do not see what is written meanwhile. On the thread of its
+    task."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of ``key``, or ``default``."""
@@ -277,29 +250,8 @@ class KeyValueStore(_Store):
             self.put(key, None)
         return known
 
-    def range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """Key and value of ``first`` to ``last``, both included (None: no bound), in the order of
-        the keys' bytes. What is written meanwhile is not seen."""
-        return self._between(first, last, reverse=False)
 
-    def reverse_range(self, first: Any = None, last: Any = None) -> Iterator[tuple[Any, Any]]:
-        """`range`, from ``last`` down to ``first``."""
-        return self._between(first, last, reverse=True)
-
-    def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
-        """The entries whose keys' bytes begin with those of ``prefix``: ``bytes``, or a value that
-        the key's serde writes."""
-        start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key(prefix)
-        return self._scan(start, after_prefix(start))
-
-    def _between(self, first: Any, last: Any, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
-        end = self._bound(last)
-        return self._scan(
-            self._bound(first), None if end is None else end + b"\x00", reverse=reverse
-        )
-
-
-class WindowStore(_Store):
+class WindowStore(WindowReads, _Store):
     """A value of each key and window start. Windows that stream time has left behind by the store's
     retention are not there, and are not written. Times are window *starts* in ms, both ends
     included; keys of results are `Windowed`. On the thread of its task."""
@@ -317,50 +269,8 @@ class WindowStore(_Store):
         entry = self._entries.get(window_store_key(self._key(key), start))
         return None if entry is None else self._values.decode(entry[1])
 
-    @overload
-    def fetch(self, key: Any, time_from: int, /) -> Any: ...
 
-    @overload
-    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]: ...
-
-    def fetch(self, key: Any, time_from: int, time_to: int | None = None) -> Any:
-        """The windows of one key, in order of time; with one time `fetch_window`."""
-        if time_to is None:
-            return self.fetch_window(key, time_from)
-        return self._scan(*windows_of(self._key(key), time_from, time_to))
-
-    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Found]:
-        """`fetch`, the latest window first."""
-        return self._scan(*windows_of(self._key(key), time_from, time_to), reverse=True)
-
-    def fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
-        """Windows of all keys in an interval of time, in the order of `all`. On its way it passes
-        the windows of other times."""
-        return self.fetch_range(None, None, time_from, time_to)
-
-    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Found]:
-        """`fetch_all` in the opposite order."""
-        return self.backward_fetch_range(None, None, time_from, time_to)
-
-    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Found]:
-        """`fetch_all` of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
-        bounds = self._bound(first), self._bound(last)
-        return self._scan(*windows_between(*bounds, time_from, time_to))
-
-    def backward_fetch_range(
-        self, first: Any, last: Any, time_from: int, time_to: int
-    ) -> Iterator[Found]:
-        """`fetch_range` in the opposite order."""
-        bounds = self._bound(first), self._bound(last)
-        return self._scan(*windows_between(*bounds, time_from, time_to), reverse=True)
-
-    def _shown(self, stored_key: bytes) -> Windowed:
-        key, start = split_window_store_key(stored_key)
-        size_ms = self._spec.window_size_ms or 0
-        return Windowed(self._keys.decode(key), start, start + size_ms)
-
-
-class SessionStore(_Store):
+class SessionStore(SessionReads, _Store):
     """A value of each session: a key with its start and end. Sessions that ended more than the
     store's retention before stream time are not there, and are not written. ``find_sessions`` and
     its like give sessions that end at ``earliest_end`` or later and start at ``latest_start`` or
@@ -383,50 +293,6 @@ class SessionStore(_Store):
             return None
         return self._values.decode(entry[1])
 
-    def fetch(self, key: Any) -> Iterator[Found]:
-        """All sessions of one key, in the order of their ends."""
-        return self.find_sessions(key, 0, TIME_MAX)
-
-    def backward_fetch(self, key: Any) -> Iterator[Found]:
-        """`fetch`, the latest session first."""
-        return self.backward_find_sessions(key, 0, TIME_MAX)
-
-    def fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
-        """All sessions of the keys ``first <= key <= last`` by bytes; None leaves a side open."""
-        return self.find_sessions_range(first, last, 0, TIME_MAX)
-
-    def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Found]:
-        """`fetch_range` in the opposite order."""
-        return self.backward_find_sessions_range(first, last, 0, TIME_MAX)
-
-    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Found]:
-        """The sessions of one key that touch an interval of time, in the order of their ends."""
-        return self._scan(*sessions_of(self._key(key), earliest_end, latest_start))
-
-    def backward_find_sessions(
-        self, key: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Found]:
-        """`find_sessions`, the latest session first."""
-        return self._scan(*sessions_of(self._key(key), earliest_end, latest_start), reverse=True)
-
-    def find_sessions_range(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Found]:
-        """`find_sessions` of the keys ``first <= key <= last`` by bytes."""
-        bounds = self._bound(first), self._bound(last)
-        return self._scan(*sessions_between(*bounds, earliest_end, latest_start))
-
-    def backward_find_sessions_range(
-        self, first: Any, last: Any, earliest_end: int, latest_start: int
-    ) -> Iterator[Found]:
-        """`find_sessions_range` in the opposite order."""
-        bounds = self._bound(first), self._bound(last)
-        return self._scan(*sessions_between(*bounds, earliest_end, latest_start), reverse=True)
-
-    def _shown(self, stored_key: bytes) -> Windowed:
-        key, start, end = split_session_key(stored_key)
-        return Windowed(self._keys.decode(key), start, end)
-
 
 KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {
     "key_value": KeyValueStore,
@@ -440,8 +306,7 @@ KINDS: dict[str, type[KeyValueStore | WindowStore | SessionStore]] = {
 
 
 class VersionEntries:
-    """The versions of a store in one task: what was committed, and the batch's on top. A
-    `VersionsView` of both, which reads of a key's versions those that are asked for."""
+    """The versions of a store in one task: committed ones, and the batch's on top."""
 
     newest_ms: int | None = None
     """See `Entries`."""
@@ -616,7 +481,9 @@ class Updates:
     table's store as it was before the batch."""
 
     def __init__(self, table: JoinedTable, batch: EdgeBatch, view: StoreView) -> None:
-        values = _TableValues(table.spec.name, _decoder(table))
+        results = table.results
+        decode = getattr(results, "decode", None) or partial(decode_one, results)
+        values = _TableValues(table.spec.name, decode)
         made = VersionEntries if table.spec.versioned else Entries
         self.entries: Entries | VersionEntries = made(table.spec, view, values)
         self.entries.newest_ms = self._newest_ms = view.newest_ms
@@ -637,15 +504,6 @@ def global_entries(spec: StoreSpec, view: StoreView) -> Entries:
     entries = Entries(spec, view, _TableValues(spec.name, spec.value_serde.decode))
     entries.newest_ms = view.newest_ms
     return entries
-
-
-def _decoder(table: JoinedTable) -> Callable[[bytes], Any]:
-    """Reads one stored value's bytes as the table shows them."""
-    results = table.results
-    of_serde: Callable[[bytes], Any] | None = getattr(results, "decode", None)
-    if of_serde is not None:
-        return of_serde
-    return lambda data: results.decode_array(pa.array([data], pa.binary()))[0].as_py()
 
 
 # --- a processor's key-value store whose entries end: ``Stores.key_value(ttl=)`` (note 030) -------

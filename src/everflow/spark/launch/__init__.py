@@ -1,6 +1,4 @@
 """Launching Spark's processes: its JVM, and the daemon that its Python workers are forks of.
 
-`jvm_launch` launches the JVM, also before anybody asks for it. `daemon` is what Spark launches for
-its workers; `daemon_ahead` lets another one import beside Spark's start, which takes its place.
 May import layer 0, and pyspark. The driver runs it; `daemon` is of the workers.
 """

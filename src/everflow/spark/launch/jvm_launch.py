@@ -1,8 +1,5 @@
 """Launches PySpark's JVM: quiet, deaf to signals for others, alive no longer than its user.
 
-PySpark waits for the file in which the JVM tells its port. If that wait is interrupted, the JVM
-lives on without anybody who could end it: only behind that point it watches for its parent's end.
-
 `launch_ahead` launches it beside what else a start has to do. The start of Spark then takes it, if
 PySpark would launch the very same: command, environment and current folder. Otherwise it ends, and
 PySpark launches another.
@@ -113,9 +110,6 @@ class JvmAhead:
             and os.getcwd() == self.current
         )
 
-    def tells_in(self, file: str) -> None:
-        os.symlink(self.environment[_TOLD_IN], file)
-
     def forget_what_it_told(self) -> None:
         """Its port and its secret. Idempotent."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -132,9 +126,8 @@ _ahead: list[JvmAhead] = []
 
 
 def launch_ahead(conf: SparkConf) -> None:
-    """Launch the JVM that PySpark would launch for ``conf``; returns at once. Nothing happens where
-    this process has one. Whatever goes wrong is found by the one who starts Spark. Not for several
-    threads at once."""
+    """Launch the JVM that PySpark would launch for ``conf``; returns at once, and reports nothing.
+    Nothing happens where this process has one. Not for several threads at once."""
     if _ahead or SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     command, options = _pysparks_launch(conf)
@@ -159,7 +152,7 @@ def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | 
     if not found.is_that_of(command, environment):
         discard()
         return None
-    found.tells_in(environment[_TOLD_IN])
+    os.symlink(found.environment[_TOLD_IN], environment[_TOLD_IN])
     _ahead.clear()
     return found
 
@@ -244,14 +237,12 @@ LOOK_S = 0.05
 @contextmanager
 def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]:
     """Around the start of a session: whatever it raises, also an interrupt, the JVM that it
-    launched has ended before the error goes on, and PySpark has forgotten it, so that a later start
-    launches another. A JVM that was there before is left alone. ``stop`` set meanwhile ends the
-    JVM, and so the start, with some error of PySpark's.
+    launched has ended before the error goes on, and PySpark has forgotten it. A JVM that was there
+    before is left alone. ``stop`` set meanwhile ends the JVM, and so the start, with some error of
+    PySpark's. Not for several threads at once.
 
-    The JVM has a process group of its own and ignores what `StopSignals` answers: that comes to it
-    when a terminal or a supervisor signals everything that it started, and this process, which then
-    ends in order, still needs it. It ends with its standard input, at the end of this process at
-    the latest. Not for several threads at once.
+    The JVM has a process group of its own and ignores what `StopSignals` answers: this process,
+    which then ends in order, still needs it. It ends with its standard input.
     """
     launched: list[subprocess.Popen[Any]] = []
     output = JvmOutput()
@@ -314,8 +305,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _end_in_order(process: subprocess.Popen[Any]) -> None:
-    """At the end of this process: the JVM removes its folders and workers, and ends before we
-    do."""
+    """At the end of this process: the JVM removes its folders and workers, and ends first."""
     if process.poll() is not None or process.stdin is None:
         return
     gateway: Any = SparkContext._gateway

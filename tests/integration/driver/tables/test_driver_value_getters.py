@@ -1,33 +1,41 @@
 """Joins with tables that have no store of their own give what those with one give (note 035)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import functions as F
 
 from everflow import (
+    EmitStrategy,
     KStream,
     KTable,
     Materialized,
+    Processor,
     ProcessorContext,
+    Record,
+    SessionWindows,
     Stores,
     StreamsBuilder,
+    Suppressed,
+    TopologyError,
     ValueTransformer,
     punctuate,
     serdes,
 )
-from everflow.errors import TopologyError
 from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark
 
 TEXT = serdes.string()
 Chain = Callable[[KTable, dict[str, Any]], KTable]
-Given = tuple[KStream, KTable, KTable]
+
+
+class Given(NamedTuple):
+    stream: KStream
+    one: KTable
+    two: KTable
 
 
 def table_of(builder: StreamsBuilder, history: str | None) -> KTable:
@@ -43,27 +51,6 @@ def both(left: Any, right: Any) -> str:
     return f"{left}&{right}"
 
 
-def filtered(table: KTable, kept: dict[str, Any]) -> KTable:
-    return table.filter(large, **kept)
-
-
-def filtered_by_a_column(table: KTable, kept: dict[str, Any]) -> KTable:
-    return table.filter_not(F.col("value") < "4", **kept)
-
-
-def mapped(table: KTable, kept: dict[str, Any]) -> KTable:
-    return table.map_values(lambda key, value: f"{key}:{value}", returns="string", **kept)
-
-
-def mapped_by_a_column(table: KTable, kept: dict[str, Any]) -> KTable:
-    return table.map_values(F.concat(F.col("key"), F.lit(":"), F.col("value")), **kept)
-
-
-def chained(table: KTable, kept: dict[str, Any]) -> KTable:
-    shown = table.map_values(F.upper("value")).filter(large)
-    return shown.map_values(lambda value: f"<{value}>", returns="string", **kept)
-
-
 class Quoted(ValueTransformer):
     def init(self, context: ProcessorContext) -> None:
         self.task = context.task_id
@@ -72,112 +59,105 @@ class Quoted(ValueTransformer):
         return None if value is None or value < "2" else f"{key}'{value}'{self.task}"
 
 
-def transformed(table: KTable, kept: dict[str, Any]) -> KTable:
-    return table.transform_values(Quoted, **kept)
+CHAINS: dict[str, Chain] = {
+    "filtered": lambda table, kept: table.filter(large, **kept),
+    "filtered by a Column": lambda table, kept: table.filter_not(F.col("value") < "4", **kept),
+    "mapped": lambda table, kept: table.map_values(
+        lambda key, value: f"{key}:{value}", returns="string", **kept
+    ),
+    "mapped by a Column": lambda table, kept: table.map_values(
+        F.concat(F.col("key"), F.lit(":"), F.col("value")), **kept
+    ),
+    "chained": lambda table, kept: (
+        table.map_values(F.upper("value"))
+        .filter(large)
+        .map_values(lambda value: f"<{value}>", returns="string", **kept)
+    ),
+    "transformed": lambda table, kept: table.transform_values(Quoted, **kept),
+    "transformed and filtered": lambda table, kept: (
+        table.map_values(F.upper("value"))
+        .transform_values(lambda key, value: value)
+        .filter(large, **kept)
+    ),
+}
 
 
-def transformed_and_filtered(table: KTable, kept: dict[str, Any]) -> KTable:
-    made = table.map_values(F.upper("value")).transform_values(lambda key, value: value)
-    return made.filter(large, **kept)
+def also(kept: dict[str, Any], store: str) -> dict[str, Any]:
+    """A store for another table, where tables keep theirs."""
+    return {"store": store} if kept else {}
 
 
-CHAINS = [filtered, filtered_by_a_column, mapped, mapped_by_a_column, chained]
-TRANSFORMED = [transformed, transformed_and_filtered]
-
-
-def enriched(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    stream, one, _ = made
-    return stream.join(chain(one, kept), both, returns="string")
-
-
-def enriched_or_not(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    stream, one, _ = made
-    return stream.left_join(chain(one, kept), F.concat_ws("&", F.col("left"), F.col("right")))
-
-
-def of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    return one.join(chain(two, kept), both, returns="string").to_stream()
-
-
-def left_of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    return chain(one, kept).left_join(two, both, returns="string").to_stream()
-
-
-def right_of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    return one.left_join(chain(two, kept), both, returns="string").to_stream()
-
-
-def outer_of_tables(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    other: dict[str, Any] = {"store": "other"} if kept else {}
-    return chain(one, kept).outer_join(chain(two, other), both, returns="string").to_stream()
-
-
-def of_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    stream, one, two = made
-    other: dict[str, Any] = {"store": "joined"} if kept else {}
-    joined = chain(one, kept).join(two, both, returns="string", **other)
-    return stream.left_join(joined, both, returns="string")
-
-
-def with_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    other: dict[str, Any] = {"store": "joined"} if kept else {}
-    joined = one.left_join(chain(two, kept), both, returns="string", **other)
-    return joined.join(two, both, returns="string").to_stream()
-
-
-def grouped(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, _ = made
-    lengths = chain(one, kept).group_by(lambda value: str(len(value)), returns="string", name="by")
-    return lengths.count(store="n").to_stream()
-
-
-def by_a_foreign_key(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    other: dict[str, Any] = {"store": "other"} if kept else {}
-    on = F.when(F.col("value") > "5", "a").otherwise("b")
-    joined = chain(one, kept).left_join(chain(two, other), both, on=on, returns="string", name="fk")
-    return joined.to_stream()
-
-
-def by_a_foreign_key_of_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    other: dict[str, Any] = {"store": "joined"} if kept else {}
-    joined = one.join(chain(two, kept), both, returns="string", **other)
-    return joined.join(two, both, on=F.col("key"), returns="string", name="fk").to_stream()
-
-
-def with_a_foreign_result(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    stream, one, two = made
-    result: dict[str, Any] = {"store": "result"} if kept else {}
-    joined = one.join(two, both, on=F.lit("a"), returns="string", name="fk", **result)
-    return stream.join(chain(joined, kept), both, returns="string")
-
-
-def looked_up(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    stream, one, _ = made
-    return stream.lookup_join(
-        chain(one, kept), both, grace=5, most_per_key=2, returns="string", store="waiting"
-    )
-
-
-def filtered_behind_a_join(made: Given, chain: Chain, kept: dict[str, Any]) -> Any:
-    _, one, two = made
-    other: dict[str, Any] = {"store": "joined"} if kept else {}
-    joined = chain(one, kept).outer_join(two, both, returns="string", **other)
-    shown = joined.filter(lambda value: value > "4", **({"store": "shown"} if kept else {}))
-    return shown.to_stream()
-
-
-JOINS = [
-    *(enriched, enriched_or_not, of_tables, left_of_tables, right_of_tables, outer_of_tables),
-    *(of_a_join, with_a_join, grouped, filtered_behind_a_join),
-    *(by_a_foreign_key, by_a_foreign_key_of_a_join, with_a_foreign_result, looked_up),
-]
+JOINS: dict[str, Callable[[Given, Chain, dict[str, Any]], Any]] = {
+    "enriched": lambda at, chain, kept: at.stream.join(chain(at.one, kept), both, returns="string"),
+    "enriched or not": lambda at, chain, kept: at.stream.left_join(
+        chain(at.one, kept), F.concat_ws("&", F.col("left"), F.col("right"))
+    ),
+    "of tables": lambda at, chain, kept: at.one.join(
+        chain(at.two, kept), both, returns="string"
+    ).to_stream(),
+    "left of tables": lambda at, chain, kept: (
+        chain(at.one, kept).left_join(at.two, both, returns="string").to_stream()
+    ),
+    "right of tables": lambda at, chain, kept: at.one.left_join(
+        chain(at.two, kept), both, returns="string"
+    ).to_stream(),
+    "outer of tables": lambda at, chain, kept: (
+        chain(at.one, kept)
+        .outer_join(chain(at.two, also(kept, "other")), both, returns="string")
+        .to_stream()
+    ),
+    "of a join": lambda at, chain, kept: at.stream.left_join(
+        chain(at.one, kept).join(at.two, both, returns="string", **also(kept, "joined")),
+        both,
+        returns="string",
+    ),
+    "with a join": lambda at, chain, kept: (
+        at.one.left_join(chain(at.two, kept), both, returns="string", **also(kept, "joined"))
+        .join(at.two, both, returns="string")
+        .to_stream()
+    ),
+    "grouped": lambda at, chain, kept: (
+        chain(at.one, kept)
+        .group_by(lambda value: str(len(value)), returns="string", name="by")
+        .count(store="n")
+        .to_stream()
+    ),
+    "filtered behind a join": lambda at, chain, kept: (
+        chain(at.one, kept)
+        .outer_join(at.two, both, returns="string", **also(kept, "joined"))
+        .filter(lambda value: value > "4", **also(kept, "shown"))
+        .to_stream()
+    ),
+    "by a foreign key": lambda at, chain, kept: (
+        chain(at.one, kept)
+        .left_join(
+            chain(at.two, also(kept, "other")),
+            both,
+            on=F.when(F.col("value") > "5", "a").otherwise("b"),
+            returns="string",
+            name="fk",
+        )
+        .to_stream()
+    ),
+    "by a foreign key of a join": lambda at, chain, kept: (
+        at.one.join(chain(at.two, kept), both, returns="string", **also(kept, "joined"))
+        .join(at.two, both, on=F.col("key"), returns="string", name="fk")
+        .to_stream()
+    ),
+    "with a foreign result": lambda at, chain, kept: at.stream.join(
+        chain(
+            at.one.join(
+                at.two, both, on=F.lit("a"), returns="string", name="fk", **also(kept, "result")
+            ),
+            kept,
+        ),
+        both,
+        returns="string",
+    ),
+    "looked up": lambda at, chain, kept: at.stream.lookup_join(
+        chain(at.one, kept), both, grace=5, most_per_key=2, returns="string", store="waiting"
+    ),
+}
 
 
 def written(
@@ -187,7 +167,7 @@ def written(
     stream = builder.stream("s", key=TEXT, value=TEXT)
     one = builder.table("one", key=TEXT, value=TEXT, store="one")
     two = builder.table("two", key=TEXT, value=TEXT, store="two")
-    join((stream, one, two), chain, kept).to("out")
+    join(Given(stream, one, two), chain, kept).to("out")
     with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
         topics = {name: driver.create_input_topic(name, TEXT, TEXT) for name in ("s", "one", "two")}
         out = driver.create_output_topic("out", serdes.bytes_(), serdes.bytes_())
@@ -218,17 +198,14 @@ def script(seed: int) -> list[list[tuple[str, str, str | None, int]]]:
 
 def cases() -> Iterator[Any]:
     """In the default suite each join once, and each chain at least once."""
-    chains = [*CHAINS, *TRANSFORMED]
-    for at, join in enumerate(JOINS):
-        for chain in chains:
-            marks = [] if chain is chains[at % len(chains)] else [pytest.mark.slow]
-            yield pytest.param(join, chain, id=f"{join.__name__}-{chain.__name__}", marks=marks)
+    for at, (name, join) in enumerate(JOINS.items()):
+        for number, (shown, chain) in enumerate(CHAINS.items()):
+            marks = [] if number == at % len(CHAINS) else [pytest.mark.slow]
+            yield pytest.param(join, chain, id=f"{name}, {shown}", marks=marks)
 
 
 @pytest.mark.parametrize(("join", "chain"), cases())
-def test_a_table_without_a_store_is_what_one_with_a_store_is(
-    join: Callable[..., Any], chain: Chain
-) -> None:
+def test_a_table_without_a_store_is_as_one_with_it(join: Callable[..., Any], chain: Chain) -> None:
     records = script(seed=7)
     found = written(join, chain, {}, records)
     assert found == written(join, chain, {"store": "kept"}, records)
@@ -236,8 +213,7 @@ def test_a_table_without_a_store_is_what_one_with_a_store_is(
 
 
 def test_a_transformer_is_asked_with_nothing_where_there_is_no_entry() -> None:
-    """As in Kafka Streams, whose value getter calls it at each look-up; a record without a key asks
-    nothing."""
+    """As in Kafka Streams, at each look-up; a record without a key asks nothing."""
     builder = StreamsBuilder()
     stream = builder.stream("s", key=TEXT, value=TEXT)
     table = builder.table("one", key=TEXT, value=TEXT, store="one")
@@ -303,9 +279,7 @@ def test_a_versioned_table_is_seen_through_its_mapper_as_of_the_records_time() -
 
 
 @pytest.mark.parametrize("history", [None, "1 minute"])
-def test_two_tables_that_come_of_one_see_its_entry_before_they_are_joined(
-    history: str | None,
-) -> None:
+def test_two_tables_that_come_of_one_see_its_entry_before_their_join(history: str | None) -> None:
     builder = StreamsBuilder()
     table = table_of(builder, history)
     left, right = (table.map_values(F.concat("value", F.lit(end))) for end in ("<", ">"))
@@ -374,3 +348,145 @@ def test_a_foreign_result_has_the_originals_store_once_somebody_asks_what_it_hol
     kept = ["one", "two", "fk-asks"]
     assert stores(asked=False) == kept
     assert stores(asked=True) == [*kept, "KTABLE-FK-JOIN-OUTPUT-STATE-STORE-0000000018"]
+
+
+# Rows of docs/differences.md that no other test holds, of tables and processors.
+
+
+LONG = serdes.long()
+
+
+def results(build: Callable[[StreamsBuilder], Any], steps: dict[int, tuple[str, Any, Any]]) -> Any:
+    """The results of each step: time -> (topic, key, value), one after the other."""
+    builder = StreamsBuilder()
+    build(builder).to("out", key=TEXT, value=TEXT)
+    with TopologyTestDriver(builder.build()) as driver:
+        out = driver.create_output_topic("out", TEXT, TEXT)
+        found = []
+        for time, (topic, key, value) in steps.items():
+            driver.create_input_topic(topic, TEXT, TEXT).pipe_input(key, value, time)
+            found.append(out.read_key_values())
+        return found
+
+
+def table(builder: StreamsBuilder, name: str = "in") -> KTable:
+    return builder.table(name, key=TEXT, value=TEXT, store=name)
+
+
+def test_an_empty_text_is_a_value_for_a_join_by_a_foreign_key() -> None:
+    def build(builder: StreamsBuilder) -> Any:
+        one, two = table(builder, "one"), table(builder, "two")
+        joined = one.join(two, F.concat_ws("+", "left", "right"), on=F.lit("m"), name="fk")
+        return joined.to_stream()
+
+    steps = {1: ("two", "m", ""), 2: ("one", "a", "x"), 3: ("one", "a", "")}
+    assert results(build, steps) == [[], [("a", "x+")], [("a", "+")]]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_filter_behind_a_held_back_table_deletes_what_was_never_visible(stored: bool) -> None:
+    """Without a store of its own: nobody kept what the entry was when it was let out before."""
+
+    def build(builder: StreamsBuilder) -> Any:
+        held = table(builder).suppress(Suppressed.until_time_limit(10), store="held")
+        options = {"store": "kept"} if stored else {}
+        return held.filter(F.col("value") > "m", **options).to_stream()
+
+    steps = {1: ("in", "a", "b"), 20: ("in", "z", "y"), 40: ("in", "z", "y")}
+    assert results(build, steps) == [[], [] if stored else [("a", None)], [("z", "y")]]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_filter_behind_a_foreign_result_deletes_what_was_never_visible(stored: bool) -> None:
+    def build(builder: StreamsBuilder) -> Any:
+        one, two = table(builder, "one"), table(builder, "two")
+        options: Any = {"store": "kept"} if stored else {}
+        both = F.concat("left", "right")
+        joined = one.join(two, both, on=F.lit("m"), name="fk", **options)
+        return joined.filter(F.col("value") > "m").to_stream()
+
+    steps = {1: ("two", "m", "1"), 2: ("one", "a", "b"), 3: ("one", "a", "x")}
+    assert results(build, steps) == [[], [] if stored else [("a", None)], [("a", "x1")]]
+
+
+def test_what_an_initializer_gives_was_never_visible_to_a_filter() -> None:
+    def build(builder: StreamsBuilder) -> Any:
+        groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+        made = groups.aggregate(
+            initializer=lambda: "visible",
+            aggregator=lambda value, so_far: value,
+            returns="string",
+            store="latest",
+        )
+        return made.filter(F.col("value") == "visible").to_stream()
+
+    steps = {1: ("in", "a", "hidden"), 2: ("in", "a", "visible"), 3: ("in", "a", "hidden")}
+    assert results(build, steps) == [[], [("a", "visible")], [("a", None)]]
+
+
+def test_what_a_filter_lets_through_has_a_history_behind_to_table() -> None:
+    builder = StreamsBuilder()
+    history = Materialized("prices", history="1 minute")
+    prices = builder.table("in", key=TEXT, value=LONG, store=history)
+    large = prices.filter(F.col("value") > 10)
+    large.to_stream().to_table(store=Materialized("large", history="1 minute"))
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.create_input_topic("in", TEXT, LONG)
+        for time, value in [(1_000, 20), (3_000, 30), (2_000, 5)]:
+            topic.pipe_input("tea", value, time)
+        store = driver.get_versioned_store("large")
+        found = [store.get_as_of("tea", time) for time in (1_500, 2_500, 3_500)]
+        assert [one and one.value for one in found] == [20, None, 30]
+
+
+def test_a_filters_own_store_takes_no_history() -> None:
+    builder = StreamsBuilder()
+    with pytest.raises(TopologyError, match="history"):
+        table(builder).filter(F.col("value") > "m", store=Materialized("large", history="1 minute"))
+
+
+@pytest.mark.parametrize("final", ["suppress", "emit_strategy"])
+def test_a_session_goes_at_its_gap_and_grace_or_a_millisecond_later(final: str) -> None:
+    """As in Kafka Streams: such a record may still be in the session that `suppress` lets out."""
+
+    def build(builder: StreamsBuilder) -> Any:
+        groups = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+        sessions = groups.windowed_by(SessionWindows.of_inactivity_gap(5).grace(2))
+        if final == "emit_strategy":
+            closed = sessions.emit_strategy(EmitStrategy.on_window_close()).count(store="counts")
+        else:
+            counts = sessions.count(store="counts")
+            closed = counts.suppress(Suppressed.until_window_closes(), store="held")
+        shown = F.concat_ws("-", "key.start", "key.end", "value")
+        return closed.to_stream().map(key=F.col("key.key"), value=shown)
+
+    steps = {at: ("in", key, "v") for at, key in [(1, "a"), (7, "b"), (8, "b"), (9, "b")]}
+    at_once, later = [[], [], [("a", "1-1-1")], []], [[], [], [], [("a", "1-1-1")]]
+    assert results(build, steps) == (at_once if final == "suppress" else later)
+
+
+class _Ticks(Processor):
+    def process(self, record: Record) -> None:
+        self.context.forward(record.with_value(str(self.context.stream_time)))
+
+    @punctuate("10 ms")
+    def tick(self, time: int) -> None:
+        self.context.forward(Record("tick", str(time), time))
+
+
+def test_a_processors_stream_time_is_that_of_the_records_that_reach_it() -> None:
+    def build(builder: StreamsBuilder) -> Any:
+        stream = builder.stream("in", key=TEXT, value=TEXT)
+        kept = stream.filter(F.col("value") == "kept")
+        return kept.process(_Ticks)
+
+    steps = {
+        1: ("in", "a", "kept"),
+        50: ("in", "a", "left out"),
+        5: ("in", "a", "kept"),
+        12: ("in", "a", "kept"),
+    }
+    first, out, second, third = results(build, steps)
+    assert (out, second) == ([], [("a", "5")])
+    assert [one for one in third if one[0] == "a"] == [("a", "12")]
+    assert [value for key, value in first + third if key == "tick"][-1] == "12"

@@ -1,7 +1,6 @@
 """Copies follow their changelogs to the stable end, say once that they are hot, are handed over."""
 
-from __future__ import annotations
-
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,13 +10,15 @@ import pytest
 from everflow.clock import SystemClock
 from everflow.errors import RetriableError
 from everflow.instance.copies.state_updater import BUDGETS
+from everflow.instance.describe import statuses
 from everflow.instance.restore.listeners import SuspendReason
 from everflow.instance.tasks.task import StandbyTask, TaskRole, TaskState
+from everflow.instance.thread.retry_policy import troubles_of
 from everflow.records import TaskId, TopicPartition
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store_meta import Owner
 from everflow.testing.waiting import wait_until
-from unit.instance.copies.updater_world import ACCEPTABLE, A, B, World, log_of
+from unit.instance.copies.updater_world import ACCEPTABLE, TASK_TIMEOUT_MS, A, B, World, log_of
 
 
 @pytest.fixture
@@ -105,8 +106,7 @@ def test_a_standby_that_begins_hot_has_nothing_to_say_a_cold_one_has(world: Worl
 
 
 def test_a_standby_that_fell_behind_says_again_that_it_is_hot(world: World) -> None:
-    """Found by the simulation: the group saw it behind and waited for it until the probing
-    interval."""
+    """Found by the simulation: the group waited for it until the probing interval."""
     world.updater.add([world.task(A)])
     world.rounds(2)
     assert world.hot == []
@@ -170,9 +170,7 @@ def test_a_task_never_opened_is_given_back_too(world: World) -> None:
     assert [task.state for task in given[0]] == [TaskState.CREATED]
 
 
-def test_a_copy_whose_log_begins_behind_it_is_rebuilt(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_before_its_log_is_rebuilt(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.stable[log_of(A)] = 4
     world.updater.add([world.task(A)])
     world.rounds(3)
@@ -202,9 +200,6 @@ def test_idle_copies_ask_for_the_ends_some_times_a_second_all_together(world: Wo
     assert world.asked_ends - before <= 6
 
 
-# --- budgets -------------------------------------------------------------------------------------
-
-
 def rounds_until_hot(world: World, standbys: int) -> tuple[int, dict[TaskId, int]]:
     """Rounds until a warm-up is hot beside standbys that are as far behind, and how far those have
     come by then."""
@@ -228,7 +223,7 @@ def test_standbys_far_behind_do_not_slow_a_warm_up_down_and_are_not_starved(tmp_
         world.updater.close()
         world.directory.close()
     assert found[5][0] == found[0][0], found
-    records = BUDGETS[TaskRole.STANDBY].records
+    records, _ = BUDGETS[TaskRole.STANDBY]
     assert sum(found[5][1].values()) >= (found[5][0] - 1) * records, found
 
 
@@ -279,9 +274,6 @@ def test_a_reader_without_copies_gives_back_what_it_holds(world: World, others: 
     world.updater.drop([A], SuspendReason.PROMOTED, lambda given: None)
     world.rounds(2)
     assert world.rested == 2
-
-
-# --- what users are told -------------------------------------------------------------------------
 
 
 def test_a_warm_up_that_goes_away_early_is_told_as_suspended(world: World) -> None:
@@ -367,3 +359,151 @@ def test_the_thread_survives_a_fault_and_serves_drops_while_it_waits(tmp_path: P
     finally:
         world.updater.close()
         world.directory.close()
+
+
+# A copy whose log's leader is silent waits by itself, counted and named (note 051).
+
+
+def followed(world: World) -> None:
+    world.updater.add([world.task(A), world.task(B)])
+    world.rounds(2)
+
+
+def grow(world: World, records: int = 2) -> None:
+    for log in world.stable:
+        world.stable[log] += records
+
+
+def test_a_silent_leader_holds_up_its_copy(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    followed(world)
+    world.silent, world.slow_ms = {log_of(B)}, 1_000
+    before = world.asked_of[log_of(B)]
+    for _ in range(100):  # half a minute
+        grow(world)
+        world.rounds()
+    assert world.content(A) == world.expected(A, world.stable[log_of(A)]), "the other one goes on"
+    assert 2 < world.asked_of[log_of(B)] - before < 10, "it rests, longer each time"
+    (stalled,) = world.updater.stalled().items()
+    assert (stalled[0], stalled[1].role) == (B, TaskRole.STANDBY)
+    assert stalled[1].stalled.count == world.asked_of[log_of(B)] - before
+    assert f"the leader of {log_of(B)} does not answer" in stalled[1].stalled.cause
+    assert f"Task {B} (standby) cannot follow its changelogs: the leader of" in caplog.text
+    assert str(A) not in caplog.text
+    world.silent = set()
+    world.rounds(300)
+    assert world.updater.stalled() == {}
+    assert world.content(B) == world.expected(B, world.stable[log_of(B)])
+
+
+def test_a_log_that_has_records_of_which_none_come_is_named_after_a_while(world: World) -> None:
+    followed(world)
+    world.mute = {log_of(B)}
+    for _ in range(30):  # nine seconds
+        grow(world)
+        world.rounds()
+    assert world.updater.stalled() == {}
+    for _ in range(40):  # and twelve more
+        grow(world)
+        world.rounds()
+    stalled = world.updater.stalled()[B].stalled
+    assert stalled.count == 2
+    assert f"{log_of(B)} has more records" in stalled.cause
+    assert world.content(A) == world.expected(A, world.stable[log_of(A)])
+    world.mute = set()
+    world.rounds()
+    assert world.updater.stalled() == {}
+
+
+def test_who_waits_its_turn_or_has_nothing_or_is_paused_is_not_stalled(world: World) -> None:
+    followed(world)
+    world.mute = {log_of(B)}
+    world.rounds(100)
+    assert world.updater.stalled() == {}, "there is nothing to read"
+    world.stable[log_of(B)] += 2
+    world.in_bulk = {log_of(B)}
+    world.rounds(100)
+    assert world.updater.stalled() == {}, "others are read before it"
+    world.in_bulk, world.paused = set(), True
+    world.rounds(100)
+    world.paused = False
+    world.rounds(10)
+    assert world.updater.stalled() == {}, "nobody reads while the instance is paused"
+    world.rounds(40)
+    assert set(world.updater.stalled()) == {B}
+
+
+def test_a_copy_that_cannot_be_opened_is_tried_by_itself_and_shown(world: World) -> None:
+    world.silent, world.slow_ms = {log_of(B)}, 10_000
+    grow(world)
+    world.updater.add([world.task(A), world.task(B, TaskRole.WARMUP)])
+    world.rounds(10)
+    assert world.content(A) == world.expected(A, 2)
+    stalled = world.updater.stalled()
+    assert (set(stalled), stalled[B].role) == ({B}, TaskRole.WARMUP)
+    now_ms, wall_ms = world.clock.monotonic_ms(), world.clock.now_ms()
+    shown = statuses(
+        *((), (), {}, world.updater.followed(), (), {}),
+        troubles=troubles_of(
+            {task: copy.stalled for task, copy in stalled.items()}, now_ms, wall_ms
+        ),
+        stalled_copies={task: copy.role for task, copy in stalled.items()},
+    )
+    assert (shown[B].role, shown[B].state) == (TaskRole.WARMUP, TaskState.CREATED)
+    trouble = shown[B].trouble
+    assert trouble is not None
+    assert f"no answer about {log_of(B)}" in trouble.text
+    assert shown[A].trouble is None
+    world.silent = set()
+    world.rounds(400)
+    assert world.content(B) == world.expected(B, 2)
+    assert world.updater.stalled() == {}
+
+
+def test_a_log_that_cannot_be_read_is_its_own_copys_and_holds_no_other_up(world: World) -> None:
+    world.updater.add([world.task(A, TaskRole.STANDBY), world.task(B, TaskRole.WARMUP)])
+    world.rounds(2)
+    world.damaged = {log_of(B)}
+    for _ in range(50):
+        grow(world)
+        with pytest.raises(RetriableError):
+            world.rounds()
+    assert world.content(A) == world.expected(A, world.stable[log_of(A)])
+    assert set(world.updater.stalled()) == {B}
+    assert "a batch that cannot be read" in world.updater.stalled()[B].stalled.cause
+
+
+def test_brokers_that_are_all_away_make_every_copy_stalled_and_none_rests(world: World) -> None:
+    followed(world)
+    world.fault = RetriableError("away")
+    for _ in range(20):
+        with pytest.raises(RetriableError):
+            world.rounds()
+    assert {t: one.stalled.count for t, one in world.updater.stalled().items()} == {A: 20, B: 20}
+    world.fault = None
+    grow(world)
+    world.rounds(2)
+    assert world.updater.stalled() == {}
+    assert world.content(B) == world.expected(B, 2)
+
+
+def test_a_copy_whose_time_is_over_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    followed(world)
+    world.silent, world.slow_ms = {log_of(B)}, 1_000
+    for _ in range(int(3 * TASK_TIMEOUT_MS / 300)):
+        grow(world)
+        world.rounds()
+    errors = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert f"Task {B} made no progress for" in errors[0]
+    assert "without this copy" in errors[0]
+    assert world.content(A) == world.expected(A, world.stable[log_of(A)])
+
+
+def test_a_copy_that_was_given_away_is_no_matter_any_more(world: World) -> None:
+    followed(world)
+    world.silent = {log_of(B)}
+    world.rounds(3)
+    assert set(world.updater.stalled()) == {B}
+    world.updater.drop([B], SuspendReason.MIGRATED, lambda _: None)
+    world.rounds()
+    assert world.updater.stalled() == {}

@@ -1,7 +1,5 @@
 """Stores on disk and an instance without Kafka, for tests of queries."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.instance.client_state import ClientState
 from everflow.instance.query.queries import (
     Hosts,
@@ -24,6 +21,7 @@ from everflow.serdes.windowed import window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from unit.builders import store_spec
+from unit.manual_clock import ManualClock
 
 COUNTS = store_spec("counts")
 WINDOWS = store_spec("windows", "window", retention_ms=10**12, window_size_ms=1_000)
@@ -73,7 +71,8 @@ class Instance(InteractiveQueries):
             ends=self.ends,
             draining=lambda: self.draining,
         )
-        self._queries = StoreQueries(self.sites, self.inputs, self.host, ports, self.clock)
+        sites = {site.spec.name: site for site in self.sites}
+        self._queries = StoreQueries(sites, self.inputs, self.host, ports, self.clock)
 
     def inputs(self, task: TaskId) -> list[TopicPartition]:
         return [TopicPartition("in", task.partition)]

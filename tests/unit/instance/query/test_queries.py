@@ -1,9 +1,8 @@
 """Which copies a query reads, who is named otherwise, and how far copies lag."""
 
-from __future__ import annotations
-
 import json
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Any, cast
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import word_service
-from everflow import KafkaStreams, Topology
+from everflow import KafkaStreams, Topology, Windowed, serdes
 from everflow.assignment.user_data import (
     AssignmentData,
     HostTasks,
@@ -22,7 +23,6 @@ from everflow.assignment.user_data import (
     encode,
     encode_assignment,
 )
-from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.instance.client_state import ClientState
 from everflow.instance.query.queries import (
@@ -33,7 +33,9 @@ from everflow.instance.query.queries import (
     LagInfo,
     default_partitioner,
 )
+from everflow.instance.query.store_query import ReadOnlyStore, StoreReader
 from everflow.kafka.group_channel import GroupSettings
+from everflow.operators.table import TableSpec
 from everflow.records import TaskId, TopicPartition
 from everflow.serdes import SerdeError
 from everflow.snapshots.query_errors import (
@@ -41,9 +43,22 @@ from everflow.snapshots.query_errors import (
     StaleStateError,
     StateElsewhereError,
     StateMovingError,
+    StoreKindError,
     StoreNotFoundError,
 )
-from unit.instance.query.query_stores import COUNTS, PARTITIONS, WINDOWS, Instance, by_first_letter
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import EdgeType, MergeNode, SinkNode, SourceNode, StatefulNode
+from everflow.topology.partitioners import topics_into_stores
+from unit.instance.query.query_stores import (
+    COUNTS,
+    PARTITIONS,
+    WINDOWS,
+    Instance,
+    by_first_letter,
+    windows,
+)
+from unit.manual_clock import ManualClock
 from word_service import serve
 
 
@@ -129,8 +144,7 @@ def test_a_lag_beyond_the_bound_is_named(instance: Instance) -> None:
 
 
 def test_a_copy_that_lags_refuses_nothing_but_its_own_keys(instance: Instance) -> None:
-    """It is looked into for a key that was partitioned otherwise; whether a key is elsewhere does
-    not hang on it."""
+    """It is looked into for a key of another partition; where a key is does not hang on it."""
     counts = instance.store("counts", stale=True, max_lag=3, partitioner=by_first_letter)
     instance.put(0, COUNTS, {b"cz": 9})  # belongs to partition 2
     instance.end = 1_000
@@ -240,9 +254,7 @@ def test_metadata_for_a_key(instance: Instance) -> None:
         instance.query_metadata_for_key("counts", "c", lambda key, count: 9)
 
 
-def test_metadata_for_a_key_says_how_far_the_copy_here_is_behind(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_says_a_copy_s_lag(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.end = 9
     lags = {
         key: instance.query_metadata_for_key("counts", key, by_first_letter).lag for key in "abc"
@@ -254,8 +266,8 @@ def test_metadata_for_a_key_says_how_far_the_copy_here_is_behind(
         raise RetriableError("no broker")
 
     assert instance._queries is not None
-    ports = replace(instance._queries._ports, ends=no_answer)
-    monkeypatch.setattr(instance._queries, "_ports", ports)
+    ports = replace(instance._queries.ports, ends=no_answer)
+    monkeypatch.setattr(instance._queries, "ports", ports)
     instance.clock.advance(ENDS_AGE_MS + 1)
     found = instance.query_metadata_for_key("counts", "b", by_first_letter)
     assert (found.active_host, found.lag) == ("other:1", None)
@@ -430,9 +442,7 @@ def test_any_instance_answers_for_every_key(instances: dict[str, Instance]) -> N
         assert ask(host, "never counted") is None
 
 
-def test_while_tasks_move_a_copy_that_is_recent_enough_answers(
-    instances: dict[str, Instance],
-) -> None:
+def test_while_tasks_move_a_copy_recent_enough_answers(instances: dict[str, Instance]) -> None:
     for instance in instances.values():
         instance.state, instance.hosts = ClientState.REBALANCING, {}
         instance.copies, instance.active = instance.active, {}
@@ -464,3 +474,215 @@ def test_with_stale_a_copy_answers_where_the_owner_is_gone(instances: dict[str, 
         ask(first, key)
     assert not isinstance(gone.value, HTTPError), "sent to a silent owner"
     assert ask(first, key, "?stale") == KEYS[key]
+
+
+# Queries of real stores.
+
+
+@pytest.fixture
+def asked_instance(tmp_path: Path) -> Iterator[Instance]:
+    made = Instance(tmp_path)
+    yield made
+    made.close()
+
+
+def store(asked_instance: Instance, name: str, page: int | None = None, **options: Any) -> Any:
+    """A store, reading pages of so many entries."""
+    found = asked_instance.store(name, partitioner=by_first_letter, **options)
+    if page is not None:
+        found._reader.page_entries = page
+    return found
+
+
+def fill(asked_instance: Instance) -> None:
+    asked_instance.put(0, COUNTS, {b"a": 1, b"a\xc3\xa9": 2, b"aa": 3, b"ab": 4})
+    asked_instance.put(1, COUNTS, {b"b": 5, b"ba": 6})
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 1000])
+def test_keys_ranges_and_prefixes(asked_instance: Instance, page: int) -> None:
+    fill(asked_instance)
+    counts = store(asked_instance, "counts", page)
+    everything = [("a", 1), ("aa", 3), ("ab", 4), ("aé", 2), ("b", 5), ("ba", 6)]
+    assert list(counts.all()) == everything
+    assert list(counts.reverse_all()) == [*everything[3::-1], *everything[:3:-1]]
+    assert list(counts.range("aa", "b")) == everything[1:5]
+    assert list(counts.reverse_range("aa", "ab")) == [("ab", 4), ("aa", 3)]
+    assert list(counts.range(None, "a")) == [("a", 1)]
+    assert list(counts.range("ab", None)) == everything[2:]
+    assert list(counts.prefix_scan("a")) == everything[:4]
+    assert list(counts.prefix_scan(b"a\xc3")) == [("aé", 2)]
+    assert [counts.get(key) for key in ("a", "ba", "ac")] == [1, 6, None]
+    assert counts.approximate_num_entries() == 6
+    assert counts.partitions == (0, 1)
+
+
+def test_a_large_value_ends_a_page(
+    asked_instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(asked_instance)
+    sizes = []
+    original = StoreReader._page
+
+    def counted(self: StoreReader, *arguments: Any) -> Any:
+        page, more = original(self, *arguments)
+        sizes.append(len(page))
+        return page, more
+
+    monkeypatch.setattr(StoreReader, "_page", counted)
+    reader = asked_instance.store("counts")._reader
+    reader.page_bytes = 20
+    assert len(list(reader.entries(0, None, None))) == 4
+    assert sizes == [2, 2]
+
+
+def test_a_key_written_by_another_partitioner_is_found_here(asked_instance: Instance) -> None:
+    fill(asked_instance)
+    asked_instance.put(0, COUNTS, {b"bz": 7})  # belongs to partition 1
+    assert store(asked_instance, "counts").get("bz") == 7
+
+
+@pytest.mark.parametrize(
+    ("query", "arguments", "says"),
+    [
+        ("fetch", ("a", "0", 5), "time_from (ms) must be a whole number, not '0'"),
+        ("backward_fetch", ("a", 0, None), "time_to (ms) must be a whole number, not None"),
+        ("fetch_all", (0, 1.5), "time_to (ms) must be a whole number, not 1.5"),
+        ("backward_fetch_all", (None, 0), "time_from (ms)"),
+        ("fetch_range", ("a", "b", "x", 0), "time_from (ms)"),
+        ("backward_fetch_range", (None, None, 0, "x"), "time_to (ms)"),
+        ("fetch_window", ("a", "0"), "start (ms) must be a whole number, not '0'"),
+    ],
+)
+def test_times_of_another_type_are_named_at_the_call(
+    asked_instance: Instance, query: str, arguments: tuple[Any, ...], says: str
+) -> None:
+    asked_instance.put(0, WINDOWS, windows({("a", 0): 1}))
+    with pytest.raises(TypeError, match=re.escape(says)):
+        getattr(store(asked_instance, "windows"), query)(*arguments)
+
+
+def test_times_may_be_numbers_of_numpy(asked_instance: Instance) -> None:
+    asked_instance.put(0, WINDOWS, windows({("a", 0): 1}))
+    assert list(store(asked_instance, "windows").fetch("a", np.int64(0), np.int64(5))) == [
+        (Windowed("a", 0, 1000), 1)
+    ]
+
+
+def test_a_query_of_another_kind_says_what_there_is(asked_instance: Instance) -> None:
+    fill(asked_instance)
+    with pytest.raises(StoreKindError, match=r"key_value store.*prefix_scan"):
+        asked_instance.store("counts").fetch("a", 0, 1)
+    with pytest.raises(StoreKindError, match="window"):
+        asked_instance.store("windows").get("a")
+    with pytest.raises(StoreKindError, match=r"prefixScan.*prefix_scan"):
+        asked_instance.store("counts").prefixScan("a")
+    assert not hasattr(asked_instance.store("counts"), "fetch")
+
+
+def test_a_key_of_another_type_names_store_and_type(asked_instance: Instance) -> None:
+    fill(asked_instance)
+    with pytest.raises(SerdeError, match=r"'counts'.*expected.*5"):
+        asked_instance.store("counts").get(5)
+    with pytest.raises(SerdeError, match="never null"):
+        asked_instance.store("counts").get(None)
+
+
+def test_a_store_that_is_gone_while_its_task_is_said_to_run_is_moving(
+    asked_instance: Instance,
+) -> None:
+    path = asked_instance.put(0, COUNTS, {b"a": 1})
+    LmdbStore.close_at(path)
+    shutil.rmtree(path)
+    with pytest.raises(StateMovingError, match="Partition 0"):
+        store(asked_instance, "counts").get("a")
+
+
+def test_a_store_closed_between_two_reads_is_opened_again(asked_instance: Instance) -> None:
+    path = asked_instance.put(0, COUNTS, {b"a": 1})
+    counts = store(asked_instance, "counts")
+    assert counts.get("a") == 1
+    LmdbStore.close_at(path)
+    assert counts.get("a") == 1
+
+
+def test_a_partition_that_moves_away_ends_the_iteration_with_an_error(
+    asked_instance: Instance,
+) -> None:
+    fill(asked_instance)
+    entries = store(asked_instance, "counts", 1).all()
+    assert next(entries) == ("a", 1)
+    del asked_instance.active[TaskId(0, 0)]
+    asked_instance.state = ClientState.REBALANCING
+    with pytest.raises(StateMovingError, match=r"Partition 0.*'counts'"):
+        list(entries)
+
+
+def test_no_read_transaction_is_open_between_two_entries(asked_instance: Instance) -> None:
+    path = asked_instance.put(0, COUNTS, {b"a": 1, b"b": 2, b"c": 3})
+    entries = store(asked_instance, "counts", 2).all()
+    next(entries)
+    opened = LmdbStore.open(path)
+    assert opened._env._readers == 0
+    opened.close()  # would wait for a reader
+    assert [key for key, _ in entries] == ["b", "c"]
+
+
+def test_a_store_is_kept_over_everything_that_happens_to_its_tasks(
+    asked_instance: Instance,
+) -> None:
+    counts: ReadOnlyStore = store(asked_instance, "counts")
+    assert counts.partitions == ()
+    fill(asked_instance)
+    assert counts.partitions == (0, 1)
+    assert repr(counts) == "<ReadOnlyKeyValueStore counts>"
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [  # Kafka's own test vectors of Utils.murmur2
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_keys_are_partitioned_as_java_does(key: bytes, hashed: int) -> None:
+    for partitions in (1, 7, 1000):
+        assert default_partitioner(key, partitions) == (hashed & 0x7FFFFFFF) % partitions
+
+
+def test_a_store_holds_the_keys_of_the_topics_that_reach_it() -> None:
+    """Not of its whole sub-topology, which may have a wider topic that its keys never meet."""
+    edge, data = EdgeType(pa.binary(), pa.binary()), serdes.bytes_()
+    topology = Topology(
+        (
+            SourceNode("S1", (), edge, ("narrow", "narrow-too"), data, data),
+            SourceNode("S2", (), edge, ("wide",), data, data),
+            StatefulNode(
+                "counts",
+                ("S1",),
+                edge,
+                "AGGREGATE",
+                TableSpec("counts", data, data),
+                (StoreSpec(name="counts", kind="key_value", key_serde=data, value_serde=data),),
+            ),
+            MergeNode("M", ("counts", "S2"), edge),
+            SinkNode("R", ("M",), edge, "by-value-repartition", data, data, "repartition"),
+            SourceNode("S3", (), edge, ("by-value-repartition",), data, data, "repartition"),
+            StatefulNode(
+                "again",
+                ("S3",),
+                edge,
+                "AGGREGATE",
+                TableSpec("counts", data, data),
+                (StoreSpec(name="by-value", kind="key_value", key_serde=data, value_serde=data),),
+            ),
+        )
+    )
+    assert topics_into_stores(topology, "app") == {
+        "counts": {"narrow", "narrow-too"},
+        "by-value": {"app-by-value-repartition"},
+    }

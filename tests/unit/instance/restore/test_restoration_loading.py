@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from everflow.clock import ManualClock
-from everflow.errors import LogStartMovedError, StoreMismatchError
+from everflow.errors import LogStartMovedError, RetriableError, StoreMismatchError
+from everflow.instance.restore.changelogs import LeftOutLogs
 from everflow.instance.restore.listeners import RestoreProgress
 from everflow.instance.restore.restoration import (
     PreparedStore,
@@ -19,13 +20,15 @@ from everflow.instance.restore.restoration import (
     restore,
     restore_all,
 )
-from everflow.instance.restore.restore_plan import ChangelogState
+from everflow.instance.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
 from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
 from everflow.state.changelog import pack_value
+from everflow.state.left_out import CorrectedChunk, KeptEntry
 from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store_meta import Owner
+from everflow.state.store_meta import Owner, StoreMeta
 from everflow.state.task_directory import StateDirectory
 from unit.builders import store_spec
+from unit.manual_clock import ManualClock
 
 TASK = TaskId(0, 0)
 CHANGELOG = TopicPartition("app-counts-changelog", 0)
@@ -110,11 +113,13 @@ def prepared(
     return prepare_store(directory, TASK, SPEC, log, incarnation=incarnation, now_ms=now_ms)
 
 
-def job_of(made: PreparedStore, incarnation: str = "i1") -> RestoreJob:
+def job_of(
+    made: PreparedStore, incarnation: str = "i1", task: TaskId = TASK, name: str = "counts"
+) -> RestoreJob:
     assert made.plan is not None
     return RestoreJob(
-        task=TASK,
-        store_name="counts",
+        task=task,
+        store_name=name,
         store=made.store,
         changelog=CHANGELOG,
         plan=made.plan,
@@ -137,9 +142,7 @@ RECORDS: list[tuple[bytes | None, bytes | None] | None] = [
 FOLDED = {b"a": pack_value(3, b"3"), b"c": pack_value(4, b"4")}
 
 
-def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_fresh_store_is_the_fold_of_a_log(directory: StateDirectory, clock: ManualClock) -> None:
     heard = Heard()
     made = prepared(directory, state(8))
     result = restore(job_of(made), Log(RECORDS, clock), clock=clock, listener=heard)
@@ -175,31 +178,27 @@ def test_a_suspended_restore_goes_on_there(directory: StateDirectory, clock: Man
     assert content(again.store) == FOLDED
 
 
-def test_a_restore_that_was_cut_off_goes_on_short_of_forgotten_deletes(tmp_path: Path) -> None:
+def test_a_restore_cut_off_goes_on_short_of_forgotten_deletes(directory: StateDirectory) -> None:
     """By today's wall clock: nothing that is read from a log after it was begun misses a delete
     within its retention (D9)."""
     began_ms, hour_ms = 1_800_000_000_000, 3_600_000
     clock = ManualClock(began_ms)
-    with_directory = StateDirectory.open(tmp_path, "app")
     answers = iter([False, True])
-    made = prepared(with_directory, state(8), now_ms=began_ms)
+    made = prepared(directory, state(8), now_ms=began_ms)
     assert not restore(
         job_of(made), Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers)
     ).done
-    again = prepared(with_directory, state(8), "i2", now_ms=began_ms + 23 * hour_ms)
+    again = prepared(directory, state(8), "i2", now_ms=began_ms + 23 * hour_ms)
     assert again.plan is not None
     assert (again.plan.rebuild, again.plan.start) == (False, 2)
-    late = prepared(with_directory, state(8), "i3", now_ms=began_ms + 23 * hour_ms + 1)
+    late = prepared(directory, state(8), "i3", now_ms=began_ms + 23 * hour_ms + 1)
     assert late.plan is not None
     assert late.plan.rebuild
     restore(job_of(late, "i3"), Log(RECORDS, clock), clock=clock)
     assert content(late.store) == FOLDED
-    with_directory.close()
 
 
-def test_a_reader_s_failure_passes_through_and_the_listener_knows(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_the_listener_knows_a_failed_read(directory: StateDirectory, clock: ManualClock) -> None:
     class Broken(Log):
         def read(
             self, tp: TopicPartition, start: int, end: int, *, every: bool = False
@@ -215,9 +214,7 @@ def test_a_reader_s_failure_passes_through_and_the_listener_knows(
     assert made.store.position == 2
 
 
-def test_a_restore_ends_when_another_owner_claims_the_store(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_another_owner_s_claim_ends_it(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     made.store.claim("someone else")
     with pytest.raises(StoreMismatchError):
@@ -232,9 +229,7 @@ def test_an_empty_log_sets_the_position(directory: StateDirectory, clock: Manual
     assert (made.store.position, log.reads) == (0, [])
 
 
-def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_recreated_log_rebuilds_the_store(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     again = prepared(directory, state(1, topic_id="t2"), "i2")
@@ -248,9 +243,7 @@ def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
     assert content(again.store) == {b"z": pack_value(0, b"9")}
 
 
-def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_damaged_store_is_rebuilt_and_told(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     made.store.close()
     (made.store.path / "data.mdb").write_bytes(b"\xff" * 8192)
@@ -262,9 +255,7 @@ def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
     assert content(again.store) == FOLDED
 
 
-def test_the_claim_refuses_what_an_earlier_owner_applies_later(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_claim_refuses_an_earlier_owner(directory: StateDirectory, clock: ManualClock) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     prepared(directory, state(8), "i2")
@@ -274,51 +265,25 @@ def test_the_claim_refuses_what_an_earlier_owner_applies_later(
     assert content(made.store) == FOLDED
 
 
-def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    with_directory = StateDirectory.open(tmp_path, "app")
+def test_the_shortest_is_first_till_a_stop(directory: StateDirectory, clock: ManualClock) -> None:
     jobs = []
-    for partition, end in ((0, 8), (1, 3)):
-        made = prepare_store(
-            with_directory, TaskId(0, partition), SPEC, state(end), incarnation="i1", now_ms=0
-        )
-        assert made.plan is not None
-        jobs.append(
-            RestoreJob(
-                task=TaskId(0, partition),
-                store_name="counts",
-                store=made.store,
-                changelog=CHANGELOG,
-                plan=made.plan,
-            )
-        )
+    for task, end in ((TaskId(0, 0), 8), (TaskId(0, 1), 3)):
+        made = prepare_store(directory, task, SPEC, state(end), incarnation="i1", now_ms=0)
+        jobs.append(job_of(made, task=task))
     answers = iter([False, True])
     results = restore_all(jobs, Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers))
     assert [(result.task.partition, result.done) for result in results] == [(1, True), (0, False)]
-    with_directory.close()
 
 
-def test_a_window_store_restores_only_what_its_retention_keeps(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    with_directory = StateDirectory.open(tmp_path, "app")
+def test_a_window_store_is_what_is_kept(directory: StateDirectory, clock: ManualClock) -> None:
     spec = store_spec("daily", "window", retention_ms=120_000, window_size_ms=60_000)
     starts = [minute * 60_000 for minute in range(50)]
     records: list[tuple[bytes | None, bytes | None] | None] = [
         (b"k" + start.to_bytes(8, "big") + bytes(4), b"1") for start in starts
     ]
-    made = prepare_store(with_directory, TASK, spec, state(50), incarnation="i1", now_ms=0)
-    assert made.plan is not None
-    restore(
-        RestoreJob(
-            task=TASK, store_name="daily", store=made.store, changelog=CHANGELOG, plan=made.plan
-        ),
-        Log(records, clock, chunk=7),
-        clock=clock,
-    )
+    made = prepare_store(directory, TASK, spec, state(50), incarnation="i1", now_ms=0)
+    restore(job_of(made, name="daily"), Log(records, clock, chunk=7), clock=clock)
     assert [int.from_bytes(key[1:9], "big") for key in content(made.store)] == starts[-2:]
-    with_directory.close()
 
 
 def test_a_log_whose_begin_is_deleted_under_a_restore_is_read_from_where_it_begins_now(
@@ -363,3 +328,152 @@ def test_starts_that_die_wipe_nothing(directory: StateDirectory, clock: ManualCl
         assert not again.plan.rebuild
         assert (again.plan.start, again.store.path) == (8, path)
     assert content(again.store) == FOLDED
+
+
+# Where a restore starts, and when a store must not be trusted (D5, scenarios 13 and 14).
+
+NOW_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+LOG = ChangelogState(
+    start=10, end=100, cluster_id="c1", topic_id="t1", delete_retention_ms=24 * HOUR_MS
+)
+META = StoreMeta(
+    kind="key_value", position=60, topic_id="t1", cluster_id="c1", updated_ms=NOW_MS - HOUR_MS
+)
+
+
+def plan(meta: StoreMeta | None, log: ChangelogState = LOG, **changes: object) -> RestorePlan:
+    return restore_plan(meta, log, **{"now_ms": NOW_MS, "kind": "key_value", **changes})  # type: ignore[arg-type]
+
+
+def test_only_the_tail_is_replayed() -> None:
+    assert plan(META) == RestorePlan(60, 100, False, "40 offsets behind")
+
+
+def test_a_store_at_the_end_has_nothing_to_read() -> None:
+    found = plan(replace(META, position=100))
+    assert (found.start, found.end, found.rebuild, found.records_max) == (100, 100, False, 0)
+
+
+@pytest.mark.parametrize("meta", [None, StoreMeta(kind="key_value")])
+def test_a_new_store_reads_the_whole_log(meta: StoreMeta | None) -> None:
+    assert plan(meta) == RestorePlan(10, 100, False, "new store")
+
+
+@pytest.mark.parametrize(
+    ("meta", "log", "reason"),
+    [
+        (replace(META, cluster_id="c0"), LOG, "cluster c0"),
+        (replace(META, topic_id="t0"), LOG, "deleted and created again"),
+        (replace(META, topic_id=None), LOG, "deleted and created again"),
+        (replace(META, position=9), LOG, "outside"),
+        (replace(META, position=101), LOG, "outside"),
+        (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS - 1), LOG, "delete.retention.ms"),
+        (replace(META, updated_ms=-1), LOG, "an unknown time"),
+        (replace(META, updated_ms=NOW_MS + HOUR_MS + 1), LOG, "ahead of this host's clock"),
+        (META, replace(LOG, end=59), "outside"),
+        (replace(META, kind="window"), LOG, "topology wants key_value"),
+        (replace(META, retention_ms=5), LOG, "retention"),
+    ],
+)
+def test_what_is_rebuilt_says_why(meta: StoreMeta, log: ChangelogState, reason: str) -> None:
+    found = plan(meta, log)
+    assert found.rebuild
+    assert found.start == 10
+    assert reason in found.reason
+
+
+def test_the_folder_s_doubt_wins() -> None:
+    assert plan(META, distrusted="power cut") == RestorePlan(10, 100, True, "power cut")
+
+
+@pytest.mark.parametrize(
+    ("meta", "log"),
+    [
+        (replace(META, updated_ms=NOW_MS + HOUR_MS), LOG),  # clocks of hosts differ
+        (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS), LOG),  # within retention less the margin
+        (
+            replace(META, position=100, updated_ms=-1),
+            LOG,
+        ),  # nothing was written since, so no delete was missed
+        (META, replace(LOG, cluster_id=None, topic_id=None)),  # brokers that know no ids
+        (replace(META, position=10), LOG),
+        (META, replace(LOG, end=60)),
+    ],
+)
+def test_what_can_be_trusted_is_not_rebuilt(meta: StoreMeta, log: ChangelogState) -> None:
+    assert not plan(meta, log).rebuild
+
+
+def test_nothing_is_read_of_a_reused_topic_that_begins_behind_its_committed_offset() -> None:
+    assert plan(None, replace(LOG, end=3)) == RestorePlan(10, 10, False, "new store")
+
+
+IN, REUSED = TopicPartition("in", 0), TopicPartition("app-t-left-out-changelog", 0)
+
+
+class Cluster:
+    """One log of what was left out. ``open``: offsets of a transaction that has not ended."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes, KeptEntry]] = []
+        self.open = 0
+        self.asked = 0
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], isolation: str
+    ) -> dict[TopicPartition, int]:
+        self.asked += 1
+        behind = self.open if isolation == "read_uncommitted" else 0
+        return {tp: len(self.records) + behind for tp in partitions}
+
+    def list_offsets(self, partitions: Iterable[TopicPartition], *_: str) -> Any:
+        return dict.fromkeys(partitions, 0)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It is no connection."""
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[CorrectedChunk]:
+        found = self.records[start:end]
+        yield CorrectedChunk(
+            keys=[key for key, _ in found],
+            values=[one.packed() for _, one in found],
+            timestamps=np.array([one.time for _, one in found], np.int64),
+            offsets=np.arange(start, end),
+            next_position=end,
+            records=len(found),
+        )
+
+
+def logs_of(cluster: Cluster) -> LeftOutLogs:
+    admin: Any = cluster
+    return LeftOutLogs(admin, {"in": REUSED.topic}, lambda: cluster)
+
+
+def test_a_copy_follows_as_far_as_is_known_what_was_left_out() -> None:
+    cluster = Cluster()
+    logs = logs_of(cluster)
+    assert logs.covered({IN: 5}) == {IN: 5}
+    cluster.open = 2
+    assert logs.covered({IN: 9}) == {IN: 5}, "a transaction that committed 9 may be among them"
+    with pytest.raises(RetriableError, match=r"transaction.*app-t-left-out"):
+        logs.before(IN, 9)
+    cluster.records.append((b"a", KeptEntry(7, b"v", 1)))
+    cluster.open = 0
+    assert logs.before(IN, 9) == {b"a": KeptEntry(7, b"v", 1)}
+    cluster.records.append((b"b", KeptEntry(11, None, 2)))
+    assert logs.before(IN, None).keys() == {b"a"}, "no more than was asked for is known"
+    assert logs.before(IN, 12).keys() == {b"a", b"b"}
+
+
+def test_where_nothing_new_was_committed_nobody_is_asked() -> None:
+    cluster = Cluster()
+    logs = logs_of(cluster)
+    logs.covered({IN: 5})
+    asked = cluster.asked
+    assert logs.covered({IN: 5}) == {IN: 5}
+    assert logs.before(TopicPartition("other", 0), 3) == {}
+    assert cluster.asked == asked

@@ -1,7 +1,5 @@
 """The address of the query service, who may ask there, and its client where nobody answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,9 +9,9 @@ from typing import Any
 import pytest
 
 from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError
-from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.instance.serving.routes import reached_at, served, tokens_of
+from unit.builders import streams_config
 from unit.instance.query.query_stores import Instance
 
 
@@ -87,12 +85,7 @@ def test_others_are_told_an_address_that_they_reach() -> None:
     assert reached_at("0.0.0.0:80", "host-7") == "host-7:80"
     assert reached_at("[::]:80", "host-7") == "host-7:80"
     assert reached_at("10.0.0.1:80", "host-7") == "10.0.0.1:80"
-    config = StreamsConfig(
-        application_id="a",
-        bootstrap_servers="b:1",
-        query_listen="0.0.0.0:0",
-        query_token_file="none",
-    )
+    config = streams_config(query_listen="0.0.0.0:0", query_token_file="none")
     assert tokens_of(config) == []
 
 
@@ -116,6 +109,6 @@ def test_others_are_told_an_address_that_they_reach() -> None:
 )
 def test_an_open_service_is_refused(tmp_path: Path, settings: Mapping[str, str], text: str) -> None:
     instance = Instance(tmp_path, sites=())
-    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", **settings)
+    config = streams_config(**settings)
     with pytest.raises(ConfigError, match=text), served(instance, config):
         pass

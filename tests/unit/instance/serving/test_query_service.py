@@ -1,7 +1,5 @@
 """The query service over two instances on this machine: real stores, real HTTP, no brokers."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +13,7 @@ import pytest
 
 from everflow import serdes
 from everflow.assignment.user_data import HostTasks
-from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError, query_client
+from everflow.client import QueryClient, QueryRefusedError, QueryUnavailableError
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.instance.client_state import ClientState
@@ -34,7 +32,7 @@ from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.windows import Windowed
-from unit.builders import store_spec
+from unit.builders import store_spec, streams_config
 from unit.instance.query.query_stores import Instance
 
 PARTITIONS = 4
@@ -61,10 +59,19 @@ LARGE = 600_000
 LARGE_PAGES, LARGE_VERSIONS = 16, 9
 
 
-def home(spec: StoreSpec, key: Any) -> int:
+def configured(**more: Any) -> StreamsConfig:
+    """Of an instance that is asked at a free port of this machine, where nothing else is said."""
+    return streams_config(**{"query_listen": "127.0.0.1:0", **more})
+
+
+def stored_key(spec: StoreSpec, key: Any) -> bytes:
     data = spec.key_serde.encode(key)
     assert data is not None
-    return default_partitioner(data, PARTITIONS)
+    return data
+
+
+def home(spec: StoreSpec, key: Any) -> int:
+    return default_partitioner(stored_key(spec, key), PARTITIONS)
 
 
 @dataclass
@@ -114,12 +121,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         instances, addresses = [], []
         for _ in range(2):
             instance = Instance(folder, sites=tuple(SITES.values()))
-            config = StreamsConfig(
-                application_id="a", bootstrap_servers="b:1", query_listen="127.0.0.1:0"
-            )
-            address = held.enter_context(served(instance, config))
             instances.append(instance)
-            addresses.append(address)
+            addresses.append(held.enter_context(served(instance, configured())))
         made = World(folder, instances, addresses)
         for partition in range(PARTITIONS):
             made.put(
@@ -130,16 +133,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             for spec in (ORDERS, NUMBERS, WINDOWS, SESSIONS, PAGES):
                 made.put(spec, partition, {})
         order = {"shop": "s/1", "number": 7}
-        data = ORDERS.key_serde.encode(order)
-        assert data is not None
         value = {"price": 1.5, "note": b"\x00\xff", "at": None}
-        made.put(ORDERS, home(ORDERS, order), {data: value})
-        data = NUMBERS.key_serde.encode(1)
-        assert data is not None
-        made.put(NUMBERS, home(NUMBERS, 1), {data: 11})
+        made.put(ORDERS, home(ORDERS, order), {stored_key(ORDERS, order): value})
+        made.put(NUMBERS, home(NUMBERS, 1), {stored_key(NUMBERS, 1): 11})
         for key in (-5, 12):
-            data = WINDOWS.key_serde.encode(key)
-            assert data is not None
+            data = stored_key(WINDOWS, key)
             entries = {window_store_key(data, start): start for start in range(0, 20_000, 1_000)}
             made.put(WINDOWS, home(WINDOWS, key), entries)
         sessions = {session_key(b"ann", start, start + 5): start for start in (0, 100, 200)}
@@ -457,7 +455,7 @@ def test_bodies_have_a_form_and_a_size(world: World, body: bytes, status: int) -
 
 def test_the_client_bounds_what_it_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.settle(dict.fromkeys(range(PARTITIONS), 0))
-    monkeypatch.setattr(query_client, "MOST_ANSWER_BYTES", 20)
+    monkeypatch.setattr("everflow.client.MOST_ANSWER_BYTES", 20)
     with world.client() as client, pytest.raises(QueryRefusedError, match="larger than 20 bytes"):
         client.stores()
     monkeypatch.undo()
@@ -515,8 +513,7 @@ def test_how_the_instance_does_is_told_where_it_is_watched(world: World) -> None
     status, content, _ = raw(world, "/status")
     assert (status, "http.listen" in content["error"]["message"]) == (404, True)
     instance = world.instances[0]
-    config = StreamsConfig(application_id="a", bootstrap_servers="b:1", query_listen="127.0.0.1:0")
-    with served(instance, config, lambda: {"state": "RUNNING"}) as address:
+    with served(instance, configured(), lambda: {"state": "RUNNING"}) as address:
         connection = http.client.HTTPConnection(address, timeout=60)
         connection.request("GET", "/status")
         assert json.loads(connection.getresponse().read()) == {"state": "RUNNING"}
@@ -526,23 +523,11 @@ def test_how_the_instance_does_is_told_where_it_is_watched(world: World) -> None
 def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("old-token-old-token\nnew-token-new-token\n")
-    config = StreamsConfig(
-        application_id="a",
-        bootstrap_servers="b:1",
-        query_listen="0.0.0.0:0",
-        query_token_file=str(tokens),
-        application_server="localhost:9",
-    )
-    instance = world.instances[0]
-    with served(instance, config) as address:
+    instance, given = world.instances[0], {"query_token_file": str(tokens)}
+    public = {"query_listen": "0.0.0.0:0", "application_server": "localhost:9"}
+    with served(instance, configured(**given, **public)) as address:
         assert address == "localhost:9", "what the user says others reach it at"
-    config = StreamsConfig(
-        application_id="a",
-        bootstrap_servers="b:1",
-        query_listen="127.0.0.1:0",
-        query_token_file=str(tokens),
-    )
-    with served(instance, config) as address:
+    with served(instance, configured(**given)) as address:
         for token in ("old-token-old-token", "new-token-new-token"):
             with QueryClient(address, token=token, patience=0.0) as client:
                 assert len(client.stores()) == len(SITES)
@@ -570,11 +555,8 @@ def test_a_token_is_asked_for(tmp_path: Path, world: World) -> None:
 
 
 def test_an_address_that_is_taken_is_told_by_its_setting(world: World) -> None:
-    config = StreamsConfig(
-        application_id="a", bootstrap_servers="b:1", query_listen=world.addresses[0]
-    )
     with (
         pytest.raises(ConfigError, match=r"query\.listen = '127.* cannot be listened at"),
-        served(world.instances[0], config),
+        served(world.instances[0], configured(query_listen=world.addresses[0])),
     ):
         pass

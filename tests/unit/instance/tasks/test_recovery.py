@@ -1,7 +1,5 @@
 """The order of recovery (D5) and what it refuses: failure scenarios 1, 2, 4 and 15."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
 from everflow.errors import FatalError, OffsetsExpiredError, OffsetsWentBackError, RetriableError
 from everflow.instance.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.instance.restore.restore_plan import ChangelogState
@@ -29,6 +26,7 @@ from everflow.retry import StoppedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from unit.manual_clock import ManualClock
 
 COUNTS = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 IN, LOG = TopicPartition("in", 0), TopicPartition("app-s-changelog", 0)
@@ -213,8 +211,7 @@ class StorePorts(FakePorts):
 
 
 def test_the_store_decides_what_is_replayed_not_the_input_s_offsets(tmp_path: Path) -> None:
-    """Scenario 2: another instance had the task and changed the store while its input's offsets
-    stood still."""
+    """Scenario 2: another instance changed the store while its input's offsets stood still."""
     directory = StateDirectory.open(tmp_path, "app", boot_id="x")
     ports, active = StorePorts(directory), task()
     ports.ends[LOG] = 40
@@ -261,9 +258,7 @@ def test_stop_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize(("policy", "offset"), [("earliest", 5), ("latest", 100)])
-def test_without_offsets_and_records_the_policy_decides_and_the_start_is_reported(
-    policy: str, offset: int
-) -> None:
+def test_without_offsets_and_records_the_policy_decides(policy: str, offset: int) -> None:
     ports, active = FakePorts({}), task()
     ports.starts[IN] = 5
     ports.ends[LOG] = 0
@@ -339,8 +334,6 @@ def test_a_topic_that_is_also_a_changelog_is_replayed_to_where_it_was_read() -> 
     assert ports.targets == {IN: 0}
     assert started == {IN: ports.starts[IN]}
 
-
-# --- a coordinator that tells less than was committed (note 064) ----------------------------------
 
 OTHER = TopicPartition("other", 3)
 REKEYED = TopicPartition("app-by-shop-repartition", 1)
@@ -426,8 +419,7 @@ def test_what_has_settled_does_not_go_down_when_an_earlier_offset_settles() -> N
 
 
 def test_another_task_s_offset_that_is_gone_makes_the_coordinator_untrue_too() -> None:
-    """Of a group that began behind the piece that was loaded it knows nothing: who takes a task
-    over would begin with a first start."""
+    """It knows nothing of a group behind what it loaded: a taken task would start afresh."""
     clock = ManualClock()
     lower_bounds = CommittedLowerBounds(clock)
     lower_bounds.raised({OTHER: 30})
@@ -455,9 +447,7 @@ def test_records_of_a_repartition_topic_are_deleted_only_behind_committed_offset
 
 
 @pytest.mark.parametrize("others", [(), (OTHER,)])
-def test_a_repartition_topic_of_others_without_a_leader_holds_nobody_up(
-    others: tuple[TopicPartition, ...],
-) -> None:
+def test_others_leaderless_repartition_holds_up_nobody(others: tuple[TopicPartition, ...]) -> None:
     ports, active = FakePorts(COMMITTED), task()
     ports.starts[OTHER] = 0
     ports.purged_partitions, ports.leaderless = [IN, REKEYED, *others], {REKEYED}

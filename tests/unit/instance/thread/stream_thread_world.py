@@ -1,12 +1,10 @@
-"""A stream thread with a fake job and fake recovery, for the tests of its loop and of its
-failures."""
+"""A stream thread with a fake job and fake recovery, for tests of its loop and of its failures."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from everflow.clock import ManualClock
 from everflow.config import BatchLimits
 from everflow.instance.commit_gate import GateBook
 from everflow.instance.tasks.recovery import CommittedLowerBounds, Recovery
@@ -17,6 +15,7 @@ from everflow.metrics import Metrics
 from everflow.protocol.messages import COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult
 from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.topology.idle_sources import IdleSource
+from unit.manual_clock import ManualClock
 
 IN = TopicPartition("in", 0)
 TASK = TaskId(0, 0)
@@ -86,11 +85,10 @@ class World:
             new_incarnation=lambda: next(self.incarnations),
         )
 
-    def give_task(self) -> ActiveTask:
-        task = ActiveTask(
-            id=TASK, inputs=(IN,), stores=(), state=TaskState.RUNNING, epoch=self.book.epoch(TASK)
-        )
-        task.positions[IN] = self.committed_offset
+    def give_task(self, task_id: TaskId = TASK, tp: TopicPartition = IN) -> ActiveTask:
+        epoch = self.book.epoch(task_id)
+        task = ActiveTask(id=task_id, inputs=(tp,), stores=(), state=TaskState.RUNNING, epoch=epoch)
+        task.positions[tp] = self.committed_offset if task_id == TASK else 0
         self.thread.add([task])
         return task
 

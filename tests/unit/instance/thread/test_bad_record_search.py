@@ -1,18 +1,20 @@
 """What becomes of a batch that fails: fewer records, or all but one (notes 041, 042)."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from everflow.errors import FatalError, WorkerDiedError
+from everflow.errors import FatalError, RetriableError, TaskTimeoutError, WorkerDiedError
 from everflow.instance.tasks.task import ActiveTask, TaskState
 from everflow.instance.thread.batching import BatchSize
 from everflow.instance.thread.retry_policy import FIRST_WITH_FUNCTIONS, first_size
 from everflow.instance.thread.stream_thread import StreamThread
+from everflow.instance.topics.end_offsets import EndOffsets
 from everflow.memory import MIB, WORKER_BYTES, Taken, WorkerMemory
 from everflow.protocol.messages import (
     COMMITTED,
@@ -22,8 +24,8 @@ from everflow.protocol.messages import (
     BatchRequest,
     BatchResult,
 )
-from everflow.records import CommittedOffset, TopicPartition
-from unit.instance.thread.stream_thread_world import IN, TASK, World
+from everflow.records import CommittedOffset, OffsetRange, TaskId, TopicPartition
+from unit.instance.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 PAYMENTS = TopicPartition("payments", 0)
 
@@ -74,7 +76,7 @@ class MergedWorld(World):
         super().__init__()
         self.each, self.paid = orders_each, 0
 
-    def give_task(self) -> ActiveTask:
+    def give_task(self, task_id: TaskId = TASK, tp: TopicPartition = IN) -> ActiveTask:
         task = ActiveTask(
             id=TASK,
             inputs=(IN, PAYMENTS),
@@ -138,9 +140,8 @@ class Poison:
 )
 def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named: bool) -> None:
     made = world()
-    made.behave = poison = Poison(made, kind, {37, 700}, named)
-    made.give_task()
-    made.end = 1_000
+    poison = Poison(made, kind, {37, 700}, named)
+    made.fed(poison, 1_000)
     until_all_read(made, 400)
     assert poison.dead == [37, 700]
     assert poison.committed == [n for n in range(1_000) if n not in (37, 700)]
@@ -150,9 +151,7 @@ def test_a_record_that_another_failed_on_is_left_to_its_handler(kind: str, named
 
 def test_where_no_handler_goes_on_the_instance_stops_with_the_record() -> None:
     made = world(goes_on=False)
-    made.behave = Poison(made, "worker", {3}, named=False)
-    made.give_task()
-    made.end = 10
+    made.fed(Poison(made, "worker", {3}, named=False))
     with pytest.raises(WorkerDiedError, match="on in-0@3"):
         until_all_read(made, 100)
 
@@ -163,9 +162,7 @@ def test_a_record_that_fails_though_it_is_left_out_stops_the_instance() -> None:
     def always(request: BatchRequest) -> BatchResult:
         raise failed("record", record=BadRecord("in", 0, 4, "node"))
 
-    made.behave = always
-    made.give_task()
-    made.end = 10
+    made.fed(always)
     with pytest.raises(FatalError, match="in-0@4"):
         until_all_read(made, 10)
 
@@ -178,9 +175,7 @@ def test_what_a_handler_has_said_fail_of_is_not_asked_about_again() -> None:
         runs.append(1)
         raise failed("record", record=BadRecord("in", 0, 4, "node"), judged=True)
 
-    made.behave = fails
-    made.give_task()
-    made.end = 10
+    made.fed(fails)
     with pytest.raises(FatalError, match="in-0@4"):
         until_all_read(made, 10)
     assert len(runs) == 1
@@ -208,9 +203,8 @@ class Slow:
 @pytest.mark.parametrize("kind", ["migrated", "retriable", "worker"])
 def test_a_batch_that_meets_a_time_out_gets_smaller_until_it_ends(kind: str) -> None:
     made = world()
-    made.behave = slow = Slow(made, 3.0, 10_000, kind)
-    made.give_task()
-    made.end = 100_000
+    slow = Slow(made, 3.0, 10_000, kind)
+    made.fed(slow, 100_000)
     until_all_read(made, 1_000)
     assert slow.sizes[:2] == [100_000, 100_000], "once may be bad luck"
     assert max(slow.sizes[2:]) <= 50_000
@@ -226,18 +220,15 @@ def test_a_failure_that_came_at_once_is_no_matter_of_size() -> None:
             raise failed("retriable", "no broker answers")
         return made.commit(request)
 
-    made.behave = away
-    made.give_task()
-    made.end = 100_000
+    made.fed(away, 100_000)
     until_all_read(made, 100)
     assert {request.ranges[IN] for request in made.requests} == {(0, 100_000)}
 
 
 def test_a_plan_with_functions_begins_small_and_keeps_to_what_a_record_costs() -> None:
     made = world(functions=True)
-    made.behave = slow = Slow(made, 3.0, 300_000, "hang")
-    made.give_task()
-    made.end = 20_000
+    slow = Slow(made, 3.0, 300_000, "hang")
+    made.fed(slow, 20_000)
     until_all_read(made, 200)
     assert slow.sizes[0] == FIRST_WITH_FUNCTIONS
     assert max(slow.sizes[2:]) <= 400, "what costs 3 ms a record has a second for a batch"
@@ -255,9 +246,8 @@ def test_a_call_of_a_second_each_leaves_the_batch_in_bounds() -> None:
 def test_after_a_hang_batches_are_as_large_as_what_a_record_seemed_to_cost() -> None:
     made = world()
     assert made.thread.retries.size == BatchSize()
-    made.behave = slow = Slow(made, 10.0, 300_000, "hang")
-    made.give_task()
-    made.end = 100_000
+    slow = Slow(made, 10.0, 300_000, "hang")
+    made.fed(slow, 100_000)
     until_all_read(made, 5_000)
     assert slow.sizes[0] == 100_000
     assert slow.sizes[1] == 333
@@ -276,9 +266,7 @@ def test_a_merge_that_was_made_small_grows_back(orders_each: int) -> None:
             raise failed("worker")
         return made.commit(request)
 
-    made.behave = dies_at_first
-    made.give_task()
-    made.end = 1_000
+    made.fed(dies_at_first, 1_000)
     for _ in range(6):
         made.turn()
     assert {r.end - r.start for r in made.requests[-1].ranges.values()} == {1}
@@ -314,15 +302,300 @@ def test_a_batch_has_as_many_bytes_as_there_is_memory_for_what_is_made_of_them()
 
 def test_after_a_worker_that_died_the_same_range_is_read_with_half_the_bytes() -> None:
     made = world(memory=WorkerMemory(WORKER_BYTES + 800 * MIB))
-    made.end = 1_000
 
     def die(request: BatchRequest) -> BatchResult:
         made.behave = made.commit
         raise failed("worker")
 
-    made.behave = die
-    made.give_task()
+    made.fed(die, 1_000)
     until_all_read(made, 10)
     first, second = made.requests
     assert second.ranges == first.ranges
     assert second.most_bytes * 2 == first.most_bytes
+
+
+# One task's brokers are silent: the others go on, and the error names it (notes 018, 051).
+
+
+class TwoTasks(World):
+    """Both have all that is in their logs, which grow; ``bad`` tells what fails with each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = {IN: 0, OTHER: 0}
+        self.book.own([OTHER_TASK])
+        self.give_task(OTHER_TASK, OTHER)
+        self.give_task()
+        self.end = 10
+
+    def commit(self, request: BatchRequest) -> BatchResult:
+        self.read.update({tp: wanted.end for tp, wanted in request.ranges.items()})
+        return replace(super().commit(request), consumed=dict(self.read), stream_times={})
+
+    def committed(
+        self, partitions: Sequence[TopicPartition], *, stable: bool = True
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        return {tp: CommittedOffset(self.read[tp], "") for tp in partitions}
+
+    def turns(self, seconds: float) -> None:
+        until_ms = self.clock.monotonic_ms() + seconds * 1000
+        while self.clock.monotonic_ms() < until_ms:
+            self.end += 1
+            self.turn()
+            self.clock.advance(10)
+
+
+@pytest.fixture
+def two_tasks() -> TwoTasks:
+    return TwoTasks()
+
+
+def test_tasks_that_are_always_busy_leave_a_turn_to_one_that_failed(
+    two_tasks: TwoTasks,
+) -> None:
+    fails_for(two_tasks, OTHER)
+    failing = two_tasks.behave
+
+    def busy(request: BatchRequest) -> BatchResult:
+        two_tasks.clock.advance(400)
+        return failing(request)
+
+    two_tasks.behave = busy
+    two_tasks.turns(8)
+
+    def mended(request: BatchRequest) -> BatchResult:
+        two_tasks.clock.advance(400)
+        return two_tasks.commit(request)
+
+    two_tasks.behave = mended
+    two_tasks.turns(6)
+    assert two_tasks.read[OTHER] > 0
+
+
+def fails_for(two_tasks: TwoTasks, tp: TopicPartition, named: bool = False) -> None:
+    """A batch with records of ``tp`` fails after a second."""
+
+    def behave(request: BatchRequest) -> BatchResult:
+        wanted = request.ranges.get(tp, OffsetRange(0, 0))
+        if wanted.end > wanted.start:
+            two_tasks.clock.advance(1_000)
+            raise BatchFailedError(
+                BatchFailure(
+                    kind="retriable", error="no leader for out-0", partitions=(tp,) if named else ()
+                )
+            )
+        return two_tasks.commit(request)
+
+    two_tasks.behave = behave
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "nobody knows whose fault it is"])
+def test_the_others_go_on_and_the_error_names_the_task(two_tasks: TwoTasks, named: bool) -> None:
+    fails_for(two_tasks, OTHER, named)
+    with pytest.raises(TaskTimeoutError) as late:
+        two_tasks.turns(60)
+    assert late.value.task == OTHER_TASK
+    assert "Task 0_1 made no progress for 1" in str(late.value)
+    assert "no leader for out-0" in str(late.value)
+    assert two_tasks.read[OTHER] == 0
+    assert two_tasks.read[IN] > two_tasks.end - 10, "up to the last moment"
+    tried = [one for one in two_tasks.requests if OTHER in one.ranges]
+    assert 3 <= len(tried) < 12, "now and then"
+    together = [one for one in tried if IN in one.ranges]
+    assert len(together) == (1 if named else 2)
+
+
+def test_who_gets_on_again_runs_with_the_others_as_before(two_tasks: TwoTasks) -> None:
+    fails_for(two_tasks, OTHER)
+    two_tasks.turns(6)
+    found = two_tasks.thread.troubles()
+    assert set(found) == {OTHER_TASK}
+    assert found[OTHER_TASK].text == "no leader for out-0"
+    two_tasks.behave = two_tasks.commit
+    two_tasks.turns(10)
+    assert two_tasks.thread.troubles() == {}
+    assert two_tasks.read[OTHER] > two_tasks.end - 10
+    assert set(two_tasks.requests[-1].ranges) == {IN, OTHER}
+
+
+def test_a_silent_partition_costs_no_recovery_and_holds_up_nobody_for_long(
+    two_tasks: TwoTasks,
+) -> None:
+    def silent(request: BatchRequest) -> BatchResult:
+        if OTHER not in request.ranges:
+            return two_tasks.commit(request)
+        two_tasks.clock.advance(3_000)
+        assert not request.patient, "another task wants the thread"
+        ends = {tp: r.end if tp == IN else r.start for tp, r in request.ranges.items()}
+        return replace(two_tasks.commit(request.ending(ends)), silent=(OTHER,))
+
+    two_tasks.behave = silent
+    with pytest.raises(TaskTimeoutError, match=r"in-1 has more records"):
+        two_tasks.turns(60)
+    assert two_tasks.read[IN] > two_tasks.end - 10
+    assert not any(done.startswith(("kill", "fence")) for done in two_tasks.done)
+    assert two_tasks.thread.retries.size.bound >= 100_000, "records cost no more than before"
+
+
+def test_a_leader_that_does_not_say_where_its_log_ends_is_named(two_tasks: TwoTasks) -> None:
+    two_tasks.ends.read = lambda asked: {tp: two_tasks.end for tp in asked if tp != OTHER}
+    with pytest.raises(TaskTimeoutError) as late:
+        two_tasks.turns(60)
+    assert late.value.task == OTHER_TASK
+    assert "the leader of in-1 does not answer" in str(late.value)
+    assert two_tasks.read[IN] > two_tasks.end - 10
+
+
+def test_a_task_that_cannot_be_recovered_is_given_back(two_tasks: TwoTasks) -> None:
+    def fail_once(request: BatchRequest) -> BatchResult:
+        two_tasks.behave = two_tasks.commit
+        raise BatchFailedError(BatchFailure(kind="worker", error="worker died"))
+
+    def silent(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        if OTHER in partitions:
+            raise RetriableError("the leader of in-1 does not answer", [OTHER])
+        return dict.fromkeys(partitions, two_tasks.end)
+
+    two_tasks.behave, two_tasks.stable_ends = fail_once, silent  # type: ignore[method-assign]
+    two_tasks.turns(30)
+    assert two_tasks.given_back == [[OTHER_TASK]]
+    assert two_tasks.read[IN] > two_tasks.end - 10
+    assert two_tasks.thread.tasks.keys() == {TASK}
+    assert two_tasks.done.index("fence app-p-0") < two_tasks.done.index("restore"), "fenced before"
+
+
+def test_nothing_is_given_back_before_earlier_writers_are_fenced(two_tasks: TwoTasks) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        raise BatchFailedError(BatchFailure(kind="worker", error="worker died"))
+
+    def away(transactional_ids: Sequence[str]) -> None:
+        raise RetriableError("no transaction coordinator")
+
+    two_tasks.behave, two_tasks.fence = fail, away  # type: ignore[method-assign,assignment]
+    with pytest.raises(TaskTimeoutError, match="no transaction coordinator"):
+        two_tasks.turns(60)
+    assert two_tasks.given_back == []
+
+
+FEW, MANY = 10, 1_000
+
+
+class Tasks(World):
+    """A thread with so many tasks, all caught up; task 7 gets records."""
+
+    def __init__(self, count: int, inputs: tuple[str, ...] = ("in",)) -> None:
+        super().__init__()
+        ids = [TaskId(0, partition) for partition in range(count)]
+        self.log_ends_known = {
+            TopicPartition(topic, n): 100 for n in range(count) for topic in inputs
+        }
+        self.ends.read = lambda asked: {tp: self.log_ends_known[tp] for tp in asked}
+        self.book.own(ids)
+        tasks = [
+            ActiveTask(
+                id=task,
+                inputs=tuple(TopicPartition(topic, task.partition) for topic in inputs),
+                state=TaskState.RUNNING,
+                epoch=self.book.epoch(task),
+            )
+            for task in ids
+        ]
+        for task in tasks:
+            task.positions.update(dict.fromkeys(task.inputs, 100))
+        self.thread.add(tasks)
+        self.turn()
+
+    def commit(self, request: BatchRequest) -> BatchResult:
+        consumed = {tp: wanted.end for tp, wanted in request.ranges.items()}
+        return BatchResult(outcome=COMMITTED, consumed=consumed, counts={"in": 1})
+
+    def grow(self, topic: str = "in", partition: int = 7) -> None:
+        """A record more, of which the brokers have told."""
+        tp = TopicPartition(topic, partition)
+        self.log_ends_known[tp] += 1
+        self.ends._ends = {**self.ends.ends(), tp: self.log_ends_known[tp]}
+        self.clock.advance(2_000)
+
+    def batch(self) -> None:
+        self.grow()
+        assert self.thread.run_once()
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many Python functions are called meanwhile: a measure that no busy machine changes."""
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_what_is_called_for_a_batch_does_not_grow_with_the_tasks_that_have_nothing() -> None:
+    few, many = Tasks(FEW), Tasks(MANY)
+    for two_tasks in (few, many):
+        two_tasks.batch()
+    assert calls_of(many.batch) <= calls_of(few.batch) + 20
+    (request,) = many.requests[-1:]
+    assert list(request.ranges) == [TopicPartition("in", 7)]
+    assert [task.task for task in request.tasks] == [TaskId(0, 7)]
+
+
+def test_a_turn_without_records_calls_as_little() -> None:
+    few, many = Tasks(FEW), Tasks(MANY)
+    assert calls_of(many.thread.run_once) <= calls_of(few.thread.run_once) + 20
+
+
+def test_a_task_that_has_something_is_read_with_all_its_inputs() -> None:
+    """A merge has to know of the input that has nothing."""
+    two_tasks = Tasks(FEW, ("a", "b"))
+    two_tasks.grow("a", 3)
+    assert two_tasks.thread.run_once()
+    request = two_tasks.requests[-1]
+    a, b = TopicPartition("a", 3), TopicPartition("b", 3)
+    assert {tp: tuple(r) for tp, r in request.ranges.items()} == {a: (100, 101), b: (100, 100)}
+    assert request.log_ends == {a: 101, b: 100}
+    assert two_tasks.thread.tasks[TaskId(0, 3)].positions == {a: 101, b: 100}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_who_knows_of_nothing_asks(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    asked: list[float] = []
+
+    def refresh(self: EndOffsets, timeout_ms: float) -> bool:
+        asked.append(timeout_ms)
+        return False
+
+    monkeypatch.setattr(EndOffsets, "refresh", refresh)
+    two_tasks = Tasks(FEW)
+    asked.clear()
+    two_tasks.ends.reports = told
+    two_tasks.thread.run_once()
+    assert len(asked) == (not told)
+    two_tasks.batch()
+    assert len(asked) == 1 + (not told), "who has something asks for more: it shares the commit"
+
+
+def test_silent_logs_and_late_tasks_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    silent_ms = EndOffsets.silent_ms
+
+    def counted(self: EndOffsets, partitions: Any) -> Mapping[TopicPartition, float]:
+        looked.append(partitions)
+        return silent_ms(self, partitions)
+
+    monkeypatch.setattr(EndOffsets, "silent_ms", counted)
+    two_tasks = Tasks(FEW)
+    two_tasks.batch()
+    assert looked == []
+    two_tasks.ends._silent = {TopicPartition("in", 2): 0.0}
+    two_tasks.thread.run_once()
+    assert len(looked) == FEW
+    assert list(two_tasks.thread.retries.stalled.timeouts.stalled()) == [TaskId(0, 2)]

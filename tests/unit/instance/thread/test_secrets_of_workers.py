@@ -1,9 +1,8 @@
-"""What Spark is given of a stream thread's work has no secret in it: py4j's logger, the event log
-and Spark's page may show all of that."""
-
-from __future__ import annotations
+"""What is packed for workers: variables as at the start, and no secret, which Spark would show."""
 
 import base64
+import inspect
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,18 +12,27 @@ import pytest
 from everflow import serdes
 from everflow.config import StreamsConfig
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.errors import TopologyError
 from everflow.instance.assembly import ClusterPorts, Dependencies, job_opener
 from everflow.instance.thread.batching import PlannedBatch
+from everflow.instance.thread.columns import packed
 from everflow.protocol.messages import BatchRequest, as_line
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
-from everflow.worker.ports import BatchUnwantedError, clients_of
+from everflow.worker.serve import BatchUnwantedError, clients_of
 from unit.instance.thread.stream_thread_world import World
 
 SECRET = "hunter2-of-this-test"
 EDGE = EdgeType(pa.string(), pa.string())
+
+
+CLIENT: Any = None
+
+
+def ask(key: str, value: str) -> str:
+    return f"{CLIENT}{value}"
 
 
 def planned() -> PhysicalPlan:
@@ -32,11 +40,20 @@ def planned() -> PhysicalPlan:
     graph.add(
         SourceNode("in", (), EDGE, ("in",), serdes.string(), serdes.string(), where="app.py:1")
     )
-    graph.add(
-        FunctionNode("ASK", ("in",), EDGE, "PEEK", "peek", lambda k, v: None, where="app.py:2")
-    )
+    graph.add(FunctionNode("ASK", ("in",), EDGE, "PEEK", "peek", ask, where="app.py:2"))
     topology: Topology = graph.build()
     return plan(topology, cut(topology).index_of, "app")
+
+
+def test_a_variable_that_went_bad_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = planned()
+    assert packed(program.ops, program).copy() is not None
+    monkeypatch.setitem(globals(), "CLIENT", threading.Lock())
+    with pytest.raises(
+        TopologyError,
+        match=r"peek: the function `ask` .* the variable `CLIENT`, of type lock, .*\n  at app.py:2",
+    ):
+        packed(program.ops, program)
 
 
 @pytest.fixture
@@ -81,14 +98,12 @@ def request_of(dependencies: Dependencies) -> BatchRequest:
 def test_what_is_packed_for_workers_has_no_secret(dependencies: Dependencies) -> None:
     assert SECRET in dependencies.main_reader.values()
     job: Any = job_opener(None, dependencies)(0)
-    work = job._serve.args[1]
+    work = inspect.getclosurevars(job._serve).nonlocals["work"]
     assert SECRET.encode() not in work.data
     assert SECRET not in repr(work.copy())
 
 
-def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(
-    dependencies: Dependencies,
-) -> None:
+def test_a_request_has_no_secret_and_a_transaction_s_timeout(dependencies: Dependencies) -> None:
     request = request_of(dependencies)
     assert SECRET not in repr(request)
     sent = base64.b64decode(as_line(request))
@@ -97,8 +112,6 @@ def test_a_request_has_no_secret_and_the_time_that_a_transaction_may_be_open(
     assert request.transaction_timeout_ms == dependencies.config.transaction_timeout_ms
 
 
-def test_a_worker_without_a_driver_asks_in_vain_and_writes_nothing(
-    dependencies: Dependencies,
-) -> None:
+def test_a_worker_without_driver_asks_in_vain_writes_nothing(dependencies: Dependencies) -> None:
     with pytest.raises(BatchUnwantedError, match="driver gone"):
-        clients_of(request_of(dependencies))
+        clients_of(request_of(dependencies).gate)

@@ -1,15 +1,16 @@
 """The inputs' ends: a log that has shrunk below what was read is never passed over in silence."""
 
-from __future__ import annotations
-
+import math
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pytest
 
-from everflow.clock import ManualClock, SystemClock
+from everflow.clock import SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError
+from everflow.instance.tasks.task import ActiveTask
+from everflow.instance.thread.planning import AGAIN_MS, IdleSources, IdleTimes
 from everflow.instance.topics.end_offsets import (
     BUSY_PERIOD_MS,
     LOG_PERIOD_MS,
@@ -18,8 +19,10 @@ from everflow.instance.topics.end_offsets import (
     EndOffsets,
     ShrunkLogs,
 )
-from everflow.records import TopicPartition
+from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.testing.waiting import wait_until
+from everflow.topology.idle_sources import IdleSource
+from unit.manual_clock import ManualClock
 
 TP, OTHER = TopicPartition("in", 0), TopicPartition("in", 1)
 Ends = Mapping[TopicPartition, int]
@@ -81,9 +84,7 @@ def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_t
         (RetriableError("nobody answers"), "nobody answers", "lost records"),
     ],
 )
-def test_why_a_log_is_shorter_is_what_the_topics_id_tells(
-    ids: tuple[str, str] | EverflowError, said: str, unsaid: str
-) -> None:
+def test_a_topic_id_says_why(ids: tuple[str, str] | EverflowError, said: str, unsaid: str) -> None:
     polled = Polled(100, 12)
     polled.ids = ids
     polled.poll()
@@ -134,8 +135,7 @@ def test_the_error_reaches_the_stream_threads() -> None:
 
 
 def test_an_instance_that_ends_is_refused_by_its_client_not_by_brokers() -> None:
-    """They counted as away then: after four seconds the batch in flight was cut off, though they
-    would have taken its commit."""
+    """Counted as away, they cut off after 4 s a batch whose commit they would have taken."""
     polled, stopping = Polled(0, 12), threading.Event()
 
     def read(asked: Sequence[TopicPartition]) -> Ends:
@@ -249,9 +249,7 @@ class Following:
         self.growth, self.questions = Told(), 0
         self.answer: Ends = {TP: 5, OTHER: 5}
         self.wakes = {0: threading.Event(), 1: threading.Event()}
-        self.ends = EndOffsets(
-            self.read, SystemClock(), 5, stopping=None, open_growth=lambda: self.growth
-        )
+        self.ends = EndOffsets(self.read, SystemClock(), 5, open_growth=lambda: self.growth)
         self.ends.watch(0, [TP], self.wakes[0])
         self.ends.watch(1, [OTHER], self.wakes[1])
 
@@ -333,18 +331,17 @@ def test_an_answer_that_is_older_than_what_was_told_does_not_go_back() -> None:
 
 
 def test_who_comes_to_wait_is_not_held_up_by_what_is_known_already(following: Following) -> None:
-    """A fetch that was held back while nobody waited tells of old growth: the next one is not
-    paused for."""
+    """A fetch that was held back tells of old growth: the next one is not paused for."""
     paused: list[float] = []
     following.ends.idle(0, True)
     following.until_live()
-    wait = following.ends._clock.wait
+    wait = following.ends.clock.wait
 
     def noted(event: threading.Event, timeout_ms: float) -> bool:
         paused.append(timeout_ms)
         return wait(event, timeout_ms)
 
-    following.ends._clock.wait = noted  # type: ignore[method-assign]
+    following.ends.clock.wait = noted  # type: ignore[method-assign]
     before = len(following.growth.waiting)
     following.growth.news.put({TP: 5})
     wait_until(lambda: len(following.growth.waiting) > before, 10, "the next wait", lambda: paused)
@@ -415,3 +412,95 @@ def test_a_silent_log_is_asked_about_until_it_answers() -> None:
         wait_until(lambda: ends.ends() == {TP: 5, OTHER: 5}, 60, "its end to be told")
     finally:
         ends.close()
+
+
+# When a source's sources moves its time, and to what (note 025).
+
+TASK = TaskId(0, 3)
+IN, IDLE_OTHER = TopicPartition("in", 3), TopicPartition("other", 3)
+SOURCE = IdleSource("s/idle", 5_000)
+
+
+def reading(times: dict[str, int] | None = None) -> ActiveTask:
+    return ActiveTask(
+        id=TASK, inputs=(IN, IDLE_OTHER), stream_times={"s/idle": 70} if times is None else times
+    )
+
+
+def look(
+    sources: IdleSources, reader: ActiveTask, now_ms: float, waiting: Collection[str] = ()
+) -> IdleTimes:
+    ranges = {tp: OffsetRange(7, 7 + (tp.topic in waiting)) for tp in reader.inputs}
+    return sources.due([reader], ranges, now_ms)
+
+
+def commit(sources: IdleSources, reader: ActiveTask, moves: IdleTimes, at_ms: float) -> None:
+    reader.stream_times.update(moves[TASK])
+    sources.advanced([reader], moves, at_ms)
+
+
+def test_time_goes_on_with_the_clock_once_the_silence_has_lasted() -> None:
+    sources, reader = IdleSources({0: {"in": SOURCE}}, lambda topics: True), reading()
+    assert look(sources, reader, 1_000) == {}
+    assert sources.left_ms == 5_000
+    assert look(sources, reader, 5_999) == {}
+    assert sources.left_ms == 1
+    moves = look(sources, reader, 6_250)
+    assert moves == {TASK: {"s/idle": 70 + 5_250}}
+    commit(sources, reader, moves, 6_250)
+    assert look(sources, reader, 11_249) == {}
+    assert look(sources, reader, 11_250) == {TASK: {"s/idle": 70 + 10_250}}
+
+
+def test_what_was_not_committed_is_asked_for_again() -> None:
+    sources, reader = IdleSources({0: {"in": SOURCE}}, lambda topics: True), reading()
+    look(sources, reader, 0)
+    moves = look(sources, reader, 5_000)
+    sources.advanced([reader], moves, 5_000)  # a record was left: the task's time is what it was
+    assert look(sources, reader, 5_100) == {TASK: {"s/idle": 70 + 5_100}}
+
+
+def test_a_record_ends_the_silence_of_its_source_alone() -> None:
+    both = {"in": SOURCE, "other": IdleSource("o/idle", 3_000)}
+    sources = IdleSources({0: both}, lambda topics: True)
+    reader = reading({"s/idle": 70, "o/idle": 500})
+    look(sources, reader, 0)
+    assert look(sources, reader, 4_000, ["other"]) == {}
+    assert look(sources, reader, 4_500) == {}
+    assert look(sources, reader, 7_000) == {TASK: {"s/idle": 7_070}}
+    assert look(sources, reader, 7_500) == {TASK: {"s/idle": 7_570, "o/idle": 3_500}}
+
+
+def test_what_has_had_no_record_has_no_time_to_move() -> None:
+    sources, reader = IdleSources({0: {"in": SOURCE}}, lambda topics: True), reading({})
+    look(sources, reader, 0)
+    assert look(sources, reader, 60_000) == {}
+    assert sources.left_ms == math.inf
+
+
+def test_another_owner_counts_anew() -> None:
+    sources, reader = IdleSources({0: {"in": SOURCE}}, lambda topics: True), reading()
+    look(sources, reader, 0)
+    sources.due([], {}, 3_000)
+    assert look(sources, reader, 5_000) == {}
+    assert look(sources, reader, 10_000) == {TASK: {"s/idle": 10_070 - 5_000}}
+
+
+def test_a_repartition_topic_is_silent_once_what_feeds_it_is_consumed() -> None:
+    asked: list[Collection[str]] = []
+    consumed = False
+
+    def ask(topics: Collection[str]) -> bool:
+        asked.append(topics)
+        return consumed
+
+    fed = IdleSource("s/idle", 5_000, frozenset({"users"}))
+    sources, reader = IdleSources({0: {"in": fed}}, ask), reading()
+    look(sources, reader, 0)
+    assert asked == []
+    assert look(sources, reader, 5_000) == look(sources, reader, 5_500) == {}
+    assert asked == [frozenset({"users"})]
+    assert sources.left_ms == AGAIN_MS
+    consumed = True
+    assert look(sources, reader, 6_000) == {TASK: {"s/idle": 6_070}}
+    assert len(asked) == 2

@@ -1,18 +1,23 @@
 """Our own fetches without a broker: slices, passing errors, leaders that move, no long waits."""
 
-from __future__ import annotations
-
+import base64
+import random
+import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import kafka.errors as client_errors
 import numpy as np
+import pyarrow as pa
 import pytest
 from crc32c import crc32c
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
+from everflow import serdes
 from everflow.errors import (
     EverflowError,
     FatalError,
@@ -21,14 +26,31 @@ from everflow.errors import (
     OtherTopicError,
     RetriableError,
 )
+from everflow.handlers import Handlers
 from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.errors import LinkLostError
 from everflow.kafka.reading import record_batches
-from everflow.kafka.reading.fetch_connection import Answer, DivergedError, FetchPlace
+from everflow.kafka.reading.fetch_connection import (
+    Answer,
+    DivergedError,
+    FetchConnection,
+    FetchPlace,
+    TailWatch,
+)
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.kafka.reading.range_reader import RangeReader
-from everflow.kafka.reading.record_columns import CorruptBatchError, LogChunk
-from everflow.records import OffsetRange, TopicPartition
+from everflow.kafka.reading.record_columns import CorruptBatchError, LogChunk, LogColumns
+from everflow.kafka.writing.record_encoding import (
+    Producer,
+    RecordColumns,
+    encode,
+    encoded_headers,
+    framed,
+)
+from everflow.records import OffsetRange, TopicPartition, listed_headers
+from everflow.worker.decode import Judge, LogDecoder
+from unit.worker.test_decode import reading
 
 TP = TopicPartition("log", 0)
 TWO = TopicPartition("log", 1)
@@ -133,6 +155,13 @@ def tap_of(broker: Broker, **values: Any) -> FetchTap:
     return tap
 
 
+def begun(broker: Broker, **values: Any) -> FetchTap:
+    """One that reads `TP` from its start."""
+    tap = tap_of(broker, **values)
+    tap.go_to({TP: 0})
+    return tap
+
+
 def reader_of(broker: Broker, latest: bool = False) -> LogReader:
     return LogReader({}, latest=latest, tap=tap_of(broker), stable_end=broker.stable_end)
 
@@ -157,8 +186,7 @@ def test_the_next_fetch_is_sent_before_this_one_is_handed_out() -> None:
 def test_what_goes_on_fetches_beyond_the_asked_end_as_far_as_records_are_there() -> None:
     broker = Broker({0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c", b"d"])})
     broker.end = 4
-    tap = tap_of(broker, ahead=True)
-    tap.go_to({TP: 0})
+    tap = begun(broker, ahead=True)
     assert tap.take({TP: 2}, 1.0)[TP].values == [b"a", b"b"]
     assert broker.fetched == [0, 2]
     assert tap.take({TP: 3}, 1.0)[TP].values == [b"c"]
@@ -176,16 +204,14 @@ def slices(tap: FetchTap, end: int, most_bytes: int) -> Iterator[tuple[list[byte
 
 def test_slices_are_bounded_and_end_at_the_asked_end() -> None:
     broker = Broker({0: batch(0, [b"a", b"b", b"c"]), 3: batch(3, [b"d", b"e"])})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert list(slices(tap, 4, 4)) == [([b"a", b"b"], 2), ([b"c"], 3), ([b"d"], 4)]
     assert list(slices(tap, 5, 4)) == [([b"e"], 5)], "what was received already is still there"
     assert broker.fetched == [0, 3]
 
 
 def test_a_tail_without_records_moves_the_position_too() -> None:
-    tap = tap_of(Broker({0: batch(0, [b"a"]), 1: markers(1)}))
-    tap.go_to({TP: 0})
+    tap = begun(Broker({0: batch(0, [b"a"]), 1: markers(1)}))
     assert list(slices(tap, 2, 1 << 20)) == [([b"a"], 1), ([], 2)]
 
 
@@ -223,9 +249,7 @@ def test_empty_answers_end_in_the_stall_and_not_before() -> None:
         (RetriableError("nobody there"), "does not answer: nobody there", "ransaction"),
     ],
 )
-def test_why_nothing_comes_is_what_the_leader_says(
-    stable: int | EverflowError, said: str, unsaid: str
-) -> None:
+def test_the_leader_says_why_none_come(stable: int | EverflowError, said: str, unsaid: str) -> None:
     broker = Broker({0: b""})
     broker.stable = stable
     with pytest.raises(RetriableError) as error:
@@ -251,8 +275,7 @@ def test_errors_that_stay() -> None:
 
 def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_comes() -> None:
     broker = Broker({0: None})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     while broker.now < 9:
         assert tap.take({TP: 1}, 0.05) == {}
     assert max(broker.waited) < 0.051
@@ -273,8 +296,7 @@ def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_c
 )
 def test_a_fault_leaves_the_position(fault: Any, raised: type[Exception]) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: fault})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 9}, 0.05)[TP].values == [b"a"]
     with pytest.raises(raised):
         tap.take({TP: 9}, 0.05)
@@ -284,8 +306,7 @@ def test_a_fault_leaves_the_position(fault: Any, raised: type[Exception]) -> Non
 
 def test_a_fault_that_passes_is_none_and_is_named_meanwhile() -> None:
     broker = Broker({0: [client_errors.NodeNotReadyError(1)] * 5 + [batch(0, [b"a"])]})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 1}, 0.0) == {}
     assert "log-0" in tap.trouble
     assert tap.take({TP: 1}, 2.0)[TP].values == [b"a"]
@@ -305,9 +326,7 @@ def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
 @pytest.mark.parametrize(
     "answer", [client_errors.UnknownTopicIdError(), client_errors.InconsistentTopicIdError()]
 )
-def test_a_log_of_another_topic_is_named_and_what_came_before_is_handed_out(
-    answer: Exception,
-) -> None:
+def test_a_log_of_another_topic_is_named_and_what_came_before_is_given(answer: Exception) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: answer})
     tap = tap_of(broker)
     tap.go_to({TP: 0}, ids={"log": "AAAAAAAAAAAAAAAAAAAABQ"})
@@ -322,8 +341,7 @@ def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
     first = bytearray(batch(0, [b"a"]))
     first[12:16] = (7).to_bytes(4, "big")
     broker = Broker({0: bytes(first), 1: DivergedError(0)})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
     with pytest.raises(LogTruncatedError, match=r"log-0.*offset 0") as told:
         tap.take({TP: 2}, 1.0)
@@ -338,8 +356,7 @@ def test_a_log_that_was_cut_and_written_anew_is_not_read_on() -> None:
 def read_or_reason(answer: bytes, **values: Any) -> list[bytes | None] | str:
     broker = Broker({})
     broker.logs[TP] = defaultdict(lambda: [None], {0: [answer]})
-    tap = tap_of(broker, **values)
-    tap.go_to({TP: 0})
+    tap = begun(broker, **values)
     try:
         chunk = tap.take({TP: 9}, 0.0).get(TP)
     except RetriableError as reason:
@@ -384,16 +401,15 @@ def test_check_crcs_may_be_off() -> None:
     assert "checksum" in str(read_or_reason(bytes(broken)))
     assert read_or_reason(bytes(broken), check_crcs=False) == [b"some valte"]
     given = {"bootstrap.servers": "a:1"}
-    assert FetchTap.over(given)._check_crcs
-    assert not FetchTap.over({**given, "check.crcs": "false"})._check_crcs
+    assert FetchTap.over(given).check_crcs
+    assert not FetchTap.over({**given, "check.crcs": "false"}).check_crcs
 
 
 def test_a_damaged_batch_is_named_and_fetched_again_after_a_while() -> None:
     broken = bytearray(batch(1, [b"b"]))
     broken[-3] ^= 1
     broker = Broker({0: batch(0, [b"a"]), 1: [bytes(broken), batch(1, [b"b"])]})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     assert tap.take({TP: 2}, 1.0)[TP].values == [b"a"]
     for _ in range(3):
         with pytest.raises(CorruptBatchError, match="log-0, offset 1") as damaged:
@@ -413,8 +429,7 @@ def test_batches_of_old_formats_are_read_too(magic: int, codec: int) -> None:
     for at in range(3):
         builder.append(at, 1000 + at, b"k", b"old %d" % at)
     broker = Broker({0: bytes(builder.build()) + batch(3, [b"new"])})
-    tap = tap_of(broker)
-    tap.go_to({TP: 0})
+    tap = begun(broker)
     chunk = tap.take({TP: 4}, 1.0)[TP]
     assert chunk.values == [b"old 0", b"old 1", b"old 2", b"new"]
     assert chunk.offsets.tolist() == [0, 1, 2, 3]
@@ -424,8 +439,7 @@ def test_batches_of_old_formats_are_read_too(magic: int, codec: int) -> None:
 def test_several_batches_of_one_answer_are_taken_up_to_any_end() -> None:
     answer = batch(0, [b"a", b"b"]) + markers(2) + batch(3, [b"c"]) + batch(4, [b"d", b"e"])
     for cuts in ([1, 3, 4, 6], [2, 5, 6], [3, 6], [6]):
-        tap = tap_of(Broker({0: answer}))
-        tap.go_to({TP: 0})
+        tap = begun(Broker({0: answer}))
         found = [chunk for cut in cuts for chunk in slices(tap, cut, 1 << 20)]
         assert [value for chunk, _ in found for value in chunk] == [b"a", b"b", b"c", b"d", b"e"]
         assert [at for _, at in found][-1] == 6
@@ -494,8 +508,7 @@ def test_a_batch_that_is_too_large_is_told_with_its_log(monkeypatch: pytest.Monk
         raise FatalError("record batch at offset 0: too much")
 
     monkeypatch.setattr(record_batches, "columns", refuse)
-    tap = tap_of(Broker({0: batch(0, [b"a"])}))
-    tap.go_to({TP: 0})
+    tap = begun(Broker({0: batch(0, [b"a"])}))
     with pytest.raises(FatalError, match=r"log-0.*offset 0"):
         tap.take({TP: 1}, 1.0)
 
@@ -524,3 +537,313 @@ def test_a_damaged_log_beside_others_is_named_and_they_are_read() -> None:
     with pytest.raises(CorruptBatchError) as damaged:
         tap.take({TWO: 2}, 1.0)
     assert damaged.value.partitions == {TWO}
+
+
+# Fetches with a rack go to the near replica and back (KIP-392).
+
+LEADER, NEAR = 1, 2
+UUID = uuid.UUID(int=5)
+ID = base64.urlsafe_b64encode(UUID.bytes).decode().rstrip("=")
+FETCH_SESSION_TOPIC_ID_ERROR = 106
+NEAR_TP, NEAR_TWO = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Link:
+    """The brokers as a client's metadata shows them, which answer at once; ``asked``: (node, rack)
+    of each request."""
+
+    def __init__(self) -> None:
+        self.nodes = {LEADER, NEAR}
+        self.asked: list[tuple[int, str]] = []
+        self.logs: list[list[int]] = []
+        self.seconds = 100.0
+        self.silent = False
+        self.newest = 12
+        self.topics: list[list[Any]] = []
+        self.codes: list[int] = []
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        return LEADER
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        return 5
+
+    def knows(self, node: int) -> bool:
+        return node in self.nodes
+
+    def version(self, request: type) -> int:
+        return self.newest
+
+    def started(self, coroutine: Callable[[], Any]) -> Any:
+        node, request = coroutine.args  # type: ignore[attr-defined]
+        self.asked.append((node, request.rack_id))
+        self.logs.append([one.partition for t in request.topics for one in t.partitions])
+        by_id = request._min_version >= 13
+        self.topics.append([t.topic_id if by_id else t.topic for t in request.topics])
+        # Only a leader names a replica, and only to a client that says its rack.
+        named = NEAR if node == LEADER and request.rack_id else -1
+        partitions = [
+            SimpleNamespace(
+                partition_index=one,
+                error_code=0,
+                preferred_read_replica=named,
+                last_stable_offset=9,
+                aborted_transactions=[],
+                records=b"",
+            )
+            for one in self.logs[-1]
+        ]
+        topics = [
+            SimpleNamespace(topic=t.topic, topic_id=t.topic_id, partitions=partitions)
+            for t in request.topics
+        ]
+        code = self.codes.pop(0) if self.codes else 0
+        answer = SimpleNamespace(error_code=code, session_id=0, responses=topics)
+        return SimpleNamespace(is_done=not self.silent, exception=None, value=answer)
+
+    def turn(self, wait_s: float) -> None:
+        self.seconds += wait_s
+
+    def push(self) -> None: ...
+
+    def now(self) -> float:
+        return self.seconds
+
+    def close(self) -> None: ...
+
+
+def fetched(reader: FetchConnection, *logs: TopicPartition) -> set[TopicPartition]:
+    reader.fetch({tp: FetchPlace(0) for tp in logs or (NEAR_TP,)})
+    return set(reader.answers(0.1))
+
+
+def opened(link: Link, rack: str = "") -> FetchConnection:
+    carrier: Any = link
+    return FetchConnection(carrier, rack=rack)
+
+
+def test_with_a_rack_the_named_replica_is_read() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    for _ in range(3):
+        fetched(reader)
+    assert link.asked == [(LEADER, "a"), (NEAR, "a"), (NEAR, "a")]
+
+
+def test_without_a_rack_the_leader_is_read() -> None:
+    link = Link()
+    reader = opened(link)
+    for _ in range(2):
+        fetched(reader)
+    assert link.asked == [(LEADER, ""), (LEADER, "")]
+
+
+def test_after_an_error_the_leader_is_asked_again() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    assert reader.forget(NEAR_TP)
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, LEADER]
+
+
+def test_a_replica_that_left_the_cluster_is_not_asked() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    link.nodes.remove(NEAR)
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, LEADER]
+
+
+def test_a_replica_is_only_near_for_a_while() -> None:
+    link = Link()
+    reader = opened(link, "a")
+    fetched(reader)
+    link.seconds += 299
+    fetched(reader)
+    link.seconds += 2
+    fetched(reader)
+    assert [node for node, _ in link.asked] == [LEADER, NEAR, LEADER]
+
+
+def test_all_logs_of_a_broker_are_in_one_request_and_the_next_waits_for_its_answer() -> None:
+    link = Link()
+    reader = opened(link)
+    assert fetched(reader, NEAR_TP, NEAR_TWO) == {NEAR_TP, NEAR_TWO}
+    assert link.logs == [[0, 1]]
+    link.silent = True
+    assert fetched(reader, NEAR_TP) == set()
+    assert fetched(reader, NEAR_TWO) == set()
+    assert link.logs == [[0, 1], [0]]
+
+
+def test_topics_go_by_id_where_the_broker_can_and_all_are_known() -> None:
+    link = Link()
+    link.newest = 18
+    reader = opened(link)
+    assert fetched(reader) == {NEAR_TP}
+    reader.use_ids({"t": ID})
+    assert fetched(reader, NEAR_TP, NEAR_TWO) == {NEAR_TP, NEAR_TWO}
+    assert fetched(reader, NEAR_TP, TopicPartition("other", 0)) == {
+        NEAR_TP,
+        TopicPartition("other", 0),
+    }
+    assert fetched(reader) == {NEAR_TP}
+    assert link.topics == [["t"], [UUID], ["other", "t"], [UUID]]
+
+
+def test_a_broker_from_before_topic_ids_is_asked_by_name() -> None:
+    link = Link()
+    reader = opened(link)
+    reader.use_ids({"t": ID})
+    assert fetched(reader) == {NEAR_TP}
+    assert link.topics == [["t"]]
+
+
+def test_a_session_that_mixes_names_and_ids_begins_anew() -> None:
+    link = Link()
+    link.newest, link.codes = 18, [FETCH_SESSION_TOPIC_ID_ERROR]
+    reader = opened(link)
+    reader.use_ids({"t": ID})
+    assert fetched(reader) == set()
+    assert fetched(reader) == {NEAR_TP}
+
+
+# Whom a watch of logs asks, what leaders say, and records that cannot be read.
+
+LOGS = [TopicPartition("in", partition) for partition in range(6)]
+
+
+class WatchLink:
+    """Brokers that answer at once; logs lie on them in turn."""
+
+    def __init__(self) -> None:
+        self.brokers, self.looked, self.refreshed = 2, 0, 0
+        self.sent: list[tuple[int, list[int]]] = []
+        self.failure: Exception | None = None
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        self.looked += 1
+        return tp.partition % self.brokers
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        return 1
+
+    def version(self, request: type) -> int:
+        return 12
+
+    def started(self, coroutine: Callable[[], Any]) -> Any:
+        if len(coroutine.args) == 1:  # type: ignore[attr-defined]
+            self.refreshed += 1
+            return SimpleNamespace(is_done=True, exception=None)
+        node, request = coroutine.args  # type: ignore[attr-defined]
+        self.sent.append((node, [one.partition for t in request.topics for one in t.partitions]))
+        answer = SimpleNamespace(error_code=0, session_id=4, responses=[])
+        return SimpleNamespace(is_done=True, exception=self.failure, value=answer)
+
+    def turn(self, wait_s: float) -> None: ...
+
+    def now(self) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+def watch_of(link: Any) -> TailWatch:
+    """Its clock goes on by a second with each look."""
+    seconds = count()
+    return TailWatch(FetchConnection(link), lambda: float(next(seconds)))
+
+
+def test_leaders_are_looked_up_once_for_the_same_logs() -> None:
+    link: Any = WatchLink()
+    watch, ends = watch_of(link), dict.fromkeys(LOGS, 0)
+    for _ in range(3):
+        watch.wait(ends, 1.0)
+    assert link.looked == len(LOGS)
+    link.sent.clear()
+    ends = {**ends, LOGS[3]: 5}
+    watch.wait(ends, 1.0)
+    assert link.sent == [(0, []), (1, [3])], "of a session only what has changed is named"
+    assert link.looked == len(LOGS)
+
+
+def test_other_logs_are_looked_up_and_those_that_are_gone_are_forgotten() -> None:
+    link: Any = WatchLink()
+    watch = watch_of(link)
+    watch.wait(dict.fromkeys(LOGS[:4], 0), 1.0)
+    link.looked = 0
+    link.sent.clear()
+    watch.wait(dict.fromkeys(LOGS[2:], 0), 1.0)
+    assert link.looked == 2, "the others' leaders are known"
+    assert link.sent == [(0, [4]), (1, [5])]
+    assert {tp for one in watch.connection._sessions.values() for tp in one.known} == set(LOGS[2:])
+
+
+def test_behind_a_failure_they_are_looked_up_anew() -> None:
+    """A log has moved: its old leader says so."""
+    link: Any = WatchLink()
+    watch, ends = watch_of(link), dict.fromkeys(LOGS, 0)
+    watch.wait(ends, 1.0)
+    link.failure = LinkLostError("gone", sent=True)
+    with pytest.raises(RetriableError):
+        watch.wait(ends, 1.0)
+    link.failure, link.brokers = None, 3
+    link.sent.clear()
+    watch.wait(ends, 1.0)
+    assert link.refreshed == 1
+    assert link.sent == [(0, [0, 3]), (1, [1, 4]), (2, [2, 5])], "and named again"
+
+
+WATCH_TP = TopicPartition("in", 3)
+GOOD = [[("h", b"v"), ("", None)], []]
+NO_NAME, NEGATIVE = b"\x02\x01\x00", b"\x01"
+"""One header whose name has the length -1; a count of -1."""
+
+
+def chunk(headers: list[bytes | None]) -> LogChunk:
+    """Records whose headers are these bytes, or good ones."""
+    count = len(headers)
+    good = encoded_headers([GOOD[row % 2] for row in range(count)])
+    assert good is not None
+    bytes_of = [a if b is None else b for a, b in zip(good.to_pylist(), headers, strict=True)]
+    texts = pa.array([str(row).encode() for row in range(count)])
+    times = np.arange(count, dtype=np.int64)
+    columns = RecordColumns(texts, texts, times, pa.array(bytes_of, pa.binary()))
+    (records,) = encode(columns, [count])
+    data = framed(records, Producer(-1, -1, False), -1, "none", None)
+    found = record_batches.columns(data, record_batches.batches(data))
+    return LogChunk(found, count, count)
+
+
+@pytest.mark.parametrize("bad", [NO_NAME, NEGATIVE], ids=["no name", "negative"])
+def test_only_the_records_whose_headers_are_broken_are_left_out(bad: bytes) -> None:
+    broken = set(random.Random(len(bad)).sample(range(299), 5)) | {299}  # behind it is no other
+    found = chunk([bad if row in broken else None for row in range(300)]).columns(headers=True)
+    assert set(found.unread) == broken
+    assert found.keys.to_pylist() == found.values.to_pylist()
+    assert found.offsets.tolist() == list(range(300))
+    listed = listed_headers(found.headers, 300)
+    assert [listed[row] for row in range(300) if row not in broken] == [
+        GOOD[row % 2] for row in range(300) if row not in broken
+    ]
+
+
+def test_they_are_dead_letters_with_their_places() -> None:
+    found = chunk([NO_NAME if row in (4, 9) else None for row in range(10)]).columns(headers=True)
+    decoder = LogDecoder((reading(serdes.string()),), True, Handlers("dead"))
+    hop = decoder.run({WATCH_TP: found}, Judge())
+    decoded = hop.batches[1]
+    (dead,) = [batch for slot, batch in hop.batches.items() if slot != 1]
+    assert decoded.value.to_pylist() == [str(row) for row in range(10) if row not in (4, 9)]
+    assert (dead.partition.tolist(), dead.offset.tolist()) == ([3, 3], [4, 9])
+    assert [one["value"] for one in dead.value.to_pylist()] == [b"4", b"9"]
+    assert all("cannot be read" in one["error"] for one in dead.value.to_pylist())
+
+
+def test_what_cannot_be_read_stays_with_its_record() -> None:
+    one = chunk([None, NO_NAME, None]).columns(headers=True)
+    both = LogColumns.concat([one, one])
+    assert set(both.unread) == {1, 4}
+    assert (set(one.before(2).unread), set(one.before(1).unread)) == ({1}, set())

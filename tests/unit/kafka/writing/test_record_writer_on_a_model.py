@@ -1,7 +1,5 @@
 """Batches against a broker that loses and delays: what is committed is there once and in order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +10,7 @@ import pytest
 
 from everflow.errors import EverflowError, TaskMigratedError, UnknownOutcomeError
 from everflow.kafka.errors import RefusedError
-from everflow.kafka.writing.deliveries import Deliveries
-from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.kafka.writing.record_writer import Deliveries, RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, OutcomeUnknownError, Transactions
 from everflow.records import TopicPartition
 from unit.kafka.writing.broker_model import LARGEST_EPOCH, Broker, Faults, ModelLink
@@ -197,7 +194,7 @@ def test_a_late_end_meets_the_next_transaction(monkeypatch: pytest.MonkeyPatch) 
     begin = Transactions.begin
 
     async def careless(self: Transactions, deadline: float) -> None:
-        self._tainted = False
+        self.tainted = False
         await begin(self, deadline)
 
     monkeypatch.setattr(Transactions, "begin", careless)

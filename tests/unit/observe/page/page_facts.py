@@ -1,7 +1,5 @@
 """Facts of an instance for tests of its page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

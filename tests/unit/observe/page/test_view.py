@@ -1,7 +1,5 @@
 """What the panels get: the worst first, bounded, and all instances on one page."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator
@@ -21,8 +19,10 @@ from everflow.observe.observation import (
 )
 from everflow.observe.page.history import LONGEST, EventBook, Facts, RoleSpan, TrendPoint
 from everflow.observe.page.peers import Peer
-from everflow.observe.page.verdict import BAD, BUSY, GOOD, verdict
 from everflow.observe.page.view import (
+    BAD,
+    BUSY,
+    GOOD,
     MOST_HOSTS,
     MOST_LAGS,
     MOST_POINTS,
@@ -30,6 +30,7 @@ from everflow.observe.page.view import (
     MOST_TASKS,
     application_verdict,
     page_view,
+    verdict,
 )
 from unit.observe.observations import STANDBY, changed
 from unit.observe.page.page_facts import NOW_MS, SERENE, SHOWN, counted, facts

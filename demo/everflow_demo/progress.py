@@ -1,7 +1,5 @@
-"""The output of the commands: progress, errors. Text in, text out; times are passed in.
-
-How far an application is, its committed offsets and the ends of its inputs say: as for Kafka's own
-lag tools, the answer does not depend on the instance being healthy.
+"""How far the demo is: committed offsets and the ends of its inputs say, as for Kafka's own lag
+tools, so that the answer holds for all instances together. Times are passed in.
 """
 
 from __future__ import annotations
@@ -11,15 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from everflow.instance.client_state import ENDED, ClientState
 from everflow.records import TopicPartition
-from everflow.user_program import printable
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin
     from everflow.topology.program import Topology
-
-_SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 
 
 @dataclass(frozen=True)
@@ -77,33 +71,6 @@ class Progress:
         if self._samples and self._samples[-1].tasks:
             parts.append(f"here: {self._samples[-1].tasks}")
         return " · ".join(parts)
-
-
-@dataclass
-class StateWait:
-    """For how long an instance has been in a state that is not the one it is meant for. Not
-    thread-safe."""
-
-    state: ClientState
-    since_s: float
-
-    def text(self, state: ClientState, at_s: float, *, said: str) -> str:
-        """``REBALANCING for 12 s: Joining the group``, with what was ``said`` last; empty while it
-        runs and in the first second."""
-        if state is not self.state:
-            self.state, self.since_s = state, at_s
-        elapsed = at_s - self.since_s
-        if state in _SETTLED or elapsed < 1.0:
-            return ""
-        return f"{state.name} for {elapsed:.0f} s" + (f": {said}" if said else "")
-
-
-def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
-    """``error: [code] message``, continuation lines and ``more`` indented, without control
-    characters."""
-    first, *rest = printable(str(error)).splitlines() or [type(error).__name__]
-    further = (*rest, *printable("\n".join(more)).splitlines())
-    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in further)])
 
 
 def input_topics(topology: Topology, application_id: str) -> list[str]:

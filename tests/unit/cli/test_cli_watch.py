@@ -1,7 +1,5 @@
 """What `everflow status`, `tasks` and `lag` show."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -16,13 +14,11 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from everflow.cli.app import app
-from everflow.cli.watch import lag_table
-from everflow.console.observed import answered, ask, status_at, task_rows, tasks_table
+from everflow.cli.watch import answered, ask, lag_table, status_at, task_rows, tasks_table
 from everflow.errors import ConfigError, RetriableError
-from everflow.observe.host_names import answer
 from everflow.observe.http_server import HttpServer, application
-from everflow.observe.observation import Observation
-from everflow.observe.status import status_of
+from everflow.observe.observation import Observation, status_of
+from everflow.observe.requests import answer
 from unit.observe.observations import FULL, WHOLE, changed
 
 
@@ -84,7 +80,7 @@ def test_nobody_there_is_told_with_the_cure(servers: list[str]) -> None:
 
 
 def test_one_that_stands_still_is_told_from_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everflow.console.observed.ASK_S", 0.2)
+    monkeypatch.setattr("everflow.cli.watch.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         port = stopped.getsockname()[1]
         with pytest.raises(RetriableError, match="stands"):

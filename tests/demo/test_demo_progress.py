@@ -1,18 +1,16 @@
 """Lag from committed offsets and log ends, against a fake of the admin client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
 from everflow import serdes
-from everflow.console.terminal import LagReader, input_topics
 from everflow.kafka.admin import ClusterAdmin, TopicDescription
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.topology.graph import EdgeType, SourceNode
 from everflow.topology.program import Topology
+from everflow_demo.progress import LagReader, Progress, Sample, input_topics
 
 FIRST, SECOND = TopicPartition("flights", 0), TopicPartition("flights", 1)
 
@@ -108,3 +106,18 @@ def test_input_topics_hold_repartition_topics_by_their_full_name() -> None:
         "weather",
         "app-by-route-repartition",
     ]
+
+
+def test_progress_rates_are_taken_over_the_window() -> None:
+    progress = Progress(window_s=2.0)
+    assert progress.line() == "0 records/s · lag unknown"
+    for second in range(6):
+        progress.add(Sample(float(second), consumed=second * second * 1_000, log_end=30_000))
+    # 9,000 at 3 s, 25,000 at 5 s
+    assert progress.line() == "8,000 records/s · lag 5,000"
+
+
+def test_progress_ends_with_what_the_tasks_do() -> None:
+    progress = Progress()
+    progress.add(Sample(0.0, 0, 10, tasks="2 active"))
+    assert progress.line() == "0 records/s · lag 10 · here: 2 active"

@@ -1,4 +1,4 @@
-"""The names by which a request may call a server of everflow: the header Host.
+"""What a server asks of a request: the name by which it calls it (Host), its token, its size.
 
 A browser does what any site tells it to, and lets that site read the answer where the site's own
 name points to this host (DNS rebinding): the request then comes from this host, or from within its
@@ -8,14 +8,19 @@ is a name that nobody else can have.
 
 from __future__ import annotations
 
+import base64
 import functools
+import hmac
 import ipaddress
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 ANY = "*"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{0,5})?", re.ASCII)
@@ -28,8 +33,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class OwnNames:
-    """The names of a server. Ports are not compared: a forwarded port (`kubectl port-forward`,
-    `ssh -L`) has another number, and who points a name at this host can take any port.
+    """The names of a server. Ports are not compared: a forwarded port has another number.
 
     These are: ``localhost`` and loopback addresses; the address that is listened at, where it is
     all addresses of the machine every address in numbers, as no name has to be looked up for it;
@@ -37,8 +41,7 @@ class OwnNames:
     """
 
     def __init__(self, listen: str, names: Iterable[str] = ()) -> None:
-        """``listen``: host:port; ``names``: host or host:port, each; ``*`` is any. Asks for the
-        machine's name where others reach the address, once a process."""
+        """``listen``: host:port; ``names``: host or host:port, each; ``*`` is any."""
         given = [name.strip().lower() for name in names]
         self.any = ANY in given
         host = _bare(listen.lower()) or ""
@@ -83,32 +86,63 @@ def _machine_names() -> frozenset[str]:
     return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
 
 
-class OwnHostOnly:
-    """An application that answers requests whose Host is one of ``names``, and of other ones only
-    those whose path is ``free``: what nobody learns anything from, or what needs a token. Requests
-    with an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
+def own_host_only(app: Application, names: OwnNames, free: Callable[[str], bool]) -> Application:
+    """The application, for requests whose Host is one of ``names``, and of others only for those
+    whose path is ``free``: what nobody learns anything from, or what needs a token. Requests with
+    an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
 
-    def __init__(self, app: Application, names: OwnNames, free: Callable[[str], bool]) -> None:
-        self._app, self._names, self._free = app, names, free
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
         absolute = _ABSOLUTE.fullmatch(scope["raw_path"])
         if absolute is not None:
             host, raw = absolute[1], absolute[2] or b"/"
             scope = {**scope, "raw_path": raw, "path": unquote(raw.decode("ascii"))}
         header = host.decode("latin-1").strip()
-        if self._names.named(header) or self._free(scope["path"]):
-            await self._app(scope, receive, send)
+        if names.named(header) or free(scope["path"]):
+            await app(scope, receive, send)
         else:
-            await answer(send, 421, "EF-HOST", _refusal(header))
+            text = f"This service is not called {header[:200]!r}: ask by an address of its own, or "
+            text += "name this host in http.allowed.hosts where it is one of yours."
+            await answer(send, 421, "EF-HOST", text)
+
+    return answered
 
 
-def _refusal(header: str) -> str:
-    return (
-        f"This service is not called {header[:200]!r}: ask by an address of its own, or name this "
-        f"host in http.allowed.hosts where it is one of yours."
-    )
+def allowed(tokens: Sequence[bytes], authorization: str, *, passwords: bool = False) -> bool:
+    """True if the header has one of the tokens, or there is no token: ``Bearer TOKEN``; with
+    ``passwords`` also what a browser sends for a name and the token as the password."""
+    if not tokens:
+        return True
+    kind, _, given = authorization.partition(" ")
+    text = given.strip().encode()
+    if passwords and kind.lower() == "basic":
+        try:
+            text = base64.b64decode(text, validate=True).partition(b":")[2]
+        except ValueError:
+            return False
+    elif kind.lower() != "bearer":
+        return False
+    found = [hmac.compare_digest(text, token) for token in tokens]
+    return any(found)
+
+
+class RefusedRequest(Exception):
+    """It is not done, as it is not understood, not allowed or too large: the HTTP status, what to
+    mend, and the code of the error."""
+
+    def __init__(self, status: int, why: str, code: str = "EF-QUERY") -> None:
+        super().__init__(why)
+        self.status, self.code = status, code
+
+
+async def body_of(request: Request, most: int, too_large: str) -> bytes:
+    """The body; RefusedRequest with the text ``too_large`` for more bytes than ``most``."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise RefusedRequest(413, too_large)
+    return bytes(body)
 
 
 async def answer(send: Send, status: int, code: str, message: str) -> None:
