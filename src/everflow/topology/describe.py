@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -99,9 +100,21 @@ def as_json(topology: Graph) -> str:
 
 def as_mermaid(topology: Graph) -> str:
     """A Mermaid flowchart: sub-topologies as boxes, topics between them, stores as cylinders."""
+    return _drawing(topology)[0]
+
+
+def drawing_json(topology: Graph) -> str:
+    """The same for the dashboard: ``{"text", "boxes": {id: {"node", "tip"} or {"topic"} or
+    {"sub"}}}``: what an id in the text stands for, and what to say of a node."""
+    text, boxes = _drawing(topology)
+    return json.dumps({"text": text, "boxes": boxes})
+
+
+def _drawing(topology: Graph) -> tuple[str, dict[str, dict[str, str]]]:
     lines = ["flowchart TD"]
     links: list[str] = []
     topics: dict[str, str] = {}
+    boxes: dict[str, dict[str, str]] = {}
 
     def topic_id(topic: str) -> str:
         return topics.setdefault(topic, f"topic{len(topics)}")
@@ -109,12 +122,15 @@ def as_mermaid(topology: Graph) -> str:
     for sub in in_numbers(topology):
         shown = shown_nodes(sub)
         ids = {name: f"n{sub.index}_{i}" for i, name in enumerate(shown)}
+        stores: dict[str, str] = {}
+        boxes[f"sub{sub.index}"] = {"sub": str(sub.index)}
         lines.append(f'  subgraph sub{sub.index}["Sub-topology {sub.index}"]')
         for name, entry in shown.items():
-            lines.append(f'    {ids[name]}["{name}"]')
-            lines += [
-                f'    {ids[name]} --- store_{ids[name]}[("{store}")]' for store in entry.stores
-            ]
+            boxes[ids[name]] = {"node": name, "tip": _tip(entry)}
+            lines.append(f"    {ids[name]}[{_label(name)}]")
+            for store in entry.stores:
+                store_id = stores.setdefault(store, f"store{sub.index}_{len(stores)}")
+                lines.append(f"    {ids[name]} --- {store_id}[({_label(store)})]")
             links += [f"  {ids[name]} --> {ids[successor]}" for successor in entry.successors]
             if entry.kind == "Source":
                 links += [
@@ -123,8 +139,21 @@ def as_mermaid(topology: Graph) -> str:
             elif entry.kind == "Sink":
                 links.append(f"  {ids[name]} --> {topic_id(sink_topic(entry.node))}")
         lines.append("  end")
-    lines += [f'  {id_}>"{topic}"]' for topic, id_ in topics.items()]
-    return "\n".join(lines + links) + "\n"
+    for topic, id_ in topics.items():
+        boxes[id_] = {"topic": topic}
+        lines.append(f"  {id_}>{_label(topic)}]")
+    return "\n".join(lines + links) + "\n", boxes
+
+
+def _label(text: str) -> str:
+    """Quoted, and every character that Mermaid or HTML could take for its own as a number."""
+    return '"' + re.sub(r"[^\w .-]", lambda found: f"#{ord(found[0])};", text) + '"'
+
+
+def _tip(entry: Shown) -> str:
+    node = entry.node
+    tip = f"{entry.name}\n{type_text(node.out.key)} -> {type_text(node.out.value)}"
+    return tip + (f"\nat {place(node.where)}" if node.where else "")
 
 
 def in_numbers(topology: Graph) -> list[SubTopology | GlobalSubTopology]:
