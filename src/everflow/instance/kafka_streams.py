@@ -455,8 +455,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         if tasks:
             listed = "\n".join(task_lines(tasks))
             lines.append(f"<pre>{escape(listed)}</pre>")
-        graph = f"<details><summary>topology</summary>{self._topology._repr_html_()}</details>"
-        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}{graph}</div>"
+        described = f"<pre>{escape(self._topology.describe())}</pre>"
+        lines.append(f"<details><summary>topology</summary>{described}</details>")
+        return f"<div>{''.join(f'<div>{line}</div>' for line in lines)}</div>"
 
     def _flow(self) -> Sequence[str]:
         now, records = time.monotonic(), self._number(names.RECORDS_CONSUMED)

@@ -66,7 +66,7 @@ from everflow.observe.page.routes import (
 )
 from everflow.observe.page.view import with_rates
 from everflow.records import Offsets, TaskId, TopicPartition
-from everflow.topology.describe import as_svg, roads
+from everflow.topology.describe import drawing_json, roads
 from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
@@ -568,7 +568,7 @@ def _served(observer: Observer, topology: Topology, drain: Callable[[], None]) -
     tokens = tokens_of(config) if config.query_token_file else ()
     page = Page(
         facts=observer.facts,
-        drawing=as_svg(topology),
+        drawing=drawing_json(topology),
         tokens=tokens,
         desk=dead_letters_of(config),
         peers=peers_of(config, tokens, lambda: streams.config.application_server),

@@ -1,4 +1,4 @@
-"""Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON, Mermaid and SVG. Pure.
+"""Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON and as Mermaid. Pure.
 
 So that the text is the original's, a repartition sink shows the null-key filter that Kafka Streams
 puts before it, and projections that only prepare a value are folded into the node they prepare for.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 from everflow.serdes.arrow_types import type_text
@@ -99,9 +99,21 @@ def as_json(topology: Graph) -> str:
 
 def as_mermaid(topology: Graph) -> str:
     """A Mermaid flowchart: sub-topologies as boxes, topics between them, stores as cylinders."""
+    return _drawing(topology)[0]
+
+
+def drawing_json(topology: Graph) -> str:
+    """The same for the dashboard: ``{"text", "boxes": {id: {"node", "tip"} or {"topic"} or
+    {"sub"}}}``: what an id in the text stands for, and what to say of a node."""
+    text, boxes = _drawing(topology)
+    return json.dumps({"text": text, "boxes": boxes})
+
+
+def _drawing(topology: Graph) -> tuple[str, dict[str, dict[str, str]]]:
     lines = ["flowchart TD"]
     links: list[str] = []
     topics: dict[str, str] = {}
+    boxes: dict[str, dict[str, str]] = {}
 
     def topic_id(topic: str) -> str:
         return topics.setdefault(topic, f"topic{len(topics)}")
@@ -109,12 +121,15 @@ def as_mermaid(topology: Graph) -> str:
     for sub in in_numbers(topology):
         shown = shown_nodes(sub)
         ids = {name: f"n{sub.index}_{i}" for i, name in enumerate(shown)}
+        stores: dict[str, str] = {}
+        boxes[f"sub{sub.index}"] = {"sub": str(sub.index)}
         lines.append(f'  subgraph sub{sub.index}["Sub-topology {sub.index}"]')
         for name, entry in shown.items():
-            lines.append(f'    {ids[name]}["{name}"]')
-            lines += [
-                f'    {ids[name]} --- store_{ids[name]}[("{store}")]' for store in entry.stores
-            ]
+            boxes[ids[name]] = {"node": name, "tip": _tip(entry)}
+            lines.append(f"    {ids[name]}[{_label(name)}]")
+            for store in entry.stores:
+                store_id = stores.setdefault(store, f"store{sub.index}_{len(stores)}")
+                lines.append(f"    {ids[name]} --- {store_id}[({_label(store)})]")
             links += [f"  {ids[name]} --> {ids[successor]}" for successor in entry.successors]
             if entry.kind == "Source":
                 links += [
@@ -123,8 +138,21 @@ def as_mermaid(topology: Graph) -> str:
             elif entry.kind == "Sink":
                 links.append(f"  {ids[name]} --> {topic_id(sink_topic(entry.node))}")
         lines.append("  end")
-    lines += [f'  {id_}>"{topic}"]' for topic, id_ in topics.items()]
-    return "\n".join(lines + links) + "\n"
+    for topic, id_ in topics.items():
+        boxes[id_] = {"topic": topic}
+        lines.append(f"  {id_}>{_label(topic)}]")
+    return "\n".join(lines + links) + "\n", boxes
+
+
+def _label(text: str) -> str:
+    """Quoted, and every character that Mermaid or HTML could take for its own as a number."""
+    return '"' + re.sub(r"[^\w .-]", lambda found: f"#{ord(found[0])};", text) + '"'
+
+
+def _tip(entry: Shown) -> str:
+    node = entry.node
+    tip = f"{entry.name}\n{type_text(node.out.key)} -> {type_text(node.out.value)}"
+    return tip + (f"\nat {place(node.where)}" if node.where else "")
 
 
 def in_numbers(topology: Graph) -> list[SubTopology | GlobalSubTopology]:
@@ -388,153 +416,3 @@ def _function_text(fn: Callable[..., Any]) -> str:
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     code = getattr(inspect.unwrap(fn), "__code__", None)
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
-
-
-# --- the drawing ----------------------------------------------------------------------------------
-
-_CHAR, _LINE, _PAD, _GAP, _ROW_GAP, _MARGIN = 6.7, 15, 10, 18, 26, 12
-_MOST_CHARS = 44
-_FILLS = {"topic": "rgba(120,120,120,.16)", "processor": "none", "store": "rgba(60,130,220,.18)"}
-_STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; height: auto"
-
-
-@dataclass(kw_only=True)
-class _Box:
-    """``kind``: topic, processor or store; ``name``: of the topic or node, whole."""
-
-    lines: tuple[str, ...]
-    kind: str
-    tip: str
-    name: str
-    rank: int = 0
-    x: float = 0.0
-    y: float = 0.0
-
-    @property
-    def width(self) -> float:
-        return max(len(line) for line in self.lines) * _CHAR + 2 * _PAD
-
-    @property
-    def height(self) -> float:
-        return len(self.lines) * _LINE + _PAD
-
-    @property
-    def middle(self) -> float:
-        return self.x + self.width / 2
-
-
-def as_svg(topology: Graph) -> str:
-    """One ``<svg>`` element that needs no network and no script, in the colours of the page. Each
-    sub-topology is a block of rows, by the longest way from a source. The dashboard finds nodes,
-    topics and sub-topologies by their ``data-`` attributes."""
-    parts: list[str] = []
-    y, width = 0.0, 0.0
-    for sub in in_numbers(topology):
-        boxes, edges = _boxes(sub)
-        right, bottom = _place(boxes, edges, y + _MARGIN + _LINE)
-        title, bold = f"Sub-topology {sub.index}", "font-weight: bold"
-        parts.append(_text(_MARGIN, y + _MARGIN, title, bold, f' data-sub="{sub.index}"'))
-        parts += [_arrow(boxes[start], boxes[end]) for start, end in edges]
-        parts += [_drawn(box) for box in boxes.values()]
-        y, width = bottom + _MARGIN, max(width, right)
-    width, height = round(width + _MARGIN), round(y)
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{_STYLE}">'
-        + "".join(parts)
-        + "</svg>"
-    )
-
-
-def _boxes(sub: SubTopology | GlobalSubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
-    """Boxes by id, in topological order, with their ranks; and the arrows between them."""
-    shown = shown_nodes(sub)
-    boxes: dict[str, _Box] = {}
-    edges: list[tuple[str, str]] = []
-
-    def topic_box(id_: str, topic: str) -> _Box:
-        box = _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}", name=topic)
-        return boxes.setdefault(id_, box)
-
-    for name, entry in shown.items():
-        if entry.kind == "Source":
-            for topic in _topics_of(entry.node):
-                topic_box(f"in {topic}", topic)
-                edges.append((f"in {topic}", name))
-    for name, entry in shown.items():
-        before = [boxes[start].rank for start, end in edges if end == name]
-        node = entry.node
-        tip = f"{name}\n{type_text(node.out.key)} -> {type_text(node.out.value)}"
-        boxes[name] = _Box(
-            lines=(_short(name), *(_short(f"store {store}") for store in entry.stores)),
-            kind="store" if entry.stores else "processor",
-            tip=tip + (f"\nat {place(node.where)}" if node.where else ""),
-            name=name,
-            rank=max(before, default=-1) + 1,
-        )
-        edges += [(name, after) for after in entry.successors]
-    for name, entry in shown.items():
-        if entry.kind == "Sink":
-            topic = sink_topic(entry.node)
-            box = topic_box(f"out {topic}", topic)
-            box.rank = max(box.rank, boxes[name].rank + 1)
-            edges.append((name, f"out {topic}"))
-    return boxes, edges
-
-
-def _place(boxes: dict[str, _Box], edges: list[tuple[str, str]], top: float) -> tuple[float, float]:
-    """Sets ``x`` and ``y``; returns the right and the lower end."""
-    right, y = 0.0, top
-    for rank in range(max(box.rank for box in boxes.values()) + 1):
-        row = []
-        for name, box in boxes.items():
-            if box.rank == rank:
-                above = [boxes[start] for start, end in edges if end == name]
-                middles = [one.middle for one in above if one.rank < rank]
-                row.append((sum(middles) / len(middles) if middles else 0.0, box))
-        row.sort(key=lambda item: item[0])
-        x = float(_MARGIN)
-        for middle, box in row:
-            box.x = max(x, middle - box.width / 2)
-            box.y = y
-            x = box.x + box.width + _GAP
-            right = max(right, box.x + box.width)
-        y += max((box.height for _, box in row), default=0.0) + _ROW_GAP
-    return right, y - _ROW_GAP
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"
-
-
-def _drawn(box: _Box) -> str:
-    fill = _FILLS[box.kind]
-    shape = (
-        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" '
-        f'rx="{10 if box.kind == "topic" else 3}" fill="{fill}" stroke="currentColor" '
-        f'stroke-opacity=".55"/>'
-    )
-    texts = [
-        _text(box.x + _PAD, box.y + _LINE * (line + 1), text) for line, text in enumerate(box.lines)
-    ]
-    marked = f'data-{"topic" if box.kind == "topic" else "node"}="{escape(box.name)}"'
-    return f"<g {marked}><title>{escape(box.tip)}</title>{shape}{''.join(texts)}</g>"
-
-
-def _text(x: float, y: float, text: str, style: str = "", marked: str = "") -> str:
-    styled = f' style="{style}"' if style else ""
-    return (
-        f'<text x="{x:.0f}" y="{y:.0f}" fill="currentColor"{styled}{marked}>{escape(text)}</text>'
-    )
-
-
-def _arrow(start: _Box, end: _Box) -> str:
-    from_y, to_y = start.y + start.height, end.y
-    half = (from_y + to_y) / 2
-    left, right = start.middle, end.middle
-    line = (
-        f"M{left:.0f} {from_y:.0f} C{left:.0f} {half:.0f} {right:.0f} {half:.0f} {right:.0f} "
-        f"{to_y:.0f}"
-    )
-    tip = f"M{right - 3:.0f} {to_y - 6:.0f} L{right:.0f} {to_y:.0f} L{right + 3:.0f} {to_y - 6:.0f}"
-    return f'<path d="{line} {tip}" fill="none" stroke="currentColor" stroke-opacity=".55"/>'

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
-from everflow.topology.describe import as_svg, as_text, physical_text
+from everflow.topology.describe import as_mermaid, as_text, physical_text
 from everflow.topology.graph import (
     GlobalTableNode,
     Graph,
@@ -46,8 +46,9 @@ class Topology(Graph, Telling):
         parts = [f"{verb} {', '.join(names)}" for verb, names in flows_of(self).items() if names]
         return f"Topology({'; '.join(parts)})"
 
-    def _repr_html_(self) -> str:
-        return as_svg(self)
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """For JupyterLab 4.1 or Notebook 7.1, which draw Mermaid; others show the text."""
+        return {"text/vnd.mermaid": as_mermaid(self), "text/plain": repr(self)}
 
 
 def flows_of(topology: Graph) -> dict[str, list[str]]:

@@ -33,7 +33,7 @@ from everflow.observe.page.routes import (
     Page,
 )
 from everflow.observe.page.view import with_rates
-from everflow.topology.describe import as_svg
+from everflow.topology.describe import drawing_json
 from everflow.topology.program import Topology
 from integration.observed.chromium import Browser, browser
 
@@ -48,8 +48,9 @@ NO_ITEM = "ValueError: no item in '{}'" if RENEW else ODD
 """In a picture no odd text is wanted."""
 
 
-def topology() -> Topology:
-    """Orders of items: cleaned, counted by item and minute."""
+def program(out: Any = "totals") -> Topology:
+    """Orders of items: cleaned, counted by item and minute; ``out``: the last topic, or who names
+    it."""
     builder = StreamsBuilder()
     (
         builder.stream("orders", key=serdes.string(), value=serdes.string(), name="orders-in")
@@ -58,7 +59,7 @@ def topology() -> Topology:
         .windowed_by(TimeWindows.of_size("1 minute"))
         .count(store="per-minute")
         .to_stream()
-        .to("totals", name="totals-out")
+        .to(out, name="totals-out")
     )
     return builder.build()
 
@@ -254,8 +255,11 @@ def facts_of(old: Observation, seen: Observation) -> Facts:
 
 
 @contextlib.contextmanager
-def served(look: Callable[[], Facts], **values: Any) -> Iterator[HttpServer]:
-    page = Page(facts=look, drawing=as_svg(topology()), every_s=0.2, **values)
+def served(
+    look: Callable[[], Facts], topology: Topology | None = None, **values: Any
+) -> Iterator[HttpServer]:
+    topology = topology or program()
+    page = Page(facts=look, drawing=drawing_json(topology), every_s=0.2, **values)
     app = application(lambda: look().seen, "Topologies:\n", page=page)
     server = HttpServer("127.0.0.1:0", app)
     try:
@@ -267,6 +271,11 @@ def served(look: Callable[[], Facts], **values: Any) -> Iterator[HttpServer]:
 def shown(window: Browser, server: HttpServer) -> None:
     window.open(f"http://{server.address}/page")
     window.until("document.body && document.body.dataset.shown === 'yes'", "the first view")
+
+
+def drawn(window: Browser) -> None:
+    """Waits for Mermaid, and for the view after it."""
+    window.until("document.querySelector('#topology .said') !== null", "the drawing")
 
 
 def text(window: Browser, element: str) -> str:
@@ -293,8 +302,13 @@ def test_the_page_answers_an_operators_questions_in_their_order(tmp_path: Path) 
             "transactions",
             "events",
         ]
+        drawn(window)
         assert text(window, "#topology g[data-node='orders-in'] .said") == "30,000/s"
+        assert text(window, "#topology g[data-node='orders-in'] title").startswith(
+            "orders-in\nstring -> string\nat "
+        )
         assert text(window, "#topology g[data-topic='orders'] .said") == "261,000 wait"
+        assert text(window, "#topology g[data-sub='1'] .said").startswith("3 active here")
         assert "5 active, 1 standby" in text(window, "#tasks .hint").replace("1 warm-up, ", "")
         assert "warm-up 84 %" in text(window, "#tasks table")
         assert text(window, "#lags tr:nth-child(2)").startswith("orders2")
@@ -347,8 +361,16 @@ def test_users_texts_are_texts(tmp_path: Path) -> None:
         Event(at_ms=NOW_MS, level="INFO", text=ODD, about="assignment"),
     ]
     facts = replace(facts_of(old, odd), events=events)
-    with served(lambda: facts) as server, browser(tmp_path) as window:
+
+    def out(_: object) -> str:
+        return "totals"
+
+    out.__name__ = ODD
+    with served(lambda: facts, program(out)) as server, browser(tmp_path) as window:
         shown(window, server)
+        drawn(window)
+        topics = "[...document.querySelectorAll('#topology g[data-topic] text')]"
+        assert ODD in window.value(f"{topics}.map((one) => one.textContent)")
         for section in (
             "#instance",
             "#tasks",

@@ -531,7 +531,7 @@ def answered(
 
 @contextmanager
 def watched(drained: list[str], tokens: tuple[str, ...] = ()) -> Iterator[str]:
-    page = Page(facts=lambda: SHOWN, drawing="<svg/>", tokens=tokens)
+    page = Page(facts=lambda: SHOWN, drawing="{}", tokens=tokens)
     app = application(lambda: WHOLE, "", lambda: drained.append("drain"), page)
     server = HttpServer("127.0.0.1:0", app, free=page.needs_token)
     with closing(server):

@@ -1,8 +1,10 @@
 """What a notebook shows of a topology and an instance: complete, escaped, with nothing loaded."""
 
+import json
 import math
 import re
-from xml.etree import ElementTree
+from dataclasses import replace
+from html import escape
 
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ from everflow.metrics import RECORDS_CONSUMED
 from everflow.operators.table import TableSpec
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
+from everflow.topology.describe import as_mermaid, drawing_json
 from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology
 
@@ -25,8 +28,10 @@ S = serdes.string()
 
 
 def topology() -> Topology:
-    """Two topics -> a filter with a name that HTML would take for its own -> a store -> a topic."""
+    """Two topics -> a filter with a name that HTML would take for its own -> two stores -> a
+    topic."""
     store = StoreSpec(name="counts", kind="key_value", key_serde=S, value_serde=S)
+    other = replace(store, name="times")
     return Topology(
         (
             SourceNode("source", (), TEXTS, ("orders", "returns"), S, S, where="a.py:1"),
@@ -39,7 +44,7 @@ def topology() -> Topology:
                 TEXTS,
                 "AGGREGATE",
                 TableSpec("large", store.key_serde, store.value_serde),
-                (store,),
+                (store, other),
                 where="a.py:3",
             ),
             SinkNode("sink", ("count",), TEXTS, "totals", S, S, where="a.py:4"),
@@ -47,55 +52,61 @@ def topology() -> Topology:
     )
 
 
-def drawn(svg: str) -> list[str]:
-    """The texts of a drawing; it is well-formed XML or this fails."""
-    return [
-        text
-        for found in ElementTree.fromstring(svg).iter()
-        if found.tag.endswith("}text") and (text := found.text)
-    ]
+ODD = "#60;b#62;large #38; small#60;#47;b#62;"
 
 
 def test_a_topology_draws_its_topics_nodes_and_stores() -> None:
-    svg = topology()._repr_html_()
-    boxes = [
-        "orders",
-        "returns",
-        "source",
-        "<b>large & small</b>",
-        "count",
-        "store counts",
-        "sink",
-        "totals",
+    lines = [line.strip() for line in as_mermaid(topology()).splitlines()]
+    assert lines == [
+        "flowchart TD",
+        'subgraph sub0["Sub-topology 0"]',
+        'n0_0["source"]',
+        f'n0_1["{ODD}"]',
+        'n0_2["count"]',
+        'n0_2 --- store0_0[("counts")]',
+        'n0_2 --- store0_1[("times")]',
+        'n0_3["sink"]',
+        "end",
+        'topic0>"orders"]',
+        'topic1>"returns"]',
+        'topic2>"totals"]',
+        "n0_0 --> n0_1",
+        "topic0 --> n0_0",
+        "topic1 --> n0_0",
+        "n0_1 --> n0_2",
+        "n0_2 --> n0_3",
+        "n0_3 --> topic2",
     ]
-    assert drawn(svg) == ["Sub-topology 0", *[box for box in drawn(svg) if box in boxes]]
-    assert set(boxes) <= set(drawn(svg))
-    assert svg.count("<path") == 6  # two topics -> source -> filter -> count -> sink -> topic
 
 
 def test_the_page_finds_nodes_topics_and_sub_topologies() -> None:
-    found = list(ElementTree.fromstring(topology()._repr_html_()).iter())
-    marked = {kind: {one.get(f"data-{kind}") for one in found} for kind in ("node", "topic", "sub")}
-    assert marked == {
-        "node": {None, "source", "<b>large & small</b>", "count", "sink"},
-        "topic": {None, "orders", "returns", "totals"},
-        "sub": {None, "0"},
+    found = json.loads(drawing_json(topology()))
+    assert found["text"] == as_mermaid(topology())
+    tips = {
+        box["node"]: box.pop("tip").splitlines() for box in found["boxes"].values() if "tip" in box
+    }
+    assert found["boxes"] == {
+        "sub0": {"sub": "0"},
+        "n0_0": {"node": "source"},
+        "n0_1": {"node": "<b>large & small</b>"},
+        "n0_2": {"node": "count"},
+        "n0_3": {"node": "sink"},
+        "topic0": {"topic": "orders"},
+        "topic1": {"topic": "returns"},
+        "topic2": {"topic": "totals"},
+    }
+    assert tips["count"] == ["count", "string -> string", "at a.py:3"]
+
+
+def test_a_notebook_gets_a_drawing_or_a_text() -> None:
+    assert topology()._repr_mimebundle_() == {
+        "text/vnd.mermaid": as_mermaid(topology()),
+        "text/plain": repr(topology()),
     }
 
 
-def test_arrows_point_down_and_everything_is_inside_the_picture() -> None:
-    svg = topology()._repr_html_()
-    lines = [re.findall(r"-?\d+", path) for path in re.findall(r'<path d="(M[^"]* C[^"]*?) M', svg)]
-    assert lines
-    assert all(int(line[1]) < int(line[-1]) for line in lines)
-    width, height = (int(size) for size in re.findall(r'viewBox="0 0 (\d+) (\d+)"', svg)[0])
-    for x, y, w, h in re.findall(r'<rect x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', svg):
-        assert int(x) + int(w) <= width
-        assert int(y) + int(h) <= height
-
-
 def test_a_topology_is_short_at_a_prompt() -> None:
-    assert repr(topology()) == "Topology(reads orders, returns; keeps counts; writes totals)"
+    assert repr(topology()) == "Topology(reads orders, returns; keeps counts, times; writes totals)"
 
 
 class Shown(KafkaStreams):
@@ -131,19 +142,19 @@ def instance() -> Shown:
 def test_an_instance_shows_state_tasks_lag_and_graph() -> None:
     html = instance()._repr_html_()
     assert "<b>shop</b> &nbsp; CREATED" in html
-    (shown,) = re.findall(r"<pre>(.*?)</pre>", html, re.DOTALL)
+    shown, described = re.findall(r"<pre>(.*?)</pre>", html, re.DOTALL)
     rows = [line.split(maxsplit=2) for line in shown.splitlines()]
     assert [row[:2] for row in rows] == [["0_2", "failing"], ["0_1", "warm-up"], ["0_0", "active"]]
     assert rows[0][2].startswith("ValueError: &lt;oops&gt; (3 times in ")
     assert rows[1][2].startswith("50 %, 10 records/s")
     assert rows[2][2] == "lag 1,234"
-    assert "<svg" in html
+    assert described == escape(topology().describe())
 
 
 def test_nothing_of_the_page_comes_from_the_network_or_runs() -> None:
     html = instance()._repr_html_()
     assert re.findall(r"<script|<link|<img|@import|url\(|on\w+=", html) == []
-    assert re.findall(r'https?://[^"]*', html) == ["http" + "://www.w3.org/2000/svg"]
+    assert "://" not in html
 
 
 def test_what_stopped_an_instance_is_shown_with_its_code() -> None:

@@ -5,6 +5,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const PHASES = ["read", "decode", "columns", "operators", "write", "gate", "offsets", "delivery", "commit", "apply", "plan"];
 const EVERY_MS = 2000;
+const MERMAID = "page/mermaid-12.0.0.js";
 const at = (id) => document.getElementById(id);
 // Whole: an address that was opened with a password in it is no base for what is fetched.
 const there = (path) => location.origin + location.pathname.replace(/[^/]*$/, "") + path;
@@ -89,13 +90,66 @@ function trend(view, instance, alone) {
   line(at("rate-line"), captions[1], view.rate, view.most_rate, `Throughput${here}: ${whole(instance.rate)} records/s`);
 }
 
-function said(group, key, text, waits) {
+// Mermaid is large: it is asked for when its place comes into sight, behind the first view.
+function drawInSight() {
+  const sight = new IntersectionObserver((seen) => {
+    if (!seen.some((one) => one.isIntersecting)) return;
+    sight.disconnect();
+    draw();
+  }, { rootMargin: "200px" });
+  sight.observe(at("topology"));
+}
+
+async function draw() {
+  const place = document.querySelector("#topology .wide");
+  try {
+    const drawing = await asked("page/drawing");
+    await loaded(there(MERMAID));
+    mermaid.initialize({
+      startOnLoad: false, securityLevel: "strict", suppressErrorRendering: true, htmlLabels: false, look: "classic", layout: "dagre",
+      theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "neutral", themeVariables: { fontSize: "13px" },
+      maxTextSize: drawing.text.length + 1, maxEdges: drawing.text.length,
+      flowchart: { useMaxWidth: false, wrappingWidth: 2000, rankSpacing: 40, subGraphTitleMargin: { top: 2, bottom: 12 } },
+    });
+    place.textContent = drawing.text;
+    await mermaid.run({ nodes: [place] });
+    for (const group of place.querySelectorAll("g[id]")) mark(group, drawing.boxes);
+  } catch (error) {
+    place.textContent = `It cannot be drawn: ${error.message}`;
+  }
+}
+
+function loaded(address) {
+  return new Promise((resolve, reject) => {
+    const script = el("script");
+    script.src = address;
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", () => reject(new Error(`${MERMAID} does not come`)));
+    document.head.append(script);
+  });
+}
+
+// The text's ids stand between Mermaid's own, as in mermaid-1-flowchart-n0_1-2. In its labels escaped characters are numbers.
+function mark(group, boxes) {
+  const found = group.id.split("-").find((part) => Object.hasOwn(boxes, part));
+  if (!found) return;
+  const { tip, ...names } = boxes[found];
+  Object.assign(group.dataset, names);
+  if (!names.sub) group.querySelector("text tspan").textContent = names.node || names.topic;
+  if (!tip) return;
+  const title = document.createElementNS(SVG, "title");
+  title.textContent = tip;
+  group.prepend(title);
+}
+
+// Below the box, or below all boxes of a sub-topology.
+function said(group, text, waits) {
   let label = group.querySelector("text.said");
   if (!label) {
-    const box = group.querySelector("rect");
+    const box = group.getBBox();
     label = document.createElementNS(SVG, "text");
-    label.setAttribute("x", box ? box.getAttribute("x") : "200");
-    label.setAttribute("y", box ? Number(box.getAttribute("y")) + Number(box.getAttribute("height")) + 11 : "12");
+    label.setAttribute("x", box.x + box.width / 2);
+    label.setAttribute("y", box.y + box.height + 11);
     group.append(label);
   }
   label.setAttribute("class", waits ? "said waits" : "said");
@@ -108,16 +162,15 @@ function topology(view) {
     const parts = [];
     if (known(node.rate)) parts.push(rate(node.rate) || "0/s");
     if (node.dropped) parts.push(`${whole(node.dropped)} dropped`);
-    said(group, "node", parts.join(", "), Boolean(node.dropped));
+    said(group, parts.join(", "), Boolean(node.dropped));
   }
   for (const group of document.querySelectorAll("#topology g[data-topic]")) {
     const lag = view.topics[group.dataset.topic];
-    said(group, "topic", known(lag) ? `${whole(lag)} wait` : "", lag > 0);
+    said(group, known(lag) ? `${whole(lag)} wait` : "", lag > 0);
   }
-  for (const title of document.querySelectorAll("#topology text[data-sub]")) {
-    const sub = view.subs[title.dataset.sub];
-    title.textContent = `Sub-topology ${title.dataset.sub}` +
-      (sub ? `: ${sub.active} active here, their busiest thread ${percent(sub.busy)}` : ": not active here");
+  for (const group of document.querySelectorAll("#topology g[data-sub]")) {
+    const sub = view.subs[group.dataset.sub];
+    said(group, sub ? `${sub.active} active here, their busiest thread ${percent(sub.busy)}` : "not active here", false);
   }
 }
 
@@ -362,6 +415,7 @@ function show(view) {
   desk(view.desk);
   transactions(view.transactions);
   log("events", view.events, "Nothing was said.");
+  if (!document.body.dataset.shown) drawInSight();
   document.body.dataset.shown = "yes";
   return undefined;
 }

@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import gzip
+import hashlib
 import http.server
 import json
 import re
@@ -34,6 +36,7 @@ from everflow.observe.page.peers import (
 from everflow.observe.page.routes import (
     FILES,
     HEADERS,
+    MERMAID,
     MOST_BODY_BYTES,
     CauseLetters,
     LetterCause,
@@ -48,11 +51,12 @@ from unit.observe.observations import FULL, WHOLE, changed
 from unit.observe.page.page_facts import SHOWN
 
 TOKEN = "a-token-of-many-characters"
+DRAWING = '{"text": "flowchart TD\\n", "boxes": {}}'
 
 
 @contextlib.contextmanager
 def served(look: Callable[[], Facts] = lambda: SHOWN, **values: Any) -> Iterator[str]:
-    page = Page(facts=look, drawing="<svg></svg>", **values)
+    page = Page(facts=look, drawing=DRAWING, **values)
     app = application(lambda: WHOLE, "Topologies:\n", page=page)
     server = HttpServer("127.0.0.1:0", app)
     try:
@@ -85,7 +89,30 @@ def test_files_load_nothing_from_elsewhere() -> None:
             }.items()
             assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
             assert "https://" not in text
-        assert "<svg></svg>" in get(address, "/page")[2]
+        assert get(address, "/page/drawing")[2] == DRAWING
+
+
+def test_mermaid_comes_as_it_was_published_and_is_kept() -> None:
+    notice = (FILES / "mermaid.NOTICE").read_text()
+    with served() as address:
+        url = f"http://{address}/page/{MERMAID}"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            headers, content = answer.headers, gzip.decompress(answer.read())
+    assert f"{len(content):,} bytes" in notice
+    assert hashlib.sha256(content).hexdigest() in notice
+    assert f"{MERMAID}.gz" in notice
+    assert f'"page/{MERMAID}"' in (FILES / "page.js").read_text()
+    assert headers["content-type"].startswith("text/javascript")
+    assert headers["content-encoding"] == "gzip"
+    assert "immutable" in headers["cache-control"]
+    assert headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+
+
+def test_no_script_but_the_pages_own_files_runs() -> None:
+    policy = dict(part.split(" ", 1) for part in HEADERS["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["img-src"] == "data:", "what a style names is not loaded"
 
 
 def test_the_script_makes_no_markup_of_texts() -> None:
@@ -145,9 +172,10 @@ def test_all_readers_share_one_view() -> None:
 
 def test_with_a_token_nobody_sees_the_page_without_it() -> None:
     with served(tokens=[TOKEN]) as address:
-        for path in ("/page", "/page/page.js", "/page/page.css", "/page/view"):
+        files = ("page.js", "page.css", "drawing", "view", MERMAID)
+        for path in ("/page", *(f"/page/{name}" for name in files)):
             status, headers, text = get(address, path)
-            assert (status, "svg" in text) == (401, False)
+            assert (status, "flowchart" in text) == (401, False)
             assert headers["www-authenticate"].startswith("Basic")
             assert "token" in text
             _, headers, text = get(address, path, Authorization="Bearer another")
