@@ -110,7 +110,6 @@ class AutoscaledInstance:
         return self.code is not None
 
     def kill(self) -> None:
-        """Kill it, with all processes that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -202,8 +201,8 @@ class Autoscaler:
     _started_s: dict[int, float] = field(default_factory=dict)
 
     def run(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set; then all instances end in order. FatalError if instances end
-        by themselves again and again."""
+        """Run until ``stop`` is set; then all end in order. FatalError if they end by themselves
+        again and again."""
         try:
             while True:
                 self.step()
@@ -213,7 +212,6 @@ class Autoscaler:
             self._end_all()
 
     def resize(self, least: int, most: int) -> None:
-        """Set the bounds for the next decision. Any thread."""
         self.least, self.most = least, most
 
     def step(self) -> None:

@@ -77,7 +77,6 @@ class Deadline:
         self._end_ms = clock.monotonic_ms() + timeout_ms
 
     def remaining_ms(self) -> float:
-        """Milliseconds left, 0 when expired."""
         return max(0.0, self._end_ms - self._clock.monotonic_ms())
 
     def expired(self) -> bool:

@@ -88,8 +88,7 @@ _STATUS = ("status_code", "http_status_code", "code", "status")
 
 
 def is_outage(error: BaseException) -> bool:
-    """True if the record is not at fault: no answer, or the answer was 401, 403, 407, 408, 425, 429
-    or 5xx. The causes of the error count, too."""
+    """True if the record is not at fault: no answer, `PASSING_STATUS` or 5xx; causes count, too."""
     return any(map(_passing, chain(error)))
 
 

@@ -156,7 +156,6 @@ class _Files(logging.Handler):
         self.setFormatter(_OwnLines(_FORMAT, _TIME))
 
     def add(self, file: LogFile) -> None:
-        """Write everything to ``file`` from now on, and first the waiting lines."""
         with cast(Any, self.lock):
             self._open.append(file)
             for line in self._backlog:
@@ -311,9 +310,9 @@ def install() -> None:
 
 @contextmanager
 def lines_to(write: Callable[[str], None], *, verbose: bool = False) -> Iterator[None]:
-    """People's lines, without the time, go to ``write`` while the block runs (any thread calls it,
-    one at a time), and to no other handler of the same screen. ``verbose``: also INFO of all of
-    everflow's loggers, Spark's output, and tracebacks."""
+    """People's lines, without the time, go to ``write`` in the block (any thread calls it, one at a
+    time), and to no other handler of that screen. ``verbose``: also INFO, Spark's output,
+    tracebacks."""
     install()
     before = _people.write, _people.verbose
     _people.write, _people.verbose = write, verbose

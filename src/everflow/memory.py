@@ -130,8 +130,7 @@ TELLING_SHARE = 4
 """A batch tells something from a fourth of the most on: what a small one takes are the buffers that
 the large ones left."""
 OUTGROWN_SHARE = 8
-"""A batch must have outgrown what the process held before by this part, for its peak to be what it
-needs; else the peak is an upper bound."""
+"""A batch must outgrow what the process held by this part, else its peak is an upper bound."""
 _LEAST_RECORD_BYTES = 1_024
 
 
@@ -177,9 +176,8 @@ _ROOT = Path("/")
 
 
 def machine_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that this process and the others beside it may have; None where the system does not
-    say. A container's limit is that of its control group (version 1 or 2), and of those above it.
-    ``root``: where ``proc`` and ``sys`` are."""
+    """Bytes that this process and the others beside it may have; None: the system does not say. A
+    container's limit is that of its control group (version 1 or 2) and of those above it."""
     found = [limit for limit in _limits(root) if limit > 0]
     return min(found, default=None)
 
@@ -278,15 +276,12 @@ EVERY_S = 60.0
 
 
 def trim_of_libc() -> Callable[[int], object] | None:
-    """glibc's ``malloc_trim``; None with another C library."""
     return _of_libc("malloc_trim")
 
 
 def share_one_area() -> None:
-    """Threads that ask for memory for the first time from now on share the areas that there are:
-    the first one alone, where this is called before there are threads. Without effect with another
-    C library, and where the user has set ``MALLOC_ARENA_MAX``. A worker has two by its
-    environment."""
+    """Threads that first ask for memory from now on share the areas there are (before there are
+    threads: one). Not with another C library, nor where the user has set ``MALLOC_ARENA_MAX``."""
     mallopt = _of_libc("mallopt")
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(M_ARENA_MAX, 1)
@@ -315,7 +310,6 @@ class SpareMemory:
         self._next_s = clock_s() + EVERY_S
 
     def trim_if_due(self) -> None:
-        """Give back what is free, at most every `EVERY_S`."""
         now_s = self._clock_s()
         if self._trim is not None and now_s >= self._next_s:
             self._next_s = now_s + EVERY_S

@@ -89,7 +89,6 @@ def listed_headers(column: pa.Array | None, count: int) -> list[list[tuple[str, 
 
 
 def no_headers(count: int) -> pa.Array:
-    """The headers of ``count`` records without any."""
     return pa.ListArray.from_arrays(
         pa.array(np.zeros(count + 1, np.int32)), pa.array([], HEADERS.value_type), type=HEADERS
     )
@@ -200,7 +199,6 @@ class EdgeBatch:
         return len(self.timestamp)
 
     def take(self, indices: Int64) -> EdgeBatch:
-        """The records at ``indices``, in that order."""
         idx = pa.array(indices, pa.int64())
         return EdgeBatch(
             key=self.key.take(idx),
@@ -216,7 +214,6 @@ class EdgeBatch:
         )
 
     def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:
-        """The same records with another key or value column."""
         return replace(
             self,
             key=self.key if key is None else key,
@@ -255,9 +252,9 @@ class ClockCall(NamedTuple):
 
 
 class KeyPlaces(NamedTuple):
-    """Keys of a topic that were looked at, and how many of them lie in another partition than the
-    topic's partitioner, ``by``, says. ``sample``: the first of these, and where it lies; ``fits``:
-    the partitioner that would put all of them where they lie, or nothing."""
+    """Keys of a topic that were looked at, how many lie elsewhere than its partitioner ``by`` says,
+    a ``sample``: the first of these, where it lies; ``fits``: the partitioner that puts all there,
+    or none."""
 
     node: str
     topic: str
@@ -269,8 +266,7 @@ class KeyPlaces(NamedTuple):
 
 
 LATE_UNMATCHED = "late-unmatched"
-"""In `TasksResult.dropped`: rows that are not left out, but emitted without a match, because they
-came when their window and the grace were over."""
+"""In `TasksResult.dropped`: rows not left out but emitted without a match, as grace was over."""
 
 
 @dataclass

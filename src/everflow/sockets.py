@@ -69,7 +69,6 @@ def socket_folder() -> Path:
 
 
 def socket_folder_of_process() -> Path:
-    """A `socket_folder` that is removed with this process."""
     folder = socket_folder()
     atexit.register(remove_socket_folder, folder)
     return folder
@@ -84,8 +83,8 @@ def remove_socket_folder(folder: Path) -> None:
 
 
 def remove_abandoned(now_s: float | None = None) -> list[Path]:
-    """Remove the socket folders that killed processes of this user have left: nobody holds their
-    lock, and there is nothing but sockets in them. Gives those it removed; never raises."""
+    """Remove, and give, socket folders that killed processes of this user left (no lock, nothing
+    but sockets); never raises."""
     before = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     removed = []
     for folder in Path(_base()).glob(f"{PREFIX}*"):

@@ -86,21 +86,19 @@ class StopSignals:
         self._raising = False
 
     def over(self) -> None:
-        """Nothing is left to be ended. Signals are ignored: Python gives them their default back
-        while it ends, which would end it without a word and with another exit code."""
+        """Ignore signals from now on: with their defaults Python's own end would be cut off."""
         self.only_count()
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
     def check(self) -> None:
-        """Raise StopRequestedError if a signal has come."""
         if self.first is not None:
             raise StopRequestedError(self.first)
 
     @contextmanager
     def told_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
         """Inside the block each signal calls ``listener(count of signals, number)`` on a thread of
-        its own; later ones are counted. StopRequestedError for one that came before."""
+        its own. StopRequestedError for one that came before."""
         self._raising = False
         self.check()
         teller = threading.Thread(

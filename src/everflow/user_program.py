@@ -157,7 +157,6 @@ class ListenerGuard:
         self._failures: Counter[str] = Counter()
 
     def tell(self, event: str, call: Callable[[], object]) -> None:
-        """Call it; ``event`` is the name of the call."""
         try:
             call()
         except Exception as error:  # the user's code must not stop the instance

@@ -142,9 +142,8 @@ class TellingClass(ABCMeta):
 
 
 class Telling(metaclass=TellingClass):
-    """A class whose objects, and itself, answer an unknown name with what it is called here: an
-    UnknownNameError, which is an AttributeError too, so that ``hasattr``, ``copy`` and notebooks
-    find nothing unusual."""
+    """A class whose objects, and itself, tell by an UnknownNameError what an unknown name is
+    here."""
 
     if not TYPE_CHECKING:
 

@@ -100,7 +100,6 @@ class GateAnswer(NamedTuple):
 
     @staticmethod
     def of(answer: Mapping[str, Any]) -> GateAnswer:
-        """Reads the driver's answer (`commit_gate.answer`)."""
         metadata = answer.get("group_metadata")
         return GateAnswer(
             ok=bool(answer.get("ok")),
@@ -147,14 +146,12 @@ class BatchRequest:
     """Ids of the topics of the ranges, as they were when the instance started: no record of another
     topic of that name may be committed. One that is not known is missing."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
-    """To what the times of silent sources are moved behind the records (note 025), by task and the
-    name under which a source's time is kept; for tasks that read all there is."""
+    """To what silent sources' times are moved behind the records (note 025), by task and name."""
 
     latest_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Where these ranges may end at the latest, if records behind them have come meanwhile."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
-        """The same request with ranges that end at ``ends``."""
         return replace(
             self,
             ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()},
@@ -191,7 +188,6 @@ class Ages(NamedTuple):
     late_most: int = 0
 
     def latency_ms(self, now_ms: float) -> Seen:
-        """The latency from the records' times to now (wall clock, ms)."""
         return Seen(
             self.records,
             self.records * now_ms - self.total,
@@ -437,9 +433,9 @@ class BatchFailedError(EverflowError):
 
 
 class CommitMetadata(NamedTuple):
-    """The metadata of a committed offset; ``batch_id`` is None for offsets others
-    committed. ``layouts``: JSON of the application's stores (`topology.store_layouts`), empty where
-    none was kept."""
+    """The metadata of a committed offset; ``batch_id`` is None for offsets others committed.
+    ``layouts``: JSON of the application's stores (`topology.store_layouts`), empty where none was
+    kept."""
 
     batch_id: str | None
     stream_times: dict[str, int]

@@ -63,7 +63,6 @@ class EntryColumns:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of `entries`, or of `versions` for a versioned store."""
         empty = self.versions if self.spec.versioned else self.entries
         return empty([], 0, repr).schema
 
@@ -132,7 +131,6 @@ class EntryColumns:
         )
 
     def _keys(self, keys: Sequence[bytes], blame: Blame) -> dict[str, pa.Array]:
-        """The key's columns: itself, and the window that it is of."""
         raw, inner = pa.array(keys, pa.binary()), self.spec.key_serde
         if not self.spec.expires:
             return {"key": self._decoded("key", inner.decode_array, raw, keys, blame)}

@@ -89,7 +89,6 @@ class Rows:
     notes: list[str] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Of all partitions, one after the other."""
         for _, found in self.parts:
             yield from found
 

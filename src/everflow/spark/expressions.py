@@ -201,7 +201,6 @@ class AnalysedPlan(NamedTuple):
 
     @staticmethod
     def of(plan: str) -> AnalysedPlan:
-        """Reads a logical plan from Spark's JSON."""
         nodes = json.loads(plan)
         return AnalysedPlan(
             tuple(_class_name(node) for node in nodes),
@@ -478,7 +477,6 @@ def arrow_type(
 
 @lru_cache(maxsize=256)
 def _schema(key: pa.DataType, value: pa.DataType) -> str:
-    """Schema of the columns in sight, as Spark's JSON."""
     seen = columns_in_sight(EdgeType(key, value), _IN_SIGHT)
     fields = [st.StructField(one.name, from_arrow_type(one.type)) for one in seen]
     return st.StructType(fields).json()

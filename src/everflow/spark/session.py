@@ -101,10 +101,10 @@ def adopt(running: SparkContext) -> SparkContext | None:
 
 
 def _hush(running: SparkContext) -> None:
-    """Its JVM writes to the user's terminal: a hundred lines of Java for every batch that fails.
-    What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to log4j); the
-    scheduler only repeats what the caller's exception says; that a worker was ended is no news; and
-    a progress bar would stay for as long as a resident step runs."""
+    """Its JVM writes to the user's terminal, a hundred lines for every batch that fails. What our
+    tasks log is dropped there (by a job's ``mdc.`` properties, which Spark gives to log4j), and
+    what the scheduler says, as the caller's exception has it; a progress bar would stay with a
+    resident step."""
     gateway: Any = running._gateway
     try:
         log4j = gateway.jvm.org.apache.logging.log4j
@@ -531,9 +531,8 @@ _letters = ""
 
 
 def letters_of() -> str:
-    """The language whose small and capital letters the JVM of Columns has, where those are others
-    than elsewhere; else nothing. (Everflow's JVM has `JAVA_OPTIONS`; one of the user's own may have
-    any, for all that runs in it, so it stays what it is.)"""
+    """The language of the JVM of Columns, where its small and capital letters are others than
+    elsewhere (a user's own Spark; ours has `JAVA_OPTIONS`); else nothing."""
     return _letters
 
 

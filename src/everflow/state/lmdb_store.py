@@ -245,7 +245,6 @@ class LmdbStore:
 
     @staticmethod
     def close_at(path: str | os.PathLike[str]) -> None:
-        """`close` the store in this folder, if this process has it open."""
         _cache.drop(Path(os.path.realpath(path)))
 
     def _read_meta(self, txn: lmdb.Transaction[bytes]) -> StoreMeta:
@@ -266,7 +265,6 @@ class LmdbStore:
         write: _Write | None = None,
         reached: _Reached = _nothing,
     ) -> None:
-        """One transaction of a change of the metadata and a write of entries."""
 
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = change(self._read_meta(txn))
@@ -289,8 +287,7 @@ class LmdbStore:
     def _writer(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Int64
     ) -> _Write:
-        """Prepares the write of changes (the last value of each key, or its versions), which
-        returns the metadata with new segments and time."""
+        """Prepares the write of changes (each key's last value, or its versions)."""
         if self.kind != VERSIONED:
             entries = sorted_entries(keys, values, times)
 

@@ -42,8 +42,7 @@ class ReadingAhead:
     transactions: Callable[[], AbstractContextManager[Any]]
 
     def fetch(self, keys: Sequence[bytes], database: Any) -> None:
-        """Get the pages of many stored keys, which are read or written next, into memory; blocks. A
-        hint: what it leaves out is fetched when it is needed."""
+        """Get the pages of many stored keys, read or written next, into memory; a hint. Blocks."""
         if len(keys) < KEYS_MIN:
             return
         before = _waits()
@@ -183,8 +182,8 @@ class StoreSnapshot(StoreView):
         return merge(*scans, key=itemgetter(0), reverse=reverse)
 
     def range_many(self, bounds: Sequence[Entry]) -> list[list[Entry]]:
-        """`range` for each of many ranges (start, end), in one pass over what is stored. Those
-        without an entry share one empty list."""
+        """`range` for each, in one pass over what is stored; those without an entry share a
+        list."""
         nothing: list[Entry] = []
         found = [nothing] * len(bounds)
         asked = _Bounds.of(bounds)

@@ -48,8 +48,7 @@ _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what belongs to the user's program by value and everything else by reference. Raises
-    whatever an object raises that cannot be pickled."""
+    """Pickles the user's program by value, all else by reference. Raises what an object raises."""
 
     def __init__(self, file: Any, buffer_callback: Any = None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
@@ -61,7 +60,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._later: list[list[tuple[Any, ...]]] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """How ``obj`` is pickled; NotImplemented = as usual."""
         if isinstance(obj, FunctionType):
             return self._function(obj) if self._travels(obj) else NotImplemented
         if isinstance(obj, ModuleType):
@@ -255,7 +253,6 @@ def _attributes(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def attributes_used(fn: FunctionType) -> list[str]:
-    """Names of attributes that ``fn`` and the functions in it read."""
     return sorted(_attributes(fn.__code__)[0])
 
 
@@ -555,7 +552,6 @@ def contents(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def fill(cls: type, held: Mapping[str, Any]) -> None:
-    """Give ``cls`` a part of its `contents`."""
     change = _plain(cls, "__setattr__")
     for name, value in held.items():
         if name != "_abc_impl":
@@ -597,12 +593,10 @@ def _installed_base(cls: type, by_value: Callable[[type], bool]) -> Any:
 
 
 def make_instance(cls: type, base: Any, arguments: tuple[Any, ...]) -> Any:
-    """An instance without its attributes, made by an installed base of its class."""
     return base.__new__(cls, *arguments)
 
 
 def fill_member(member: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Give a member of an enum its attributes."""
     attributes, slots = state
     vars(member).update(attributes)
     for name, value in slots.items():

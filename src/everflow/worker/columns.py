@@ -82,8 +82,7 @@ def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list
 
 
 def _described(call: Call) -> Any:
-    """The JVM's description of the calls for a worker, without the functions themselves. Spark 4.2
-    reads it where it uses it; 4.3 has read it before."""
+    """The JVM's description of the calls. Spark 4.2 reads it at its use, 4.3 has read it before."""
     if _INFO is not None:
         return [_info(chain) for chain in call.chains]
     message = io.BytesIO()
@@ -167,8 +166,8 @@ class ColumnClient:
                 opened.close()
 
     def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """The result of the segment of this number for ``rows``, row by row; in slices, as the JVM
-        holds a request and its answer some times over. Raises ColumnsFailed."""
+        """The result for ``rows``; in slices, as the JVM holds each some times over.
+        ColumnsFailed."""
         if isinstance(number, Ticket):
             number = self._redeemed(number)
         size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
@@ -344,8 +343,7 @@ class PreparedColumns:
 def computed(
     stages: Sequence[Stage], given: list[pa.Array], count: int, client: ColumnClient
 ) -> list[pa.Array]:
-    """The result of the stages for ``count`` rows. Raises ColumnsFailed, and FailedRows
-    where a function fails, with the error chained."""
+    """For ``count`` rows. ColumnsFailed, and FailedRows with the error of a function chained."""
     for stage in stages:
         if isinstance(stage, Compute):
             rows = _batch(given, count)

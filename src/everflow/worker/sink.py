@@ -167,8 +167,7 @@ class SinkPorts(Protocol):
         """The entry of a key in the store of this folder, in its stored form."""
 
     def memory(self) -> Taken | None:
-        """The most memory that this process has held of the batch so far, asked before and behind
-        the work that maps files of stores; None: not known."""
+        """See `PeakMemory.taken`: the most memory of the batch so far; None: not known."""
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         """``max.message.bytes`` of a topic; None where the broker does not say."""
@@ -222,7 +221,6 @@ class _Transaction:
 
     @cached_property
     def tasks(self) -> dict[TopicPartition, TaskId]:
-        """The tasks that read the inputs of the request."""
         subtopology = {source.topic: source.subtopology for source in self.sources}
         return {tp: TaskId(subtopology[tp.topic], tp.partition) for tp in self.request.ranges}
 
@@ -276,9 +274,7 @@ class _Transaction:
                     writer.flush(self.delivery_s)
             answer = self._commit(writer)
         except GenerationChanged as error:
-            # The group moved on between the gate's answer and the offsets: refused as a whole,
-            # nothing was committed. The tasks that stay run the batch again at once (I4), with
-            # nothing to recover.
+            # Refused as a whole, nothing committed: the tasks that stay run it again at once (I4).
             _abort(writer)
             return BatchResult(outcome=ABORTED, reason=f"generation: {error}")
         except (RecordTooLargeError, RecordRefusedError) as error:

@@ -271,10 +271,9 @@ class GroupRun:
     def run(
         self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
     ) -> list[TasksResult]:
-        """Run them on the tasks that have records, or that a clock may call, and move the stream
-        times of those that are ``idle``; ``sides``: the records of each side of each.
-        RecordFailure, and what `_judge` raises; ``every_failure``: with all others, on stores that
-        are checked (note 041)."""
+        """Run them on the tasks that have records, or that a clock may call; the times of those
+        that are ``idle`` move. ``sides``: the records of each side of each. RecordFailure, and what
+        `_judge` raises; ``every_failure``: with all others, on checked stores (note 041)."""
         moved = [times_of(op, idle) for op in self.group]
         tasks = self._tasks(sides, moved)
         try:
@@ -347,8 +346,8 @@ class GroupRun:
         try:
             return op.operator.run(inputs)
         except (SerdeError, struct.error) as error:
-            # Records are decoded by now, and what cannot be written fails as its record's: these
-            # bytes are a store's, of a layout that only the operator knows.
+            # Records fail elsewhere: these bytes are a store's, in a layout only the operator
+            # knows.
             read = (*op.stores, *op.reads)
             if read and isinstance(stores.access, CheckedAccess) and not is_outage(error):
                 owners = [stores.tasks[task] for task in tasks.values()]
@@ -388,9 +387,8 @@ class GroupRun:
         return sharing[0].operator.run_together(sharing, around)
 
     def _judge(self, error: UserFunctionError) -> None:
-        """Says what becomes of a clock's call that failed (note 023), where it runs: it has no
-        record (KIP-1033). Returns where it is left out; DescribedFailure where it stops the
-        instance, RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
+        """Judges a clock's call that failed, which has no record (note 023). Returns if it is left
+        out. DescribedFailure if it stops the instance, RetriableError, DamagedEntryError."""
         call, cause = error.call, error.__cause__ or error
         assert call is not None
         if not isinstance(self.stores.access, CheckedAccess):  # else an entry says so by itself
@@ -588,8 +586,8 @@ def advanced(
     times: Mapping[int, int],
     stores: TaskStores,
 ) -> TasksResult:
-    """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
-    batch's records, if it has had any record."""
+    """``done``, and what an operator that has had records gives when its time moves to
+    ``times``."""
     if isinstance(op.operator, ProcessorOperator):
         return done
     tasks = {partition: TaskId(op.subtopology, partition) for partition in times}

@@ -274,9 +274,9 @@ UNREADABLE = (SerdeError, struct.error, pa.ArrowException, ValueError, TypeError
 
 @dataclass(frozen=True)
 class CheckedAccess:
-    """The stores of ``inner``; reading an entry that cannot be decoded raises DamagedEntryError,
-    and the store is not trusted any more. ``decoders``: by store, beside those of its spec;
-    ``nodes``: by store, the nodes that read it in this step."""
+    """Reading an entry of ``inner`` that cannot be decoded raises DamagedEntryError and distrusts
+    the store. ``decoders``: beside those of its spec; ``nodes``: those that read it; both by
+    store."""
 
     inner: StoreAccess
     decoders: Mapping[str, ResultDecoder]

@@ -74,8 +74,7 @@ from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
 
 RunsColumns = Callable[[Records, Any], None]
-"""`everflow.worker.columns.PreparedColumns`, whose engines a step does not know: adds the slots
-that it makes to the records. Its client is where Spark's code runs."""
+"""`everflow.worker.columns.PreparedColumns`: adds the slots that it makes to the records."""
 
 
 @dataclass(kw_only=True)
@@ -209,8 +208,7 @@ class TaskStep:
         client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
-        """Run the operators on decoded records. Raises DescribedFailure for a clock's call that
-        stops the instance, RecordFailure and SparkSays for a record."""
+        """RecordFailure, SparkSays; DescribedFailure for a clock's call that stops the instance."""
         try:
             return self._run(request, decoded, client, timings)
         except UncheckedCallError:  # nothing was written: the operators come before the sink
@@ -395,9 +393,9 @@ class _Running:
 def run_function(
     node: FunctionNode, failures: Failures, slot: int = -1, known: KnownResults | None = None
 ) -> EdgeBatch:
-    """Call the user's function for every record, in order; not for those whose results for ``slot``
-    are ``known``, which gets those of the others. Raises RecordFailure naming the record it failed
-    on; if every failure is wanted, all of them, and all others are called before."""
+    """Call the function for every record in order, but those whose results for ``slot`` are
+    ``known``, which gets the new ones. RecordFailure (if every failure is wanted, with all
+    others)."""
     batch = failures.batch
     rows, before = (None, None) if known is None else known.of(slot, batch)
     if rows is None or before is None or not len(rows):

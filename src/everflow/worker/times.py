@@ -202,9 +202,9 @@ def extract_times(
     request: BatchRequest,
     every_failure: bool = False,
 ) -> ExtractedTimes:
-    """Give the records of the ``ops``' slots their times; those that get a negative one leave.
-    Changes ``hop``. Raises RecordFailure for a record of which an extractor says no time, or one
-    beyond `MOST_MS`; ``every_failure``: for all of them."""
+    """Give the records of the ``ops``' slots their times in ``hop``; those with a negative one
+    leave. RecordFailure for a record (``every_failure``: all) without a time or with one beyond
+    `MOST_MS`."""
     if ops:
         hop.timestamp = hop.timestamp.copy()
     found = []
