@@ -170,8 +170,7 @@ class Instance(Protocol):
     def code(self) -> int | None: ...
     def seen(self) -> InstanceSeen: ...
     def end(self, for_good: bool) -> None:
-        """Tell it to end in order, and return at once. ``for_good``: others take its tasks;
-        otherwise a static member's wait for its return."""
+        """End in order; do not wait. Not ``for_good``: a static member's tasks wait for it."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s``; True if it has ended."""

@@ -368,8 +368,7 @@ class OffsetsWentBackError(RetriableError, code="EF-OFFSETS-WENT-BACK"):
 
 
 class LogTruncatedError(LogStartMovedError):
-    """The log has other records than those that were read (an unclean leader election; KIP-320): a
-    store that was made of them must be rebuilt."""
+    """The log has other records than were read (unclean election, KIP-320): rebuild the store."""
 
 
 class TaskMigratedError(EverflowError, code="EF-TASK-MIGRATED"):

@@ -298,8 +298,7 @@ options."""
 
 
 def start_options(conf: str) -> list[str]:
-    """Return the options with which Java starts from the archive of ``conf`` (``spark`` or
-    ``broker``); none where there is none.
+    """Return the options for Java to start from the archive of ``conf`` (``spark``, ``broker``).
 
     Raises SetupError where Java is missing.
     """
@@ -311,8 +310,7 @@ def start_options(conf: str) -> list[str]:
 def make_archive(conf: str) -> str | None:
     """Make the archive of ``conf`` unless it is there: starts the JVM once, which takes some 30 s.
 
-    Returns None, or what went wrong. Any number of processes may ask at once: one makes it, the
-    others wait. Raises SetupError where Java is missing.
+    Returns None, or what went wrong; of several processes one makes it. SetupError without Java.
     """
     archive = _archive(conf)
     with locked(archive.with_suffix(".lock")):

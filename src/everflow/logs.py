@@ -192,8 +192,7 @@ class Repeats:
         self._said: dict[str, _Said] = {}
 
     def again(self, text: str, now_s: float) -> str | None:
-        """``text`` as it is to be said now, None if it is not. Durations in it do not make it
-        another text. After two minutes without it, it is new."""
+        """``text`` as it is to be said now, else None. Its durations make it no other text."""
         key = self._DURATION.sub("#", text)
         before = self._said.get(key)
         if before is None or now_s - before.seen_s > self.FORGOTTEN_S:

@@ -1,7 +1,6 @@
 """An instance's memory: its parts, and how much of it a micro-batch takes (note 045).
 
-`MemoryBudget` divides the total, memory that no file backs; `BatchMemory` learns from earlier
-batches how many raw bytes of records the next one may read.
+`MemoryBudget` divides the total, memory that no file backs; `BatchMemory` learns what batches take.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ def read_line(lines: Lines, what: str) -> bytes:
 
 
 def require_size(size: int, what: str, most: int | None = None) -> None:
-    """TooLargeError for a length that is none, or above ``most`` bytes (None:
-    `MOST_MESSAGE_BYTES`), before anything of it is read or sent."""
+    """TooLargeError unless a length is from 0 to ``most`` bytes (None: `MOST_MESSAGE_BYTES`)."""
     most = MOST_MESSAGE_BYTES if most is None else most
     if not 0 <= size <= most:
         said = f"has {size:,} bytes" if size >= 0 else f"says that its length is {size:,}"

@@ -450,8 +450,7 @@ def format_metadata(batch_id: str, stream_times: Mapping[str, int], layouts: str
 
 
 def parse_metadata(text: str | None) -> CommitMetadata:
-    """Inverse of `format_metadata`. Foreign text gives no batch id; a trailing NUL (librdkafka's)
-    and what clients return behind the JSON objects are ignored."""
+    """Inverse of `format_metadata`. Foreign text has no batch id; what is appended is ignored."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})

@@ -1,7 +1,6 @@
 """Entries of a store, many at a time, in columns of the types that its serdes have. Pure.
 
-The values are decoded by what the table itself is read with (`PhysicalPlan.value_results`), so that
-a DataFrame, a query and a join show the same.
+The values are decoded as for the table itself (`PhysicalPlan.value_results`), queries and joins.
 """
 
 from __future__ import annotations

@@ -81,8 +81,7 @@ def _refused(folder: Path, error: Exception) -> StateDiskError:
 
 @dataclass(frozen=True)
 class Rows:
-    """``parts``: each partition with its batches, read as they are consumed, one partition after
-    the other. ``notes``: for people, complete when all was read."""
+    """``parts``: partitions with batches, read in turn; ``notes``: complete when all was read."""
 
     schema: pa.Schema
     parts: Iterator[tuple[int, Iterator[pa.RecordBatch]]]

@@ -5,9 +5,8 @@ order. So only deterministic projections of one row are accepted; whatever Catal
 (the clock), shuffle, multiply or number per batch is refused, with what to write instead. So are
 constants that were a datetime without a zone, which is another moment on another machine.
 
-The analyser's answers are kept from one start to the next (note 017). What Spark made of Columns is
-translated into Arrow operations that do the same (note 016), from the analysed plan's JSON: asking
-the JVM node by node costs some milliseconds a Column.
+The analyser's answers are kept for the next start (note 017), and translated into Arrow operations
+that do the same (note 016), from the plan's JSON: by node the JVM takes ms a Column.
 """
 
 from __future__ import annotations

@@ -124,9 +124,8 @@ _daemon: list[_DaemonAhead] = []
 
 
 def launch_daemon(workers: Mapping[str, str]) -> None:
-    """Let a daemon start for workers of this environment; returns at once. Nothing happens where
-    there is one, or where another launched this JVM. What goes wrong is found by the daemon that
-    Spark launches. Not for several threads at once."""
+    """Let a daemon start for workers of this environment; returns at once, does nothing where there
+    is one or another launched this JVM, and reports no error. Not for several threads at once."""
     running = bool(_daemon) and _daemon[0].process.poll() is None
     if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return

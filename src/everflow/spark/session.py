@@ -257,9 +257,8 @@ def real_one_starts() -> Iterator[None]:
 # --- everflow's own Spark, and the session for Columns --------------------------------------------
 
 DEFAULT_SLOTS = 32
-"""Task slots of a local session at least: it may start before the number of stream threads is
-known, and they may become more. Slots are threads of the JVM, not cores; too few would let a full
-batch of one thread delay another (design section 2)."""
+"""Task slots of a local session at least: it may start before the stream threads are known. Slots
+are the JVM's threads, not cores; with too few one thread would delay another (design section 2)."""
 
 SQL_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -451,8 +450,7 @@ def _start(
 
 
 def is_plain(settings: Iterable[str]) -> bool:
-    """True if a Spark with settings of these names has an SQL that only everflow has a say in; some
-    may come from ``spark-defaults.conf``."""
+    """True if only everflow has a say in the SQL of a Spark with settings of these names."""
     ours = {**context_settings(""), **DEFAULT_CONFIGS}
     return all(key in ours or not key.startswith(_SQL_MAY_DIFFER) for key in settings)
 

@@ -196,8 +196,7 @@ class StateDirectory:
         return sorted({name for folder in folders for name, _, _ in _generations(folder)})
 
     def store_path(self, task: TaskId, store: str) -> Path:
-        """The path of the store, existing or to be created by whoever opens it. Removes older
-        generations that an interrupted rebuild left."""
+        """The store's path, existing or not yet; removes older generations (cut-off rebuilds)."""
         folder = (self._memory if store in self._in_memory else self.path) / str(task)
         found = sorted(
             (number, path) for name, number, path in _generations(folder) if name == store

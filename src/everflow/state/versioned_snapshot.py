@@ -80,8 +80,7 @@ class VersionedSnapshot(StoreSnapshot):
         return start if start > time else OPEN
 
     def every_version(self) -> Iterator[tuple[bytes, Version]]:
-        """Keys with the versions that have a value and that the history shows: the latest ones by
-        key, then those before them, in no order."""
+        """Keys and shown versions with a value: the latest by key, then those before, unordered."""
         for key, stored in self.range(None, None):
             time, value = unpack_value(stored)
             yield key, Version(time, OPEN, value)

@@ -564,8 +564,7 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
 
 
 def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
-    """How ``obj`` is pickled while its class is still filled: without the program's ``__new__``,
-    which may use what is not there yet."""
+    """How ``obj`` is pickled while its class is filled, without the program's ``__new__``."""
     found = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return found
@@ -575,8 +574,7 @@ def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
 
 
 def making_member(member: Enum, by_value: Callable[[type], bool]) -> tuple[Any, ...]:
-    """Arguments by which the other side makes a member of an enum, and its attributes: neither the
-    program's ``__new__`` nor its ``__init__`` is called again."""
+    """Arguments by which an enum's member, with attributes, is made without the program's code."""
     cls = type(member)
     data = _installed_base(cls, by_value)
     if hasattr(data, "__getnewargs__"):

@@ -241,9 +241,8 @@ class ColumnClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Columns of a node, and how they are computed: each by its Arrow expression, or all by stages
-    over columns that a user sees (``reads``). Without stages Arrow never leaves them to Spark;
-    without ``arrow`` one of them has no Arrow expression."""
+    """Columns of a node: each by its Arrow expression, or all by stages over columns that a user
+    sees (``reads``). Without stages Arrow leaves none to Spark; without ``arrow`` one has none."""
 
     made: pa.Schema
     arrow: tuple[ArrowExpression, ...] = ()

@@ -74,8 +74,7 @@ def innermost_line(error: BaseException) -> CodeLine | None:
 
 
 def innermost_line_in(text: str) -> CodeLine | None:
-    """`innermost_line` of a worker's last traceback or, where it crashed, of what Python's
-    faulthandler wrote; None where ``text`` has neither."""
+    """`innermost_line` of a worker's last traceback or of what Python's faulthandler wrote."""
     _, crashed, dump = text.partition("Current thread 0x")
     written = (
         dump.partition("\n\n")[0]

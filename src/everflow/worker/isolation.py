@@ -213,8 +213,7 @@ class _Search(Generic[_T]):
         return replace(record, node=self.batch.stores.get(store, record.node))
 
     def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
-        """The last record of the shortest beginning that fails, and what that fails with; None
-        where all succeeds, or no records at all fail."""
+        """The last record of the shortest failing beginning, and its error; None: there is none."""
         order = _in_time(self.read)
         good, bad = 0, len(order)
         if self.failing([], trial) is not None or (cause := self.failing(order, trial)) is None:

@@ -271,8 +271,7 @@ def merge_inputs(
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
-    """Records of several tasks, each task's in its order, by time, as a thread of Kafka Streams
-    writes them, which goes round its tasks.
+    """Records of several tasks, each task's in its order, by time, as Kafka Streams' threads do.
 
     Written task by task, the whole backlog of one would come before the next one's first record,
     and a window behind a re-key would drop that record as late.

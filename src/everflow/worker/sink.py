@@ -175,8 +175,7 @@ class SinkPorts(Protocol):
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """Writes and commits a micro-batch. ``dead_letter_topic`` None: nothing that is left out goes
-    there. ``layouts`` is written beside every offset (note 013)."""
+    """Writes and commits a batch. ``dead_letter_topic`` may be None; ``layouts``: see note 013."""
 
     dead_letter_topic: str | None
     ports: SinkPorts
@@ -450,9 +449,8 @@ def left_out_entries(
     sources: Sources,
     entry: Callable[[TaskContext, str, bytes], bytes | None],
 ) -> list[LeftOutEntries]:
-    """What tables have behind the batch for the keys of records that it leaves out of topics that
-    are their changelogs, too: those bytes must never become state (note 065). ``entry``: of a task
-    and store before the batch, in its stored form."""
+    """What tables have behind the batch for keys of records that it leaves out of topics that are
+    changelogs, too: those bytes are never state (note 065). ``entry``: a stored one, before."""
     if result.dead_letters is None and not result.skipped:
         return []
     found, reused = [], request.reused()

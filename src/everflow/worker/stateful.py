@@ -1,8 +1,7 @@
 """Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures.
 
 The search for failing records (note 041) gives the operator a task's records in parts, on stores
-that show what the parts before have changed. A part that fails ends before its record, and the next
-one begins behind it: no operator has to undo anything.
+that show what earlier parts have changed. A failing part ends before its record: nothing is undone.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ twice."""
 MOST_FAILING = 1_000
 """Records that are looked for at once: each is a run of the operator."""
 Run = Callable[[Sequence[EdgeBatch]], None]
-"""Has the operator process these records of its sides, behind those of the calls before that
-returned. UserFunctionError: then it has kept nothing of them."""
+"""Processes these records of its sides behind earlier ones; UserFunctionError: it keeps nothing."""
 
 
 @dataclass

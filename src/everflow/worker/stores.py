@@ -215,8 +215,7 @@ def _listed(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
 
 
 class PartStores(TaskStores):
-    """The stores of one operator, or of those that share some, behind the parts of a batch that
-    were remembered (`remember_part`), of which nothing stays."""
+    """Operators' stores behind the parts of a batch that were remembered (`remember_part`)."""
 
     def __init__(self, stores: TaskStores) -> None:
         super().__init__(stores.access, stores.tasks.values(), frozenset())

@@ -146,8 +146,7 @@ Sink = Callable[[BatchRequest, StepResult, Sources], BatchResult]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStep:
-    """The operators of a plan; picklable. ``times`` give records their times, before the inputs of
-    tasks are merged; ``ops``: all that comes behind."""
+    """A plan's operators; picklable. ``times`` come before the merge of inputs, then ``ops``."""
 
     times: tuple[TimeOp | RunsColumns, ...]
     ops: tuple[StepOp | RunsColumns, ...]
@@ -657,8 +656,7 @@ BY_KEY = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Partitions:
-    """Chooses the partitions of a sink's records (KIP-837). ``said``: a Column's result for each;
-    None where a function or the bytes of the ``keys`` decide."""
+    """Chooses a sink's partitions (KIP-837): as a Column ``said``, or a function or ``keys``."""
 
     op: SinkOp
     failures: Failures

@@ -257,8 +257,7 @@ def _said_by_column(failures: Failures) -> Int64:
 def _said_by_function(
     function: TimeFunction, topic: str, failures: Failures, before: PartitionTimes
 ) -> Int64:
-    """Record by record: a partition's time depends on those before. Nothing is said of one that
-    fails, so those behind it see what they would see without it."""
+    """A partition's time depends on the records before, and nothing is said of one that fails."""
     batch = failures.batch
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     records = _contexts(batch, topic) if function.takes > 2 else None
@@ -346,8 +345,7 @@ are kept."""
 def moved(
     request: BatchRequest, sources: Sequence[Source], consumed: Mapping[TopicPartition, int]
 ) -> Moved:
-    """The moves that the request asks for, of tasks that have read all there was: a record that is
-    left for the next batch may be older."""
+    """Moves that the request asks for, of tasks that have read all (the rest may be older)."""
     behind = {
         TaskId(source.subtopology, tp.partition)
         for source in sources
