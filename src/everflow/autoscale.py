@@ -27,8 +27,7 @@ MOST_REST_S = 300.0
 
 @dataclass(frozen=True)
 class InstanceSeen:
-    """``settled``: it is RUNNING and processes all that is its own; ``desired``: the number of
-    instances that it asks for, None: not yet; ``ending``: it was ordered to end."""
+    """``settled``: RUNNING, with all that is its own; ``desired``: how many it asks for, if any."""
 
     settled: bool
     desired: int | None
@@ -123,8 +122,7 @@ class AutoscaledInstance:
 def start_instance(
     number: int, target: str, options: Sequence[str], folder: Path, **more: Any
 ) -> AutoscaledInstance:
-    """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: for state
-    and log, kept over a restart of the number; ``more``: of `subprocess.Popen`."""
+    """Start `everflow run`. ``folder``: for state and log, kept; ``more``: to `Popen`."""
     folder.mkdir(parents=True, exist_ok=True)
     address, log = f"127.0.0.1:{free_port()}", folder / "instance.log"
     command = [
@@ -181,8 +179,7 @@ class Instance(Protocol):
 
 @dataclass(kw_only=True)
 class Autoscaler:
-    """Owned by the thread that calls `run`; others may only call `resize`. ``options``: of
-    `everflow run`; ``say``: gets a line for each event; ``after_step``: the instances."""
+    """Owned by `run`'s thread; others call `resize` only. ``say`` gets a line for each event."""
 
     target: str
     options: Sequence[str]

@@ -84,8 +84,7 @@ class Deadline:
 
 
 def believed_ms(kept_ms: int, now_ms: int, ahead_ms: int) -> int:
-    """A wall-clock time (ms) that was kept over batches or restarts, as far as it is believed: one
-    that is more than ``ahead_ms`` ahead of now is of a clock that was wrong, and counts as now."""
+    """A kept wall-clock time (ms) as far as believed: more than ``ahead_ms`` ahead, it is now."""
     return now_ms if kept_ms > now_ms + ahead_ms else kept_ms
 
 

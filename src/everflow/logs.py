@@ -127,7 +127,6 @@ class LogFile(RotatingFileHandler):
         return open(self.baseFilename, self.mode, **how, opener=_private)
 
     def write(self, line: str) -> None:
-        """A line that has its form already."""
         if self.stream is not None:
             self.stream.write(line + "\n")
 

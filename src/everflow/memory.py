@@ -209,9 +209,8 @@ _RESET_MARK = "5"
 
 
 class PeakMemory:
-    """Peak memory of one process, used by its main thread: the kernel's high-water mark without the
-    pages of files (stores above all, and shared memory); exact to the pages that were mapped since
-    the mark was reached. Without Linux nothing is known. ``folder``: its own in ``/proc``."""
+    """Peak memory of one process, used by its main thread: the kernel's high-water mark without
+    files' pages, exact to those mapped since. Only on Linux. ``folder``: its own in ``/proc``."""
 
     def __init__(self, folder: Path = Path("/proc/self")) -> None:
         self._folder = folder

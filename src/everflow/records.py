@@ -44,7 +44,6 @@ class ByteColumn(Sequence[Any]):
 
 
 def valid(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """True where a column is not null."""
     if column.null_count == 0:
         return np.ones(len(column), bool)
     found: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
@@ -242,8 +241,7 @@ class StoreChanges:
 
 
 class ClockCall(NamedTuple):
-    """A call of a processor's method by a clock: of which node and task (its partition), at what
-    time (ms). In a micro-batch there is one at most that equals it."""
+    """A clock's call of a processor's method: node, partition, time (ms); unique in a batch."""
 
     node: str
     partition: int

@@ -21,8 +21,7 @@ LOCK = ".everflow-lock"
 ABANDONED_AFTER_S = 5.0
 """A younger folder may belong to a process that is just about to lock it."""
 MOST_LINE_BYTES = 256 << 20
-"""Of a question or an answer between the driver and its workers, which is a line: a batch's
-offsets, or what it prints, and never its records."""
+"""Of a line between the driver and a worker: a batch's offsets, or prints, never its records."""
 MOST_MESSAGE_BYTES = 1 << 30
 """Of what comes with its length before it: a slice of a batch, or one record that is larger."""
 _NAME_ROOM = 40
@@ -42,8 +41,7 @@ class Lines(Protocol):
 
 
 def read_line(lines: Lines, what: str) -> bytes:
-    """The next line with its end; without it where the other side hung up, empty behind the last
-    one. TooLargeError for one of more than `MOST_LINE_BYTES`, which is called ``what``."""
+    """The next line with its end (without it, or empty, after a hang-up). TooLargeError."""
     line = lines.readline(MOST_LINE_BYTES + 1)
     require_size(len(line), what, MOST_LINE_BYTES)
     return line

@@ -74,7 +74,6 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int | None:
-        """A shell's for the first signal; None before it."""
         return None if self.first is None else EXIT_BASE + self.first
 
     @property
@@ -168,7 +167,6 @@ def _let_go_of_lost_terminal() -> None:
 
 @contextmanager
 def owned() -> Iterator[StopSignals]:
-    """The present owner, or a new one for the block."""
     if StopSignals.current is not None:
         yield StopSignals.current
         return

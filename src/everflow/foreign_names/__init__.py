@@ -1,8 +1,7 @@
 """Names of Kafka Streams' Java API and of PySpark, and what each is called here.
 
 `Telling` makes a class answer an unknown name with it, `telling` a module; the data, ``names.tsv``,
-is read then. The guide's pages for newcomers are made of it, too. `FittingClass` and `fitting`
-refuse calls whose arguments do not fit. May import layer 0. It runs where somebody wrote the name.
+is read then. `FittingClass` and `fitting` refuse calls whose arguments do not fit. Imports layer 0.
 """
 
 from __future__ import annotations

@@ -143,8 +143,7 @@ class BatchRequest:
     """Partitions that did not answer when the batch was read, nothing of which is in it."""
 
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the topics of the ranges, as they were when the instance started: no record of another
-    topic of that name may be committed. One that is not known is missing."""
+    """Of the ranges' topics at the start, if known: no record of another one may be committed."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
     """To what silent sources' times are moved behind the records (note 025), by task and name."""
 
@@ -219,8 +218,7 @@ class Puts(NamedTuple):
 
 
 class LetterGroup(NamedTuple):
-    """Records of a batch that were left out for one cause: the error's class, the node and the
-    input topic; ``sample``: the place of the first of them, and the first line of its error."""
+    """Records left out for one cause; ``sample``: the first's place, and its error's first line."""
 
     exception: str
     node: str
@@ -443,8 +441,7 @@ class CommitMetadata(NamedTuple):
 
 
 def format_metadata(batch_id: str, stream_times: Mapping[str, int], layouts: str = "") -> str:
-    """``ef1|<batch id>|<json of the task's stream times>|<json of the layouts of stores>``, written
-    for every input partition of the task; without the last part where there are none."""
+    """``ef1|<batch id>|<json of stream times>`` and ``|<json of layouts>``, if any, per input."""
     times = json.dumps(dict(stream_times), separators=(",", ":"), sort_keys=True)
     return f"{METADATA_PREFIX}|{batch_id}|{times}" + (f"|{layouts}" if layouts else "")
 

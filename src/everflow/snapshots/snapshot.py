@@ -48,7 +48,6 @@ def room(parent: Path | None, *, kept: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def opened(store: LmdbStore) -> Iterator[LmdbStore]:
-    """Closes the store behind the block, and removes its files."""
     try:
         yield store
     finally:

@@ -79,9 +79,8 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """Identifies an analysis: the Column as Java writes it, without the line of the program;
-    ``schema``, Spark's version and our settings. None if more could matter (a Spark of the user's,
-    extensions, catalogs), and for a Column that Java cannot write."""
+    """Identifies an analysis: the Column as Java writes it, ``schema``, Spark's version, our
+    settings. None if more could matter (a user's Spark, extensions, catalogs) or Java fails."""
     context = plain_context()
     if context is None:
         return None
@@ -871,8 +870,7 @@ class _Translation:
 
 
 def _is_reordered(node: ExpressionNode) -> bool:
-    """True if Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
-    in another order than it is written: one of another order overflows elsewhere."""
+    """True if Spark reorders a sum or product of integers, which then overflows elsewhere."""
     if node.kind not in ("Add", "Multiply"):
         return False
     operands = _operands(node, node.kind)

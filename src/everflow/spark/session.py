@@ -1,6 +1,5 @@
-"""The Spark of an instance, its own or one of the user's, which is checked and adopted: its
-context, the SQL session for Columns, the workers' environment. A stand-in for the active
-SparkContext starts Spark when PySpark first asks for it, so programs without Columns never wait."""
+"""The Spark of an instance, its own or a user's, checked and adopted; the SQL session for Columns.
+A stand-in for the active SparkContext starts Spark at first use: without Columns nobody waits."""
 
 from __future__ import annotations
 
@@ -127,8 +126,7 @@ def _hush(running: SparkContext) -> None:
 
 
 def hush_py4j() -> None:
-    """py4j's gateway reports a call that an interrupt or the JVM's end cut off to the root logger:
-    a traceback on the terminal for a Ctrl-C. It gets py4j's own logger. Idempotent."""
+    """py4j reports calls cut off by Ctrl-C to the root logger; it gets its own here. Idempotent."""
     gateway: Any = java_gateway
     gateway.logging = gateway.logger
 
@@ -207,8 +205,7 @@ _starts: list[Callable[[], object]] = []
 
 
 class LaterContext:
-    """Stands in for the active SparkContext: the first attribute access starts the real one, which
-    then answers this and every later one, and is the active one. Any thread may ask."""
+    """Stands in for the active SparkContext: the first access starts the real one. Any thread."""
 
     _real: SparkContext | None = None
 
@@ -371,16 +368,14 @@ def get_context(slots: int | None = None, stop: threading.Event | None = None) -
 
 
 def launch_ahead() -> None:
-    """Launch the JVM of everflow's own Spark now, for `get_context` to find it. Nothing happens
-    where a Spark runs, or cannot be started: who starts it gets the error."""
+    """Launch our Spark's JVM for `get_context` to find; errors are left to who starts Spark."""
     with _lock, suppress(SetupError):
         if running_context() is None and "SPARK_REMOTE" not in os.environ:
             jvm_launch.launch_ahead(_launch_settings(DEFAULT_SLOTS, {}))
 
 
 def start_when_asked() -> None:
-    """From now on PySpark finds a Spark at the first Column: the one that runs, or one that
-    `get_context` starts then. Raises SetupError for a running Spark that cannot serve."""
+    """From now on PySpark's first Column finds a Spark, running or started then. SetupError."""
     with _lock:
         _running()
         if SparkContext._active_spark_context is None:
@@ -399,8 +394,7 @@ def get_session() -> SparkSession:
 
 
 def plain_context() -> SparkContext | None:
-    """The running Spark, where it is everflow's own and nothing else has a say in its SQL (a user's
-    session, extension, catalog or library); None for any other, and where none runs."""
+    """The running Spark if it is everflow's own and nothing else has a say in its SQL, or None."""
     running = running_context()
     return running if running is not None and running is _plain else None
 
@@ -535,7 +529,6 @@ def letters_of() -> str:
 
 
 def note_letters(users: SparkSession) -> None:
-    """Ask the session's JVM for what `letters_of` says."""
     global _letters
     jvm: Any = users._jvm
     language = str(jvm.java.util.Locale.getDefault().getLanguage())

@@ -44,8 +44,7 @@ def pack_values(values: Sequence[bytes | None], timestamps: Int64) -> list[bytes
 def last_values(
     keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Int64
 ) -> dict[bytes, bytes | None]:
-    """The fold of changelog records: key -> stored form of its last value, None for a delete; in
-    order of first appearance. Null keys are skipped, as Kafka Streams does."""
+    """Key -> stored form of its last value (None: a delete), by first appearance; no null keys."""
     folded: dict[bytes | None, bytes | None] = dict(
         zip(keys, pack_values(values, timestamps), strict=True),
     )

@@ -1,8 +1,9 @@
 """`LmdbStore`: the local copy of one store of one task, holding committed data only (D4, D5).
 
-A folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data:
-one database for a key-value store, a ring of one per time segment for a window or session store,
-emptied when it expires; both for a versioned store (`versioned_snapshot`). The ring's names are
+A folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data. Of
+a key-value store that is one database. A window or session store has a ring of them, one for each
+time segment: an expired segment is emptied as a whole, and no key is deleted. A versioned store has
+one for the latest versions and a ring for older ones (`versioned_snapshot`). The ring's names are
 fixed: databases that come and go would leave dead handles in other processes.
 
 Every write is one transaction with the metadata, so the store is the fold of its changelog up to
@@ -239,8 +240,7 @@ class LmdbStore:
 
     @staticmethod
     def close_removed() -> None:
-        """Close what this process still has open of stores whose files were removed or replaced:
-        frees their disk space. A read that goes on ends as it began, on what it sees."""
+        """Close stores whose files were removed or replaced, which frees disk; open reads go on."""
         _cache.drop_retired()
 
     @staticmethod

@@ -349,8 +349,7 @@ def memory_store(spec: StoreSpec) -> InMemoryStore:
 
 
 class InMemoryStore(StoreView):
-    """The reference of a store's behaviour: a `StoreView` that committed changes are applied to.
-    Single-threaded. Changes cost what they are, however much it holds."""
+    """The reference of a store: a `StoreView` that committed changes are applied to; one thread."""
 
     def __init__(self, spec: StoreSpec | None = None) -> None:
         self._kind = "key_value" if spec is None else spec.kind

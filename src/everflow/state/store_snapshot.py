@@ -36,8 +36,7 @@ _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 @dataclass(frozen=True)
 class ReadingAhead:
-    """Prefetches pages of one environment. ``transactions`` opens read transactions beside the one
-    that the caller has (`StoreEnvironment.read_beside`). Any thread."""
+    """Prefetches pages of one environment, by `StoreEnvironment.read_beside`. Any thread."""
 
     transactions: Callable[[], AbstractContextManager[Any]]
 

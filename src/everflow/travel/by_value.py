@@ -311,8 +311,7 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
 
 
 class ProgramModule(ModuleType):
-    """A module of the user's program as it travelled: what functions use of it. Anything else is
-    taken from the module itself, imported when it is first asked for."""
+    """A module of the program with what functions use; any other name is imported when asked."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__name__ in MAIN:

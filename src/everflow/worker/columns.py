@@ -1,8 +1,7 @@
 """Computes the Columns of a plan in a worker: by Arrow expressions, by Spark's code, by Python
 functions (notes 014 and 016).
 
-Spark's code runs in the instance's JVM, which is asked over a socket. PySpark's own worker code
-calls the Python functions, so types, nulls and what becomes of a result are what they are in Spark.
+Spark's code runs in the instance's JVM, over a socket; Python functions run by PySpark's worker.
 """
 
 from __future__ import annotations

@@ -60,8 +60,7 @@ _TEXT_WIDTH = 120
 
 
 def innermost_line(error: BaseException) -> CodeLine | None:
-    """The line of the user's program nearest to where ``error`` was raised; where it has none
-    itself, of the error it came from. None for an error that no code of the user had a part in."""
+    """The line of the user's program nearest to where ``error``, or its cause, was raised."""
     for one in chain(error):
         frames = [
             CodeLine(f.f_code.co_filename, line, f.f_code.co_name)

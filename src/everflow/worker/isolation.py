@@ -76,9 +76,8 @@ class Isolated:
         read: Mapping[TopicPartition, LogColumns],
         compute: Run[_T],
     ) -> _T:
-        """``compute``'s result for the batch, perhaps its beginning only, without the records that
-        their handlers leave out. Raises what is of no record, or of one that stops the instance:
-        with that record, where it can be found. DamagedEntryError where a store is to blame."""
+        """``compute``'s result for the batch, or its beginning, without records that handlers leave
+        out. Raises all else, with its record if found; DamagedEntryError for a store."""
         judge = Judge.of(self.decoder.handlers, request)
         runs = 0
         while True:

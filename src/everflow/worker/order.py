@@ -46,9 +46,8 @@ def _of_side(records: Records, op: StatefulOp, number: int) -> list[EdgeBatch]:
 
 
 class Order:
-    """Orders results by the places of the records that brought them, then way by way. Where an
-    operator has ``ways``, by their paths, as bytes: the place of the record, and from there the
-    edges and the numbers of the results. Each of its records has a ``seq`` of its own."""
+    """Orders results by the places of the records that brought them, then way by way; with ``ways``
+    by paths as bytes: the record's place, then edges and numbers of results."""
 
     def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
         self._records = records
@@ -153,8 +152,7 @@ _NOTHING: Paths = np.array([], "S1")
 
 
 class _Side(NamedTuple):
-    """Records as they stand behind one another, the paths on which they come, and those at which a
-    table that they update has them: before any way from there begins."""
+    """Records with paths: ``came``; ``put``: where a table has them, before any way from there."""
 
     batch: EdgeBatch
     put: Paths

@@ -1,7 +1,9 @@
 """The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
 
-Before the commit nothing local has changed, so an abort leaves nothing to undo; after it the
-changelog holds everything, so a crash is mended by replaying its tail.
+Outputs, changelog and dead letters are written; the driver's gate is asked; the offsets go into the
+transaction; it commits; only then do the changelog's rows enter the local stores. Before the commit
+nothing local has changed, so an abort leaves nothing to undo; after it the changelog holds
+everything, so a crash is mended by replaying its tail.
 """
 
 from __future__ import annotations
@@ -331,7 +333,6 @@ class _Transaction:
     def _columns(
         self, writer: SinkWriter, letters: Letters | None, corrections: Sequence[LeftOutEntries]
     ) -> Iterator[tuple[str, Columns]]:
-        """All that is to be written, with what it counts as."""
         for output in self.result.outputs:
             for columns in columns_of(output, writer.partition_count):
                 yield "out", columns
@@ -379,8 +380,7 @@ class _Transaction:
         ]
 
     def _apply(self, sent: Mapping[TopicPartition, int]) -> dict[TaskId, dict[str, int]]:
-        """Fold the committed changes into the stores; every store of a touched task gets the batch
-        id and the committed inputs (at least once the group may take those later)."""
+        """Fold committed changes into the stores; all of a touched task get batch id and inputs."""
         request, result = self.request, self.result
         positions: dict[TaskId, dict[str, int]] = {}
         inputs: dict[TaskId, dict[str, int]] = {}

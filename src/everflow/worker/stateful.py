@@ -68,8 +68,7 @@ Run = Callable[[Sequence[EdgeBatch]], None]
 
 @dataclass
 class _Places:
-    """The records of a task in their order, by the places (``seq``) at which the operator gets
-    them; ``records``: of each the number of its input record, which may have become several."""
+    """A task's records by their places (``seq``); ``records``: the numbers of their inputs."""
 
     sides: Sequence[EdgeBatch]
     seqs: Int64
@@ -104,9 +103,9 @@ class _Places:
 def failing_records(
     sides: Sequence[EdgeBatch], run: Run, first: UserFunctionError | None, most: int = MOST_FAILING
 ) -> list[UserFunctionError]:
-    """The records of one task on which an operator fails, in order, each as if the failing ones
-    before it were not there; ``most`` of them. ``first``: its error for all records. Of n records
-    with k that fail each is given to the operator twice at most, in O(k log n) parts."""
+    """The records of a task on which an operator fails, in order, each as without those before, at
+    most ``most``. ``first``: the error of all. Each record runs twice at most, in O(k log n)
+    parts."""
     places = _Places.of(sides)
     left = np.arange(len(places.seqs), dtype=np.int64)
     largest = max(1, len(left) // _PARTS)
@@ -211,8 +210,7 @@ def independent(
     sources: Sources,
     function: bool,
 ) -> tuple[RecordFailure, ...]:
-    """The ``failures``, in order, that would also happen without the others. ``ran``: the operators
-    before; ``function``: the failing operator sees one record alone."""
+    """The ``failures`` that happen without the others, too; ``function``: of one record alone."""
     indexes = {source.topic: source.index for source in sources}
     records = (failure.failure.record for failure in failures)
     places = [(indexes[one.topic], one.partition, one.offset) for one in records if one is not None]
@@ -255,8 +253,7 @@ class UncheckedCallError(Exception):
 
 @dataclass(frozen=True)
 class GroupRun:
-    """An operator, or processors that share stores (`group`), in one run of a step. ``left_out``
-    gets a text for each clock's call that is; ``through``: see `Inputs`."""
+    """An operator, or processors that share stores; ``left_out`` gets texts of clocks' calls."""
 
     group: Sequence[StatefulOp]
     sources: Sources
@@ -269,9 +266,8 @@ class GroupRun:
     def run(
         self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
     ) -> list[TasksResult]:
-        """Run them on the tasks that have records, or that a clock may call; the times of those
-        that are ``idle`` move. ``sides``: the records of each side of each. RecordFailure, and what
-        `_judge` raises; ``every_failure``: with all others, on checked stores (note 041)."""
+        """Run them on tasks that have records or a clock may call; times of ``idle`` ones move.
+        RecordFailure, and what `_judge` raises; ``every_failure``: with all others (note 041)."""
         moved = [times_of(op, idle) for op in self.group]
         tasks = self._tasks(sides, moved)
         try:

@@ -160,7 +160,6 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         return self.tasks[task].stream_times.get(node, -1)
 
     def remember(self, task: TaskId, changes: StoreChanges) -> None:
-        """Let later operators on a shared store see ``changes``."""
         view = self._open.get((task, changes.store))
         if isinstance(view, OverlayView):
             view.remember(changes)

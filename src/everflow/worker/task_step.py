@@ -300,8 +300,7 @@ class TaskStep:
         return records, result
 
     def _shared_stores(self, idle: bool) -> frozenset[str]:
-        """Stores that more than one operator reads (D5), and those of operators whose stream time
-        moves behind the batch's records (``idle``): they need the batch's own changes on top."""
+        """Stores that need the batch's own changes: of several operators (D5) or ``idle`` ones."""
         users: dict[str, set[str]] = {}
         twice = set[str]()
         for op in self.stateful:

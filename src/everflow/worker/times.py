@@ -1,8 +1,7 @@
 """The times of a micro-batch's records and of its tasks.
 
-A source's extractor says a record's time before the inputs are merged (note 032); for records that
-this batch does not consume that has no effect. A time is at most what Spark holds: microseconds in
-64 bits. Tasks whose sources are idle move on when the driver asks for it (note 025).
+A source's extractor says a record's time before inputs are merged (note 032), consumed or not. A
+time is at most what Spark holds: microseconds in 64 bits. Idle sources: note 025.
 """
 
 from __future__ import annotations

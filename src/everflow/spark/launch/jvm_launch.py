@@ -126,8 +126,7 @@ _ahead: list[JvmAhead] = []
 
 
 def launch_ahead(conf: SparkConf) -> None:
-    """Launch the JVM that PySpark would launch for ``conf``; returns at once, and reports nothing.
-    Nothing happens where this process has one. Not for several threads at once."""
+    """Launch the JVM for ``conf`` if there is none; returns at once, silently. One thread only."""
     if _ahead or SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     command, options = _pysparks_launch(conf)
