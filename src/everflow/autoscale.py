@@ -197,8 +197,8 @@ class Autoscaler:
     _started_s: dict[int, float] = field(default_factory=dict)
 
     def run(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set; then all end in order. FatalError if they end by themselves
-        again and again."""
+        """Run until ``stop`` is set; then all instances end in order. FatalError if instances end
+        by themselves again and again."""
         try:
             while True:
                 self.step()

@@ -89,7 +89,7 @@ def blamed(error: BaseException) -> list[Hiding]:
 
 
 def library(name: str, here: Iterable[Path]) -> str | None:
-    """Python's or an installed top-level module for people, not of folders ``here``; else None."""
+    """The library ``name`` in words, Python's or installed outside of ``here``; None: none."""
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
     others = set(here)

@@ -44,8 +44,7 @@ _INSTALL_COMMANDS = (
 
 def find_java() -> Path:
     """Return the ``java`` to use: JAVA_HOME's, the one on PATH, or one in a usual place; kept by
-    value of both. One older than Java 17, or without Spark's ``jdk.incubator.vector``, is passed
-    over.
+    value of both. None older than Java 17 or without Spark's ``jdk.incubator.vector``.
 
     Raises SetupError (``EF-JAVA-NOT-FOUND``), which lists what was seen and how to install Java.
     """

@@ -309,8 +309,7 @@ def install() -> None:
 @contextmanager
 def lines_to(write: Callable[[str], None], *, verbose: bool = False) -> Iterator[None]:
     """People's lines, without the time, go to ``write`` in the block (any thread calls it, one at a
-    time), and to no other handler of that screen. ``verbose``: also INFO, Spark's output,
-    tracebacks."""
+    time), to no other handler of that screen. ``verbose``: also INFO, Spark's output, stacks."""
     install()
     before = _people.write, _people.verbose
     _people.write, _people.verbose = write, verbose

@@ -129,7 +129,7 @@ TELLING_SHARE = 4
 """A batch tells something from a fourth of the most on: what a small one takes are the buffers that
 the large ones left."""
 OUTGROWN_SHARE = 8
-"""A batch must outgrow what the process held by this part, else its peak is an upper bound."""
+"""A batch must outgrow the process by this part; else its peak is only an upper bound."""
 _LEAST_RECORD_BYTES = 1_024
 
 

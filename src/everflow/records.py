@@ -250,9 +250,9 @@ class ClockCall(NamedTuple):
 
 
 class KeyPlaces(NamedTuple):
-    """Keys of a topic that were looked at, how many lie elsewhere than its partitioner ``by`` says,
-    a ``sample``: the first of these, where it lies; ``fits``: the partitioner that puts all there,
-    or none."""
+    """Keys of a topic that were looked at, and how many lie elsewhere than the partitioner ``by``
+    says. ``sample``: the first of these, and where; ``fits``: the partitioner that fits all, if
+    any."""
 
     node: str
     topic: str

@@ -80,8 +80,7 @@ def remove_socket_folder(folder: Path) -> None:
 
 
 def remove_abandoned(now_s: float | None = None) -> list[Path]:
-    """Remove, and give, socket folders that killed processes of this user left (no lock, nothing
-    but sockets); never raises."""
+    """Remove, and give, socket folders that killed processes of this user left; never raises."""
     before = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     removed = []
     for folder in Path(_base()).glob(f"{PREFIX}*"):

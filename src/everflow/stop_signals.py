@@ -97,7 +97,7 @@ class StopSignals:
     @contextmanager
     def told_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
         """Inside the block each signal calls ``listener(count of signals, number)`` on a thread of
-        its own. StopRequestedError for one that came before."""
+        its own; later ones are counted. StopRequestedError for one that came before."""
         self._raising = False
         self.check()
         teller = threading.Thread(

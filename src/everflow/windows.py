@@ -47,8 +47,7 @@ _PART = re.compile(r"\s*([0-9]+)\s*([a-z]+)\s*,?", re.IGNORECASE)
 
 
 def duration_ms(duration: Duration) -> int:
-    """Ms of ``"1 day 12 hours"``, ``500`` or a timedelta; TopologyError for no whole ms of 64
-    bits."""
+    """Ms of ``"1 day 12 hours"``, ``500`` or a timedelta; TopologyError unless whole, 64 bits."""
     if isinstance(duration, dt.timedelta):
         try:
             return exact_ms(duration)

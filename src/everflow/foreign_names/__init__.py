@@ -1,7 +1,8 @@
 """Names of Kafka Streams' Java API and of PySpark, and what each is called here.
 
 `Telling` makes a class answer an unknown name with it, `telling` a module; the data, ``names.tsv``,
-is read then. `FittingClass` and `fitting` refuse calls whose arguments do not fit. Imports layer 0.
+is read when a name was wrong. `FittingClass` and `fitting` refuse calls whose arguments do not fit.
+May import layer 0; runs where somebody wrote the name.
 """
 
 from __future__ import annotations
@@ -140,8 +141,7 @@ class TellingClass(ABCMeta):
 
 
 class Telling(metaclass=TellingClass):
-    """A class whose objects, and itself, tell by an UnknownNameError what an unknown name is
-    here."""
+    """A class whose objects, and itself, tell by UnknownNameError what an unknown name is here."""
 
     if not TYPE_CHECKING:
 

@@ -432,8 +432,7 @@ class BatchFailedError(EverflowError):
 
 class CommitMetadata(NamedTuple):
     """The metadata of a committed offset; ``batch_id`` is None for offsets others committed.
-    ``layouts``: JSON of the application's stores (`topology.store_layouts`), empty where none was
-    kept."""
+    ``layouts``: JSON of the stores (`topology.store_layouts`), empty where none was kept."""
 
     batch_id: str | None
     stream_times: dict[str, int]

@@ -6,7 +6,7 @@ order. So only deterministic projections of one row are accepted; whatever Catal
 constants that were a datetime without a zone, which is another moment on another machine.
 
 The analyser's answers are kept for the next start (note 017), and translated into Arrow operations
-that do the same (note 016), from the plan's JSON: by node the JVM takes ms a Column.
+that do the same (note 016), from the plan's JSON: to ask the JVM by node takes ms a Column.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """Identifies an analysis: the Column as Java writes it, ``schema``, Spark's version, our
-    settings. None if more could matter (a user's Spark, extensions, catalogs) or Java fails."""
+    """Identifies an analysis: the Column as Java writes it (None: it cannot), ``schema``, Spark's
+    version, our settings. None if more could matter (a user's Spark, extensions, catalogs)."""
     context = plain_context()
     if context is None:
         return None

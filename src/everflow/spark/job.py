@@ -206,7 +206,7 @@ def failure(context: SparkContext, error: Exception) -> SparkJobError:
 
 
 def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterable[int]]) -> Any:
-    """The RDD of ``run`` on one partition in our workers: the context's environment is users'."""
+    """The RDD of ``run`` on one partition, in our workers: ``environment`` is the users', too."""
     source = context.parallelize([0], 1)
     serializer = source._jrdd_deserializer
     command = (lambda _, rows: run(rows), None, serializer, serializer)

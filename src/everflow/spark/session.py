@@ -102,8 +102,7 @@ def adopt(running: SparkContext) -> SparkContext | None:
 def _hush(running: SparkContext) -> None:
     """Its JVM writes to the user's terminal, a hundred lines for every batch that fails. What our
     tasks log is dropped there (by a job's ``mdc.`` properties, which Spark gives to log4j), and
-    what the scheduler says, as the caller's exception has it; a progress bar would stay with a
-    resident step."""
+    what the scheduler says, as the caller's exception has it; a progress bar would stay."""
     gateway: Any = running._gateway
     try:
         log4j = gateway.jvm.org.apache.logging.log4j

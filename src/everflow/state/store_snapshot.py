@@ -181,8 +181,7 @@ class StoreSnapshot(StoreView):
         return merge(*scans, key=itemgetter(0), reverse=reverse)
 
     def range_many(self, bounds: Sequence[Entry]) -> list[list[Entry]]:
-        """`range` for each, in one pass over what is stored; those without an entry share a
-        list."""
+        """`range` for each, in one pass over what is stored; empty results share one list."""
         nothing: list[Entry] = []
         found = [nothing] * len(bounds)
         asked = _Bounds.of(bounds)

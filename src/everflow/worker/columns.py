@@ -165,8 +165,7 @@ class ColumnClient:
                 opened.close()
 
     def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """The result for ``rows``; in slices, as the JVM holds each some times over.
-        ColumnsFailed."""
+        """The result for ``rows`` in slices: the JVM holds each some times over. ColumnsFailed."""
         if isinstance(number, Ticket):
             number = self._redeemed(number)
         size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))

@@ -134,8 +134,7 @@ class Located(Protocol):
 
 class RecordFailure(EverflowError):
     """A record that the user's code or serde cannot take; the error is chained. ``failure``: which
-    (None: it fails with none alone), where and why. ``others``: more on which the function
-    fails."""
+    (None: it fails with none alone), where and why. ``others``: more that fail there."""
 
     code = "EF-RECORD"
     others: tuple[RecordFailure, ...] = ()

@@ -114,8 +114,7 @@ class Letter(NamedTuple):
         return (found or b"").decode(errors="replace")
 
     def fitted(self, most: int) -> Letter:
-        """In ``most`` bytes if possible: stack and message cut, then without value, headers,
-        key."""
+        """In ``most`` bytes if possible: stack and message cut, then no value, headers, key."""
         letter = self
         for part in ("", "value", "headers", "key"):
             letter = letter._without(part)

@@ -103,9 +103,8 @@ class _Places:
 def failing_records(
     sides: Sequence[EdgeBatch], run: Run, first: UserFunctionError | None, most: int = MOST_FAILING
 ) -> list[UserFunctionError]:
-    """The records of a task on which an operator fails, in order, each as without those before, at
-    most ``most``. ``first``: the error of all. Each record runs twice at most, in O(k log n)
-    parts."""
+    """The records of a task on which an operator fails, in order, each as without those before;
+    ``most`` of them. ``first``: the error of all. Each runs twice at most, in O(k log n) parts."""
     places = _Places.of(sides)
     left = np.arange(len(places.seqs), dtype=np.int64)
     largest = max(1, len(left) // _PARTS)
@@ -210,7 +209,7 @@ def independent(
     sources: Sources,
     function: bool,
 ) -> tuple[RecordFailure, ...]:
-    """The ``failures`` that happen without the others, too; ``function``: of one record alone."""
+    """The ``failures`` that happen without the others, too; ``function``: it sees one record."""
     indexes = {source.topic: source.index for source in sources}
     records = (failure.failure.record for failure in failures)
     places = [(indexes[one.topic], one.partition, one.offset) for one in records if one is not None]
@@ -340,8 +339,7 @@ class GroupRun:
         try:
             return op.operator.run(inputs)
         except (SerdeError, struct.error) as error:
-            # Records fail elsewhere: these bytes are a store's, in a layout only the operator
-            # knows.
+            # Records fail elsewhere: these are a store's bytes, in a layout that is the operator's.
             read = (*op.stores, *op.reads)
             if read and isinstance(stores.access, CheckedAccess) and not is_outage(error):
                 owners = [stores.tasks[task] for task in tasks.values()]
@@ -580,8 +578,7 @@ def advanced(
     times: Mapping[int, int],
     stores: TaskStores,
 ) -> TasksResult:
-    """``done``, and what an operator that has had records gives when its time moves to
-    ``times``."""
+    """``done``, and what an operator that had records gives when its time moves to ``times``."""
     if isinstance(op.operator, ProcessorOperator):
         return done
     tasks = {partition: TaskId(op.subtopology, partition) for partition in times}

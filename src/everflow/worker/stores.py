@@ -273,8 +273,7 @@ UNREADABLE = (SerdeError, struct.error, pa.ArrowException, ValueError, TypeError
 @dataclass(frozen=True)
 class CheckedAccess:
     """Reading an entry of ``inner`` that cannot be decoded raises DamagedEntryError and distrusts
-    the store. ``decoders``: beside those of its spec; ``nodes``: those that read it; both by
-    store."""
+    the store. By store, ``decoders``: beside those of its spec; ``nodes``: those that read it."""
 
     inner: StoreAccess
     decoders: Mapping[str, ResultDecoder]

@@ -392,8 +392,7 @@ def run_function(
     node: FunctionNode, failures: Failures, slot: int = -1, known: KnownResults | None = None
 ) -> EdgeBatch:
     """Call the function for every record in order, but those whose results for ``slot`` are
-    ``known``, which gets the new ones. RecordFailure (if every failure is wanted, with all
-    others)."""
+    ``known``, which gets the new ones. RecordFailure (all, if every failure is wanted)."""
     batch = failures.batch
     rows, before = (None, None) if known is None else known.of(slot, batch)
     if rows is None or before is None or not len(rows):

@@ -202,8 +202,7 @@ def extract_times(
     every_failure: bool = False,
 ) -> ExtractedTimes:
     """Give the records of the ``ops``' slots their times in ``hop``; those with a negative one
-    leave. RecordFailure for a record (``every_failure``: all) without a time or with one beyond
-    `MOST_MS`."""
+    leave. RecordFailure for one (``every_failure``: all) without a time, or beyond `MOST_MS`."""
     if ops:
         hop.timestamp = hop.timestamp.copy()
     found = []
