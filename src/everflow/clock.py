@@ -84,7 +84,7 @@ class Deadline:
 
 
 def believed_ms(kept_ms: int, now_ms: int, ahead_ms: int) -> int:
-    """A kept wall-clock time (ms) as far as believed: more than ``ahead_ms`` ahead, it is now."""
+    """A kept wall-clock time (ms) as it is believed: more than ``ahead_ms`` ahead counts as now."""
     return now_ms if kept_ms > now_ms + ahead_ms else kept_ms
 
 

@@ -340,7 +340,7 @@ class PreparedColumns:
 def computed(
     stages: Sequence[Stage], given: list[pa.Array], count: int, client: ColumnClient
 ) -> list[pa.Array]:
-    """For ``count`` rows. ColumnsFailed, and FailedRows with the error of a function chained."""
+    """The stages' result of ``count`` rows. ColumnsFailed; FailedRows with the error chained."""
     for stage in stages:
         if isinstance(stage, Compute):
             rows = _batch(given, count)

@@ -152,7 +152,7 @@ _NOTHING: Paths = np.array([], "S1")
 
 
 class _Side(NamedTuple):
-    """Records with paths: ``came``; ``put``: where a table has them, before any way from there."""
+    """Records with the paths on which they ``came``; ``put``: from where on a table has them."""
 
     batch: EdgeBatch
     put: Paths

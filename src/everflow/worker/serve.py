@@ -71,7 +71,7 @@ class RetainedPages:
         self._sum = 0
 
     def wrote(self, path: str, changes: int, file_bytes: int, most_bytes: int) -> list[str]:
-        """Notes a transaction; which to close, fullest first, to hold ``most_bytes`` at most."""
+        """Notes a transaction; the stores to close, fullest first, for ``most_bytes`` at most."""
         more = min(changes * PAGE_BYTES, file_bytes) - self._held.get(path, 0)
         if more <= 0:
             return []

@@ -207,7 +207,8 @@ class TaskStep:
         client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
-        """RecordFailure, SparkSays; DescribedFailure for a clock's call that stops the instance."""
+        """Raises RecordFailure, SparkSays, and DescribedFailure for a clock's call that stops
+        all."""
         try:
             return self._run(request, decoded, client, timings)
         except UncheckedCallError:  # nothing was written: the operators come before the sink

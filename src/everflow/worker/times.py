@@ -343,7 +343,7 @@ are kept."""
 def moved(
     request: BatchRequest, sources: Sequence[Source], consumed: Mapping[TopicPartition, int]
 ) -> Moved:
-    """Moves that the request asks for, of tasks that have read all (the rest may be older)."""
+    """Moves that the request asks for, of tasks that have read all: what is left may be older."""
     behind = {
         TaskId(source.subtopology, tp.partition)
         for source in sources

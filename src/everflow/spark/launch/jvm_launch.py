@@ -143,7 +143,7 @@ def launch_ahead(conf: SparkConf) -> None:
 
 
 def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | None:
-    """The one launched ahead, if these would launch the same; another one has ended then."""
+    """The one launched ahead, if these would launch the same; else None, and it has ended."""
     if not _ahead:
         return None
     found = _ahead[0]
