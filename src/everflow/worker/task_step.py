@@ -207,8 +207,7 @@ class TaskStep:
         client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
-        """Raises RecordFailure, SparkSays, and DescribedFailure for a clock's call that stops
-        all."""
+        """Raises RecordFailure, SparkSays; DescribedFailure for a clock's call that ends all."""
         try:
             return self._run(request, decoded, client, timings)
         except UncheckedCallError:  # nothing was written: the operators come before the sink
