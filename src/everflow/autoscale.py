@@ -27,8 +27,7 @@ MOST_REST_S = 300.0
 
 @dataclass(frozen=True)
 class InstanceSeen:
-    """``settled``: it is RUNNING and processes all that is its own; ``desired``: the number of
-    instances that it asks for, None: not yet; ``ending``: it was ordered to end."""
+    """``settled``: RUNNING, with all that is its own; ``desired``: how many it asks for, if any."""
 
     settled: bool
     desired: int | None
@@ -110,7 +109,6 @@ class AutoscaledInstance:
         return self.code is not None
 
     def kill(self) -> None:
-        """Kill it, with all processes that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -124,8 +122,7 @@ class AutoscaledInstance:
 def start_instance(
     number: int, target: str, options: Sequence[str], folder: Path, **more: Any
 ) -> AutoscaledInstance:
-    """Start `everflow run` on ``target``. ``options``: of its command line; ``folder``: for state
-    and log, kept over a restart of the number; ``more``: of `subprocess.Popen`."""
+    """Start `everflow run`. ``folder``: for state and log, kept; ``more``: to `Popen`."""
     folder.mkdir(parents=True, exist_ok=True)
     address, log = f"127.0.0.1:{free_port()}", folder / "instance.log"
     command = [
@@ -171,8 +168,7 @@ class Instance(Protocol):
     def code(self) -> int | None: ...
     def seen(self) -> InstanceSeen: ...
     def end(self, for_good: bool) -> None:
-        """Tell it to end in order, and return at once. ``for_good``: others take its tasks;
-        otherwise a static member's wait for its return."""
+        """End in order; do not wait. Not ``for_good``: a static member's tasks wait for it."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s``; True if it has ended."""
@@ -183,8 +179,7 @@ class Instance(Protocol):
 
 @dataclass(kw_only=True)
 class Autoscaler:
-    """Owned by the thread that calls `run`; others may only call `resize`. ``options``: of
-    `everflow run`; ``say``: gets a line for each event; ``after_step``: the instances."""
+    """Owned by `run`'s thread; others call `resize` only. ``say`` gets a line for each event."""
 
     target: str
     options: Sequence[str]
@@ -213,7 +208,6 @@ class Autoscaler:
             self._end_all()
 
     def resize(self, least: int, most: int) -> None:
-        """Set the bounds for the next decision. Any thread."""
         self.least, self.most = least, most
 
     def step(self) -> None:

@@ -77,7 +77,6 @@ class Deadline:
         self._end_ms = clock.monotonic_ms() + timeout_ms
 
     def remaining_ms(self) -> float:
-        """Milliseconds left, 0 when expired."""
         return max(0.0, self._end_ms - self._clock.monotonic_ms())
 
     def expired(self) -> bool:
@@ -85,8 +84,7 @@ class Deadline:
 
 
 def believed_ms(kept_ms: int, now_ms: int, ahead_ms: int) -> int:
-    """A wall-clock time (ms) that was kept over batches or restarts, as far as it is believed: one
-    that is more than ``ahead_ms`` ahead of now is of a clock that was wrong, and counts as now."""
+    """A kept wall-clock time (ms) as it is believed: more than ``ahead_ms`` ahead counts as now."""
     return now_ms if kept_ms > now_ms + ahead_ms else kept_ms
 
 

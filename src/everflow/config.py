@@ -328,8 +328,7 @@ class StreamsConfig:
         return self.processing_guarantee == EXACTLY_ONCE_V2
 
     def producer(self) -> dict[str, Any]:
-        """librdkafka settings of the sink's producer, JSON-able. D6: a short transaction time-out,
-        so that an orphaned transaction blocks readers for seconds only."""
+        """Settings of the sink's producer; an orphaned transaction blocks for seconds only (D6)."""
         settings = self._client("producer")
         if self.exactly_once:
             settings["transaction.timeout.ms"] = self.transaction_timeout_ms
@@ -356,7 +355,6 @@ class StreamsConfig:
         return {key: value for key, value in settings.items() if key not in READERS_OWN}
 
     def admin(self) -> dict[str, Any]:
-        """Settings of the admin client."""
         return self._client("admin")
 
     def _client(self, *layers: str) -> dict[str, Any]:

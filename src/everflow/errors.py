@@ -1,7 +1,7 @@
 """One tree of errors, grouped by what the handler does with them (retry, revive a task, stop).
 
 Every error carries a stable ``code`` (``EF-...``) and a message for people: what happened, where,
-what to do.
+what to do. docs/guide/errors.md has causes and cures by code.
 """
 
 from __future__ import annotations
@@ -146,10 +146,7 @@ class OffsetsExpiredError(FatalError, code="EF-OFFSETS-EXPIRED"):
 
 
 class BufferFullError(FatalError, code="EF-SUPPRESS-FULL"):
-    """The buffer of a suppressed table is full, and its setting says to stop then.
-
-    Cure: a larger buffer, a shorter grace, or ``BufferConfig...emit_early_when_full()``.
-    """
+    """The buffer of a suppressed table is full, and its setting says to stop then."""
 
 
 class StateLockedError(FatalError, code="EF-STATE-LOCKED"):
@@ -171,9 +168,7 @@ class RecordError(FatalError, code="EF-RECORD"):
     source reads.
 
     The message names the record (``topic-partition@offset``), the node and the lines of the
-    program. Nothing of the record's micro-batch was written. Cure: correct the function, or name a
-    topic in ``errors.dead.letter.queue.topic.name`` for such records, and start again: processing
-    goes on at this record.
+    program. Nothing of the record's micro-batch was written: the next start goes on at it.
 
     Attributes: topic, partition, offset of the record; node that failed.
     """
@@ -196,15 +191,12 @@ class RecordError(FatalError, code="EF-RECORD"):
 class RecordTimeError(FatalError, code="EF-RECORD-TIME"):
     """A record's time is negative, and its source takes it from Kafka (FailOnInvalidTimestamp), or
     it is one that Spark cannot hold: beyond the year 294247, because some producer wrote micro- or
-    nanoseconds where Kafka expects milliseconds. Cure: give the source a ``timestamp=``; mend the
-    producer; delete the record (``kafka-delete-records``) or move the group's offset past it while
-    the application is stopped."""
+    nanoseconds where Kafka expects milliseconds."""
 
 
 class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
-    """A result or a changelog record is larger than the producer or its topic takes. Cure: raise
-    ``producer.message.max.bytes`` (what the producer sends) or ``max.message.bytes`` of the topic
-    (what the broker takes), or make the value smaller.
+    """A result or a changelog record is larger than ``producer.message.max.bytes``, or than its
+    topic takes (``max.message.bytes``).
 
     Attributes: topics it may have been for; limit in bytes; place: topic, partition, offset of the
     record that it was made of (an entry of a store: that has made it so large), and the node. None
@@ -219,9 +211,7 @@ class RecordTooLargeError(_DetailedError, code="EF-RECORD-TOO-LARGE"):
 class RecordRefusedError(_DetailedError, code="EF-RECORD-REFUSED"):
     """The broker refuses a record for what it is: a topic with ``cleanup.policy=compact`` takes
     none without a key, and no topic takes one whose time is further ahead of the broker's clock
-    than ``message.timestamp.after.max.ms`` (an hour) says. Cure: give the result a key
-    (``select_key``, ``map``), or filter such records out; correct what says the time
-    (``timestamp=``, the producer's clock).
+    than ``message.timestamp.after.max.ms`` (an hour) says.
 
     Attributes: topics; records: key, value and time (ms) of those that were refused; untimely: for
     their times; place: as of `RecordTooLargeError`, of the first; others: the errors of the others.
@@ -256,27 +246,21 @@ class DamagedEntryError(_DetailedError, code="EF-DAMAGED-ENTRY"):
 
 class ColumnError(FatalError, code="EF-COLUMN"):
     """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's
-    ANSI rules). The message names it, and what is before it was processed. Cure: use the ``try_``
-    variant of the function (``F.try_divide``, ``.try_cast``), or filter such records out before the
-    Column, and start again."""
+    ANSI rules). The message names it, and what is before it was processed."""
 
 
 class WorkerDiedError(FatalError, code="EF-WORKER-DIED"):
     """The Python worker process died again and again on the same records, in ever smaller batches:
-    a crash in native code, ``os._exit``, or no memory. Cure: see the record and the line that the
-    message names; for lack of memory, give the machine more or set a smaller
-    ``max.memory.bytes``."""
+    a crash in native code, ``os._exit``, or no memory."""
 
 
 class BatchTimeoutError(FatalError, code="EF-BATCH-TIMEOUT"):
     """A micro-batch did not end within ``max.poll.interval.ms``, and did not with one record of
-    each input either. Cure: see the line that was running: a loop without end, or a call without a
-    time-out; where such a record just takes that long, raise ``max.poll.interval.ms``."""
+    each input either."""
 
 
 class RepeatedFailureError(FatalError, code="EF-REPEATED-FAILURE"):
-    """A micro-batch failed in the same way three times, and its cause is none that may pass: trying
-    on would not help. Cure: as the message says; the whole stack is in the log at level DEBUG."""
+    """A micro-batch failed in the same way three times, and its cause is none that may pass."""
 
 
 class IncompatibleTopologyError(_DetailedError, code="EF-INCOMPATIBLE-TOPOLOGY"):
@@ -353,11 +337,8 @@ class RetriableError(EverflowError, code="EF-RETRIABLE"):
 
 
 class GenerationChanged(RetriableError, code="EF-GENERATION-CHANGED"):
-    """The group's generation moved on under a commit: abort, ask the gate again, run the same batch
-    at once (D6).
-
-    The tasks may well still be this instance's; only the metadata was old. KIP-447.
-    """
+    """The group's generation moved on under a commit, while the tasks may still be this instance's:
+    abort, ask the gate again, run the same batch at once (D6, KIP-447)."""
 
 
 class LogStartMovedError(RetriableError, code="EF-LOG-START-MOVED"):
@@ -387,8 +368,7 @@ class OffsetsWentBackError(RetriableError, code="EF-OFFSETS-WENT-BACK"):
 
 
 class LogTruncatedError(LogStartMovedError):
-    """The log has other records than those that were read (an unclean leader election; KIP-320): a
-    store that was made of them must be rebuilt."""
+    """The log has other records than were read (unclean election, KIP-320): rebuild the store."""
 
 
 class TaskMigratedError(EverflowError, code="EF-TASK-MIGRATED"):

@@ -33,7 +33,6 @@ def whole(text: str) -> int:
 
 
 def is_number(text: str) -> bool:
-    """True for a number as JSON writes it."""
     return _NUMBER.fullmatch(text) is not None
 
 
@@ -55,7 +54,6 @@ def number_text(value: float) -> str:
 
 
 def is_day(text: str) -> bool:
-    """True for a date, ``2024-01-31``."""
     return _DATE.fullmatch(text) is not None
 
 

@@ -78,8 +78,7 @@ class ExceptionHandler(Protocol):
     which has its own copy and one thread."""
 
     def __call__(self, context: ErrorHandlerContext, error: BaseException) -> Response:
-        """Decide about a record. The same record may come again, when its micro-batch is run again.
-        An error that it raises stops the instance."""
+        """Decide about a record, which may come again. An error from here stops the instance."""
 
 
 PASSING_STATUS = frozenset({401, 403, 407, 408, 425, 429})
@@ -88,8 +87,7 @@ _STATUS = ("status_code", "http_status_code", "code", "status")
 
 
 def is_outage(error: BaseException) -> bool:
-    """True if the record is not at fault: no answer, or the answer was 401, 403, 407, 408, 425, 429
-    or 5xx. The causes of the error count, too."""
+    """True if the record is not at fault: no answer, `PASSING_STATUS` or 5xx; causes count, too."""
     return any(map(_passing, chain(error)))
 
 

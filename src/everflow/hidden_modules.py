@@ -89,8 +89,7 @@ def blamed(error: BaseException) -> list[Hiding]:
 
 
 def library(name: str, here: Iterable[Path]) -> str | None:
-    """For people: the top-level module ``name`` of Python's, or an installed one with its place,
-    outside of the folders ``here``. None if there is none."""
+    """The library ``name`` in words, Python's or installed outside of ``here``; None: none."""
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
     others = set(here)

@@ -1,10 +1,9 @@
 """The JVMs that everflow starts (Spark, the embedded broker): Java, class paths, class archives.
 
-The jars come through the Ivy inside pyspark, with the pinned ``everflow/ivy/ivy.xml``: that needs
-neither Maven nor a download address of our own. A JVM starts quicker from an archive of its loaded
-classes (JEP 350). Java maps it only where Java and class path, each jar's size and time of change
-included, are the same as when it was made, so its name holds all of that. Only ``everflow setup``
-makes archives.
+The jars come through the Ivy inside pyspark, with the pinned ``everflow/ivy/ivy.xml``. A JVM starts
+quicker from an archive of its loaded classes (JEP 350), which Java maps only where Java and class
+path, each jar's size and time of change included, are as they were: its name holds all that. Only
+``everflow setup`` makes archives.
 Imports the standard library and the errors alone: a command asks before anything else is there.
 """
 
@@ -44,9 +43,8 @@ _INSTALL_COMMANDS = (
 
 
 def find_java() -> Path:
-    """Return the ``java`` to use: JAVA_HOME's, else the one on PATH, else one in a usual place of
-    the system; the answer is kept per value of both. Candidates older than Java 17, or without the
-    module ``jdk.incubator.vector`` that Spark's launcher asks for, are passed over.
+    """Return the ``java`` to use: JAVA_HOME's, the one on PATH, or one in a usual place; kept by
+    value of both. None older than Java 17 or without Spark's ``jdk.incubator.vector``.
 
     Raises SetupError (``EF-JAVA-NOT-FOUND``), which lists what was seen and how to install Java.
     """
@@ -170,10 +168,9 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
             ``flink`` (Flink SQL), for the benches, or ``oracle`` (its test driver).
         progress: gets one line when a download starts; never called when the jars are there.
 
-    The cache is ``$XDG_CACHE_HOME/everflow`` (default ``~/.cache/everflow``), keyed by the hash of
-    the module file. A class path appears there complete or not at all; any number of processes may
-    ask at once. EVERFLOW_IVY_SETTINGS names an Ivy settings file to use instead of ours, for
-    mirrors and firewalls.
+    The cache (`cache_root`) is keyed by the hash of the module file. A class path appears there
+    complete or not at all; any number of processes may ask at once. EVERFLOW_IVY_SETTINGS names an
+    Ivy settings file to use instead of ours, for mirrors and firewalls.
 
     Raises:
         SetupError: no Java, no pyspark, or Ivy could not resolve (code ``EF-JARS``; with Ivy's
@@ -300,8 +297,7 @@ options."""
 
 
 def start_options(conf: str) -> list[str]:
-    """Return the options with which Java starts from the archive of ``conf`` (``spark`` or
-    ``broker``); none where there is none.
+    """Return the options for Java to start from the archive of ``conf`` (``spark``, ``broker``).
 
     Raises SetupError where Java is missing.
     """
@@ -313,8 +309,7 @@ def start_options(conf: str) -> list[str]:
 def make_archive(conf: str) -> str | None:
     """Make the archive of ``conf`` unless it is there: starts the JVM once, which takes some 30 s.
 
-    Returns None, or what went wrong. Any number of processes may ask at once: one makes it, the
-    others wait. Raises SetupError where Java is missing.
+    Returns None, or what went wrong; of several processes one makes it. SetupError without Java.
     """
     archive = _archive(conf)
     with locked(archive.with_suffix(".lock")):

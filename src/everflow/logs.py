@@ -127,7 +127,6 @@ class LogFile(RotatingFileHandler):
         return open(self.baseFilename, self.mode, **how, opener=_private)
 
     def write(self, line: str) -> None:
-        """A line that has its form already."""
         if self.stream is not None:
             self.stream.write(line + "\n")
 
@@ -156,7 +155,6 @@ class _Files(logging.Handler):
         self.setFormatter(_OwnLines(_FORMAT, _TIME))
 
     def add(self, file: LogFile) -> None:
-        """Write everything to ``file`` from now on, and first the waiting lines."""
         with cast(Any, self.lock):
             self._open.append(file)
             for line in self._backlog:
@@ -193,8 +191,7 @@ class Repeats:
         self._said: dict[str, _Said] = {}
 
     def again(self, text: str, now_s: float) -> str | None:
-        """``text`` as it is to be said now, None if it is not. Durations in it do not make it
-        another text. After two minutes without it, it is new."""
+        """``text`` as it is to be said now, else None. Its durations make it no other text."""
         key = self._DURATION.sub("#", text)
         before = self._said.get(key)
         if before is None or now_s - before.seen_s > self.FORGOTTEN_S:
@@ -311,9 +308,8 @@ def install() -> None:
 
 @contextmanager
 def lines_to(write: Callable[[str], None], *, verbose: bool = False) -> Iterator[None]:
-    """People's lines, without the time, go to ``write`` while the block runs (any thread calls it,
-    one at a time), and to no other handler of the same screen. ``verbose``: also INFO of all of
-    everflow's loggers, Spark's output, and tracebacks."""
+    """People's lines, without the time, go to ``write`` in the block (any thread calls it, one at a
+    time), to no other handler of that screen. ``verbose``: also INFO, Spark's output, stacks."""
     install()
     before = _people.write, _people.verbose
     _people.write, _people.verbose = write, verbose

@@ -1,7 +1,6 @@
 """An instance's memory: its parts, and how much of it a micro-batch takes (note 045).
 
-`MemoryBudget` divides the total, memory that no file backs; `BatchMemory` learns from earlier
-batches how many raw bytes of records the next one may read.
+`MemoryBudget` divides the total, memory that no file backs; `BatchMemory` learns what batches take.
 """
 
 from __future__ import annotations
@@ -130,8 +129,7 @@ TELLING_SHARE = 4
 """A batch tells something from a fourth of the most on: what a small one takes are the buffers that
 the large ones left."""
 OUTGROWN_SHARE = 8
-"""A batch must have outgrown what the process held before by this part, for its peak to be what it
-needs; else the peak is an upper bound."""
+"""A batch must outgrow the process by this part; else its peak is only an upper bound."""
 _LEAST_RECORD_BYTES = 1_024
 
 
@@ -177,9 +175,8 @@ _ROOT = Path("/")
 
 
 def machine_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that this process and the others beside it may have; None where the system does not
-    say. A container's limit is that of its control group (version 1 or 2), and of those above it.
-    ``root``: where ``proc`` and ``sys`` are."""
+    """Bytes that this process and the others beside it may have; None: the system does not say. A
+    container's limit is that of its control group (version 1 or 2) and of those above it."""
     found = [limit for limit in _limits(root) if limit > 0]
     return min(found, default=None)
 
@@ -212,9 +209,8 @@ _RESET_MARK = "5"
 
 
 class PeakMemory:
-    """Peak memory of one process, used by its main thread: the kernel's high-water mark without the
-    pages of files (stores above all, and shared memory); exact to the pages that were mapped since
-    the mark was reached. Without Linux nothing is known. ``folder``: its own in ``/proc``."""
+    """Peak memory of one process, used by its main thread: the kernel's high-water mark without
+    files' pages, exact to those mapped since. Only on Linux. ``folder``: its own in ``/proc``."""
 
     def __init__(self, folder: Path = Path("/proc/self")) -> None:
         self._folder = folder
@@ -278,15 +274,12 @@ EVERY_S = 60.0
 
 
 def trim_of_libc() -> Callable[[int], object] | None:
-    """glibc's ``malloc_trim``; None with another C library."""
     return _of_libc("malloc_trim")
 
 
 def share_one_area() -> None:
-    """Threads that ask for memory for the first time from now on share the areas that there are:
-    the first one alone, where this is called before there are threads. Without effect with another
-    C library, and where the user has set ``MALLOC_ARENA_MAX``. A worker has two by its
-    environment."""
+    """Threads that first ask for memory from now on share the areas there are (before there are
+    threads: one). Not with another C library, nor where the user has set ``MALLOC_ARENA_MAX``."""
     mallopt = _of_libc("mallopt")
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(M_ARENA_MAX, 1)
@@ -315,7 +308,6 @@ class SpareMemory:
         self._next_s = clock_s() + EVERY_S
 
     def trim_if_due(self) -> None:
-        """Give back what is free, at most every `EVERY_S`."""
         now_s = self._clock_s()
         if self._trim is not None and now_s >= self._next_s:
             self._next_s = now_s + EVERY_S

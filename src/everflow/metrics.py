@@ -136,7 +136,6 @@ class RecentlySeen:
         self._halves = (before, seen if now is None else now.also(seen))
 
     def at(self, now_ms: float) -> Seen | None:
-        """The values at ``now_ms``; None if there are none."""
         self._turn(now_ms)
         before, now = self._halves
         return before if now is None else now if before is None else before.also(now)
@@ -159,7 +158,6 @@ class Metrics:
         self._notes: dict[str, dict[Labels, str]] = {}
 
     def add(self, name: str, amount: float) -> None:
-        """Add to a counter (starts at 0)."""
         with self._lock:
             self._values[name] = self._values.get(name, 0.0) + amount
 
@@ -168,19 +166,16 @@ class Metrics:
             self._values[name] = value
 
     def add_series(self, name: str, amounts: Mapping[Labels, float]) -> None:
-        """Add to the counters of this name with these labels."""
         with self._lock:
             series = self._series.setdefault(name, {})
             for labels, amount in amounts.items():
                 series[labels] = series.get(labels, 0.0) + amount
 
     def put_series(self, name: str, values: Mapping[Labels, float]) -> None:
-        """The present values of these labels, in place of earlier ones."""
         with self._lock:
             self._series.setdefault(name, {}).update(values)
 
     def note(self, name: str, texts: Mapping[Labels, str]) -> None:
-        """A text for these labels, in place of an earlier one."""
         if texts:
             with self._lock:
                 self._notes.setdefault(name, {}).update(texts)
@@ -208,7 +203,6 @@ class Metrics:
                 recent.setdefault(labels, RecentlySeen()).add(seen, now_ms)
 
     def recent(self, name: str, now_ms: float) -> dict[Labels, Seen]:
-        """Values of the last 30 to 60 s, by labels."""
         with self._lock:
             found = {labels: one.at(now_ms) for labels, one in self._recent.get(name, {}).items()}
         return {labels: seen for labels, seen in found.items() if seen is not None}

@@ -44,7 +44,6 @@ class ByteColumn(Sequence[Any]):
 
 
 def valid(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """True where a column is not null."""
     if column.null_count == 0:
         return np.ones(len(column), bool)
     found: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
@@ -89,7 +88,6 @@ def listed_headers(column: pa.Array | None, count: int) -> list[list[tuple[str, 
 
 
 def no_headers(count: int) -> pa.Array:
-    """The headers of ``count`` records without any."""
     return pa.ListArray.from_arrays(
         pa.array(np.zeros(count + 1, np.int32)), pa.array([], HEADERS.value_type), type=HEADERS
     )
@@ -200,7 +198,6 @@ class EdgeBatch:
         return len(self.timestamp)
 
     def take(self, indices: Int64) -> EdgeBatch:
-        """The records at ``indices``, in that order."""
         idx = pa.array(indices, pa.int64())
         return EdgeBatch(
             key=self.key.take(idx),
@@ -216,7 +213,6 @@ class EdgeBatch:
         )
 
     def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:
-        """The same records with another key or value column."""
         return replace(
             self,
             key=self.key if key is None else key,
@@ -245,8 +241,7 @@ class StoreChanges:
 
 
 class ClockCall(NamedTuple):
-    """A call of a processor's method by a clock: of which node and task (its partition), at what
-    time (ms). In a micro-batch there is one at most that equals it."""
+    """A clock's call of a processor's method: node, partition, time (ms); unique in a batch."""
 
     node: str
     partition: int
@@ -255,9 +250,8 @@ class ClockCall(NamedTuple):
 
 
 class KeyPlaces(NamedTuple):
-    """Keys of a topic that were looked at, and how many of them lie in another partition than the
-    topic's partitioner, ``by``, says. ``sample``: the first of these, and where it lies; ``fits``:
-    the partitioner that would put all of them where they lie, or nothing."""
+    """Keys of a topic that were looked at, and how many lie elsewhere than the partitioner ``by``
+    says; ``sample``: the first of these, and where; ``fits``: the partitioner that fits all."""
 
     node: str
     topic: str
@@ -269,8 +263,7 @@ class KeyPlaces(NamedTuple):
 
 
 LATE_UNMATCHED = "late-unmatched"
-"""In `TasksResult.dropped`: rows that are not left out, but emitted without a match, because they
-came when their window and the grace were over."""
+"""In `TasksResult.dropped`: rows not left out but emitted without a match, as grace was over."""
 
 
 @dataclass

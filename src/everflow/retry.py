@@ -149,8 +149,7 @@ def telling(
 ) -> Iterator[None]:
     """While the block runs, call ``tell`` on a thread of its own, which has ended behind the block.
 
-    ``tell`` takes how long the block has run and returns the pause before the next call;
-    ``first_s`` is the first pause. All in seconds, of the monotonic ``clock``.
+    ``tell`` gets how long the block has run and gives the next pause; all in s of ``clock``.
     """
     began, over = clock(), threading.Event()
 

@@ -21,8 +21,7 @@ LOCK = ".everflow-lock"
 ABANDONED_AFTER_S = 5.0
 """A younger folder may belong to a process that is just about to lock it."""
 MOST_LINE_BYTES = 256 << 20
-"""Of a question or an answer between the driver and its workers, which is a line: a batch's
-offsets, or what it prints, and never its records."""
+"""Of a line between the driver and a worker: a batch's offsets, or prints, never its records."""
 MOST_MESSAGE_BYTES = 1 << 30
 """Of what comes with its length before it: a slice of a batch, or one record that is larger."""
 _NAME_ROOM = 40
@@ -42,16 +41,14 @@ class Lines(Protocol):
 
 
 def read_line(lines: Lines, what: str) -> bytes:
-    """The next line with its end; without it where the other side hung up, empty behind the last
-    one. TooLargeError for one of more than `MOST_LINE_BYTES`, which is called ``what``."""
+    """The next line with its end (without it, or empty, after a hang-up). TooLargeError."""
     line = lines.readline(MOST_LINE_BYTES + 1)
     require_size(len(line), what, MOST_LINE_BYTES)
     return line
 
 
 def require_size(size: int, what: str, most: int | None = None) -> None:
-    """TooLargeError for a length that is none, or above ``most`` bytes (None:
-    `MOST_MESSAGE_BYTES`), before anything of it is read or sent."""
+    """TooLargeError unless a length is from 0 to ``most`` bytes (None: `MOST_MESSAGE_BYTES`)."""
     most = MOST_MESSAGE_BYTES if most is None else most
     if not 0 <= size <= most:
         said = f"has {size:,} bytes" if size >= 0 else f"says that its length is {size:,}"
@@ -69,7 +66,6 @@ def socket_folder() -> Path:
 
 
 def socket_folder_of_process() -> Path:
-    """A `socket_folder` that is removed with this process."""
     folder = socket_folder()
     atexit.register(remove_socket_folder, folder)
     return folder
@@ -84,8 +80,7 @@ def remove_socket_folder(folder: Path) -> None:
 
 
 def remove_abandoned(now_s: float | None = None) -> list[Path]:
-    """Remove the socket folders that killed processes of this user have left: nobody holds their
-    lock, and there is nothing but sockets in them. Gives those it removed; never raises."""
+    """Remove, and give, socket folders that killed processes of this user left; never raises."""
     before = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     removed = []
     for folder in Path(_base()).glob(f"{PREFIX}*"):

@@ -74,7 +74,6 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int | None:
-        """A shell's for the first signal; None before it."""
         return None if self.first is None else EXIT_BASE + self.first
 
     @property
@@ -86,14 +85,12 @@ class StopSignals:
         self._raising = False
 
     def over(self) -> None:
-        """Nothing is left to be ended. Signals are ignored: Python gives them their default back
-        while it ends, which would end it without a word and with another exit code."""
+        """Ignore signals from now on: with their defaults Python's own end would be cut off."""
         self.only_count()
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
     def check(self) -> None:
-        """Raise StopRequestedError if a signal has come."""
         if self.first is not None:
             raise StopRequestedError(self.first)
 
@@ -170,7 +167,6 @@ def _let_go_of_lost_terminal() -> None:
 
 @contextmanager
 def owned() -> Iterator[StopSignals]:
-    """The present owner, or a new one for the block."""
     if StopSignals.current is not None:
         yield StopSignals.current
         return

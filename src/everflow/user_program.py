@@ -148,8 +148,7 @@ def class_of(error: BaseException) -> str:
 
 
 class ListenerGuard:
-    """Around one listener; any thread may call. Of each call's failures the first, second, fourth,
-    eighth and so on are logged: one that always fails must not fill the disk."""
+    """Around a listener, any thread. Of a call's failures the 1st, 2nd, 4th, 8th... are logged."""
 
     def __init__(self, listener: str) -> None:
         self._listener = listener
@@ -157,7 +156,6 @@ class ListenerGuard:
         self._failures: Counter[str] = Counter()
 
     def tell(self, event: str, call: Callable[[], object]) -> None:
-        """Call it; ``event`` is the name of the call."""
         try:
             call()
         except Exception as error:  # the user's code must not stop the instance

@@ -47,8 +47,7 @@ _PART = re.compile(r"\s*([0-9]+)\s*([a-z]+)\s*,?", re.IGNORECASE)
 
 
 def duration_ms(duration: Duration) -> int:
-    """Milliseconds of ``"1 day 12 hours"``, ``500`` (ms) or a timedelta; TopologyError if
-    unreadable, no whole number of ms, or more than a long can hold."""
+    """Ms of ``"1 day 12 hours"``, ``500`` or a timedelta; TopologyError unless whole, 64 bits."""
     if isinstance(duration, dt.timedelta):
         try:
             return exact_ms(duration)
@@ -113,8 +112,7 @@ class Windowed(NamedTuple):
     tests. Times in ms (epoch).
 
     A time window is ``[start, end)``; of a session both are times of records; a sliding window is
-    ``[start, end]``. In Columns the fields
-    have the same names: ``F.col("key.start")``.
+    ``[start, end]``. In Columns the fields have the same names: ``F.col("key.start")``.
     """
 
     key: Any

@@ -443,7 +443,6 @@ class ArrowExpressionBuilder:
         return self.coalesce(condition, self.literal(unknown, pa.bool_()))
 
     def only_where(self, live: int, place: int) -> int:
-        """The value at ``place`` where ``live`` (never null) is true, else null."""
         inside = self._operation(place)
         if inside is not None and inside.kernel == "only_where":
             already = inside.arguments[0]

@@ -92,7 +92,6 @@ def _byte_by_byte(
     begin: int,
     step: Callable[[Hashes, NDArray[np.uint8]], Hashes],
 ) -> Hashes:
-    """A hash that takes in one byte after the other, of all keys at once."""
     raw, starts, lengths = places(keys)
     order = np.argsort(-lengths, kind="stable")
     at, left = starts[order], lengths[order]

@@ -1,9 +1,8 @@
 """Names of Kafka Streams' Java API and of PySpark, and what each is called here.
 
 `Telling` makes a class answer an unknown name with it, `telling` a module; the data, ``names.tsv``,
-is read when a name was wrong. The guide's pages for newcomers are made of it, too. `FittingClass`
-and `fitting` refuse calls whose arguments do not fit, with the user's line and what to write. May
-import layer 0. It runs where somebody wrote the name.
+is read when a name was wrong. `FittingClass` and `fitting` refuse calls whose arguments do not fit.
+May import layer 0; runs where somebody wrote the name.
 """
 
 from __future__ import annotations
@@ -142,9 +141,7 @@ class TellingClass(ABCMeta):
 
 
 class Telling(metaclass=TellingClass):
-    """A class whose objects, and itself, answer an unknown name with what it is called here: an
-    UnknownNameError, which is an AttributeError too, so that ``hasattr``, ``copy`` and notebooks
-    find nothing unusual."""
+    """A class whose objects, and itself, tell by UnknownNameError what an unknown name is here."""
 
     if not TYPE_CHECKING:
 

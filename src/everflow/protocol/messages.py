@@ -100,7 +100,6 @@ class GateAnswer(NamedTuple):
 
     @staticmethod
     def of(answer: Mapping[str, Any]) -> GateAnswer:
-        """Reads the driver's answer (`commit_gate.answer`)."""
         metadata = answer.get("group_metadata")
         return GateAnswer(
             ok=bool(answer.get("ok")),
@@ -144,17 +143,14 @@ class BatchRequest:
     """Partitions that did not answer when the batch was read, nothing of which is in it."""
 
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the topics of the ranges, as they were when the instance started: no record of another
-    topic of that name may be committed. One that is not known is missing."""
+    """Of the ranges' topics at the start, if known: no record of another one may be committed."""
     idle: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
-    """To what the times of silent sources are moved behind the records (note 025), by task and the
-    name under which a source's time is kept; for tasks that read all there is."""
+    """To what silent sources' times are moved behind the records (note 025), by task and name."""
 
     latest_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Where these ranges may end at the latest, if records behind them have come meanwhile."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
-        """The same request with ranges that end at ``ends``."""
         return replace(
             self,
             ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()},
@@ -191,7 +187,6 @@ class Ages(NamedTuple):
     late_most: int = 0
 
     def latency_ms(self, now_ms: float) -> Seen:
-        """The latency from the records' times to now (wall clock, ms)."""
         return Seen(
             self.records,
             self.records * now_ms - self.total,
@@ -223,8 +218,7 @@ class Puts(NamedTuple):
 
 
 class LetterGroup(NamedTuple):
-    """Records of a batch that were left out for one cause: the error's class, the node and the
-    input topic; ``sample``: the place of the first of them, and the first line of its error."""
+    """Records left out for one cause; ``sample``: the first's place, and its error's first line."""
 
     exception: str
     node: str
@@ -437,9 +431,8 @@ class BatchFailedError(EverflowError):
 
 
 class CommitMetadata(NamedTuple):
-    """The metadata of a committed offset; ``batch_id`` is None for offsets others
-    committed. ``layouts``: JSON of the application's stores (`topology.store_layouts`), empty where
-    none was kept."""
+    """The metadata of a committed offset; ``batch_id`` is None for offsets others committed.
+    ``layouts``: JSON of the stores (`topology.store_layouts`), empty where none was kept."""
 
     batch_id: str | None
     stream_times: dict[str, int]
@@ -447,15 +440,13 @@ class CommitMetadata(NamedTuple):
 
 
 def format_metadata(batch_id: str, stream_times: Mapping[str, int], layouts: str = "") -> str:
-    """``ef1|<batch id>|<json of the task's stream times>|<json of the layouts of stores>``, written
-    for every input partition of the task; without the last part where there are none."""
+    """``ef1|<batch id>|<json of stream times>`` and ``|<json of layouts>``, if any, per input."""
     times = json.dumps(dict(stream_times), separators=(",", ":"), sort_keys=True)
     return f"{METADATA_PREFIX}|{batch_id}|{times}" + (f"|{layouts}" if layouts else "")
 
 
 def parse_metadata(text: str | None) -> CommitMetadata:
-    """Inverse of `format_metadata`. Foreign text gives no batch id; a trailing NUL (librdkafka's)
-    and what clients return behind the JSON objects are ignored."""
+    """Inverse of `format_metadata`. Foreign text has no batch id; what is appended is ignored."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})

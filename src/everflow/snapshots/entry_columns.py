@@ -1,7 +1,6 @@
 """Entries of a store, many at a time, in columns of the types that its serdes have. Pure.
 
-The values are decoded by what the table itself is read with (`PhysicalPlan.value_results`), so that
-a DataFrame, a query and a join show the same.
+The values are decoded as for the table itself (`PhysicalPlan.value_results`), queries and joins.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class EntryColumns:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of `entries`, or of `versions` for a versioned store."""
         empty = self.versions if self.spec.versioned else self.entries
         return empty([], 0, repr).schema
 
@@ -132,7 +130,6 @@ class EntryColumns:
         )
 
     def _keys(self, keys: Sequence[bytes], blame: Blame) -> dict[str, pa.Array]:
-        """The key's columns: itself, and the window that it is of."""
         raw, inner = pa.array(keys, pa.binary()), self.spec.key_serde
         if not self.spec.expires:
             return {"key": self._decoded("key", inner.decode_array, raw, keys, blame)}

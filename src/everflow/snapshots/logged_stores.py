@@ -16,8 +16,7 @@ from everflow.topology.subtopologies import cut
 
 @dataclass(frozen=True)
 class LoggedStore:
-    """``topic``: the full name of its changelog. ``left_out``: of the topic that says what
-    processing left out of it, where it is the table's source, too (note 065)."""
+    """``topic``: its changelog; ``left_out``: the topic of what processing left out (note 065)."""
 
     columns: EntryColumns
     topic: str

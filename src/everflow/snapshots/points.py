@@ -1,8 +1,7 @@
 """Where in its changelog a store is looked at: its end, a time, or offsets. Pure.
 
-A changelog's records have the times of the records that made them, so a time is a place in the log
-and not a moment of the wall clock: the first record of that time or a later one, as
-``kafka-consumer-groups --to-datetime`` finds it.
+A changelog's records have the times of the records that made them. So a time is a place in the log:
+the first record of that time or later, as of ``kafka-consumer-groups --to-datetime``.
 """
 
 from __future__ import annotations

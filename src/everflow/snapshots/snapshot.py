@@ -48,7 +48,6 @@ def room(parent: Path | None, *, kept: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def opened(store: LmdbStore) -> Iterator[LmdbStore]:
-    """Closes the store behind the block, and removes its files."""
     try:
         yield store
     finally:
@@ -81,15 +80,13 @@ def _refused(folder: Path, error: Exception) -> StateDiskError:
 
 @dataclass(frozen=True)
 class Rows:
-    """``parts``: each partition with its batches, read as they are consumed, one partition after
-    the other. ``notes``: for people, complete when all was read."""
+    """``parts``: partitions with batches, read in turn; ``notes``: complete when all was read."""
 
     schema: pa.Schema
     parts: Iterator[tuple[int, Iterator[pa.RecordBatch]]]
     notes: list[str] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Of all partitions, one after the other."""
         for _, found in self.parts:
             yield from found
 

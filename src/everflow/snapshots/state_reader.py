@@ -66,8 +66,7 @@ class PartitionLog:
                 self.records += chunk.records
 
     def place_of(self, key: bytes, reach: OffsetRange) -> str:
-        """``topic-3@1207``, where its last record in ``reach`` lies, found by reading the log
-        again; without the offset where that fails."""
+        """``topic-3@1207``: its last record's place in ``reach``; ``?`` if the log cannot tell."""
         offset: int | None = None
         try:
             for chunk in self.reader.read(self.tp, *reach, every=True):
@@ -135,8 +134,7 @@ class PartReader:
 
     @contextmanager
     def opened(self, part: LogPart) -> Iterator[tuple[Iterator[pa.RecordBatch], int]]:
-        """The part's batches, to be read inside the block, and how many records were folded for
-        them. EntryError, and what the reader raises."""
+        """The part's batches, and the number of folded records. EntryError, and the reader's."""
         topic = TopicPartition(self.store.topic, part.partition)
         log = PartitionLog(self.reader, topic, self.store.columns.spec, self._left_out(part))
         with ExitStack() as stack:
@@ -189,8 +187,7 @@ class PartReader:
 
 
 def compacted(topic: str, folded: int, offsets: int) -> list[str]:
-    """A note about missing records, where ``folded`` records were found in ``offsets`` offsets;
-    none where no offset is without a record."""
+    """A note about missing records, where ``folded`` records had ``offsets`` offsets; or none."""
     if folded >= offsets:
         return []
     return [
@@ -217,8 +214,7 @@ class StateReader:
         return self._read(self.parts(at), self.store.columns.schema)
 
     def difference(self, first: At, second: At = None) -> Rows:
-        """Keys whose values are not the same at two points, from the first to the second: of a
-        versioned store their latest ones. Errors as of `rows`."""
+        """Keys of other (latest) values at the second point than at the first; errors: `rows`."""
         return self._read(self.parts_of_two(first, second), self.store.columns.difference_schema)
 
     def parts(self, at: At) -> LogParts:

@@ -53,8 +53,7 @@ class SourceOptions:
     def of(
         options: Mapping[str, str], settings: Mapping[str, Any], *, registered: bool
     ) -> SourceOptions:
-        """``settings``: those that the source was registered with, and ``registered``: with a
-        program. ConfigError names the option and what to do."""
+        """``settings``: of the registered source; ``registered``: with a program. ConfigError."""
         own = {name: options[name] for name in OWN if name in options}
         given = {**settings, **{name: one for name, one in options.items() if name not in own}}
         _refuse_unknown(given)

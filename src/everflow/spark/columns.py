@@ -1,12 +1,10 @@
 """Computes Columns in the instance's JVM without a Spark job; calls functions in them (note 014).
 
-The service in the JVM runs the expressions of the optimised plan, compiled by Spark's own
-`UnsafeProjection`. Other plan nodes, and a Spark whose internals are not as expected, are refused.
-One row in is one row out, so a row that fails names its record.
+The service in the JVM runs the optimised plan's expressions by Spark's own `UnsafeProjection`, one
+row for one row, so that a failing row names its record. It refuses other nodes and unknown Sparks.
 
-A selection that calls Python functions is cut as Spark's optimiser has cut it, into the stages of
-`everflow.topology.plan`. A Column that has an Arrow expression is planned when a worker asks a
-socket of the driver for it: that costs two seconds (note 016).
+A selection that calls Python functions is cut as Spark's optimiser cuts it, into stages of `plan`.
+A Column with an Arrow expression is planned when a worker asks a socket: it takes 2 s (note 016).
 """
 
 from __future__ import annotations
@@ -104,9 +102,8 @@ class _Service:
 
 
 def computed(frame: DataFrame) -> tuple[str, int]:
-    """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
-    socket's path, and the number under which workers ask for it. NotComputableError where it
-    cannot. Any thread; the service lives as long as the JVM."""
+    """Prepare what ``frame``, selections above an `empty_frame`, makes of its rows; the socket's
+    path and the number to ask for. NotComputableError. Any thread; lasts with the JVM."""
     with _lock, refused_internals():
         leaf, nodes = nodes_of(frame, ("Project",))
         projections = [(plan.projectList(), plan.child().output()) for plan in nodes]
@@ -372,9 +369,8 @@ cloudpickle: Any = untyped
 
 
 def function_of(command: bytes) -> tuple[Callable[..., Any], Any]:
-    """A function that PySpark has pickled for a UDF, and the Spark type of its result. A function
-    of a loaded module gets that module's variables, not copies; what a closure holds is as it was
-    when the UDF was first called on a Column."""
+    """A function that PySpark has pickled for a UDF, and its result's Spark type. One of a loaded
+    module gets that module's variables, not copies; a closure is as at the UDF's first call."""
     function, kind = _Unpickler(io.BytesIO(command)).load()
     return function, kind
 

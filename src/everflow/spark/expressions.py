@@ -5,9 +5,8 @@ order. So only deterministic projections of one row are accepted; whatever Catal
 (the clock), shuffle, multiply or number per batch is refused, with what to write instead. So are
 constants that were a datetime without a zone, which is another moment on another machine.
 
-The analyser's answers are kept from one start to the next (note 017). What Spark made of Columns is
-translated into Arrow operations that do the same (note 016), from the analysed plan's JSON: asking
-the JVM node by node costs some milliseconds a Column.
+The analyser's answers are kept for the next start (note 017), and translated into Arrow operations
+that do the same (note 016), from the plan's JSON: to ask the JVM by node takes ms a Column.
 """
 
 from __future__ import annotations
@@ -80,9 +79,8 @@ class Analysis:
 
 
 def key_of(column: Column, schema: str) -> str | None:
-    """Identifies an analysis: the Column as Java writes it, without the line of the program;
-    ``schema``, Spark's version and our settings. None if more could matter (a Spark of the user's,
-    extensions, catalogs), and for a Column that Java cannot write."""
+    """Identifies an analysis: the Column as Java writes it (None: it cannot), ``schema``, Spark's
+    version, our settings. None if more could matter (a user's Spark, extensions, catalogs)."""
     context = plain_context()
     if context is None:
         return None
@@ -201,7 +199,6 @@ class AnalysedPlan(NamedTuple):
 
     @staticmethod
     def of(plan: str) -> AnalysedPlan:
-        """Reads a logical plan from Spark's JSON."""
         nodes = json.loads(plan)
         return AnalysedPlan(
             tuple(_class_name(node) for node in nodes),
@@ -478,7 +475,6 @@ def arrow_type(
 
 @lru_cache(maxsize=256)
 def _schema(key: pa.DataType, value: pa.DataType) -> str:
-    """Schema of the columns in sight, as Spark's JSON."""
     seen = columns_in_sight(EdgeType(key, value), _IN_SIGHT)
     fields = [st.StructField(one.name, from_arrow_type(one.type)) for one in seen]
     return st.StructType(fields).json()
@@ -874,8 +870,7 @@ class _Translation:
 
 
 def _is_reordered(node: ExpressionNode) -> bool:
-    """True if Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
-    in another order than it is written: one of another order overflows elsewhere."""
+    """True if Spark reorders a sum or product of integers, which then overflows elsewhere."""
     if node.kind not in ("Add", "Multiply"):
         return False
     operands = _operands(node, node.kind)

@@ -54,12 +54,10 @@ class SparkGoneError(SparkJobError):
 
 
 class ServingJob:
-    """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when
-    that returns. Spark's UI shows it as ``name``; ``number`` is the stream thread's.
+    """A job of one task, stream thread ``number``'s, that calls ``serve``; ``name`` in Spark's UI.
 
-    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. All
-    serving jobs have one daemon, which imports once and forks a worker for each. It has no rows, so
-    it is no DataFrame: Catalyst, which many an instance never needs, takes 2 s more to load.
+    It runs on a Python thread; `ended` is set when it is over, `failure` says how. One daemon forks
+    a worker for each job. No DataFrame: Catalyst, which many never need, takes 2 s more to load.
     """
 
     def __init__(
@@ -124,9 +122,8 @@ _daemon: list[_DaemonAhead] = []
 
 
 def launch_daemon(workers: Mapping[str, str]) -> None:
-    """Let a daemon start for workers of this environment; returns at once. Nothing happens where
-    there is one, or where another launched this JVM. What goes wrong is found by the daemon that
-    Spark launches. Not for several threads at once."""
+    """Let a daemon start for workers of this environment; returns at once, does nothing where there
+    is one or another launched this JVM, and reports no error. Not for several threads at once."""
     running = bool(_daemon) and _daemon[0].process.poll() is None
     if running or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
@@ -209,8 +206,7 @@ def failure(context: SparkContext, error: Exception) -> SparkJobError:
 
 
 def _in_own_workers(context: SparkContext, run: Callable[[Iterable[int]], Iterable[int]]) -> Any:
-    """The JVM's RDD of ``run`` over one partition, as ``RDD.mapPartitions`` makes it, in everflow's
-    workers: ``SparkContext.environment`` is the user's functions', too."""
+    """The RDD of ``run`` on one partition, in our workers: ``environment`` is the users', too."""
     source = context.parallelize([0], 1)
     serializer = source._jrdd_deserializer
     command = (lambda _, rows: run(rows), None, serializer, serializer)

@@ -1,6 +1,5 @@
-"""The Spark of an instance, its own or one of the user's, which is checked and adopted: its
-context, the SQL session for Columns, the workers' environment. A stand-in for the active
-SparkContext starts Spark when PySpark first asks for it, so programs without Columns never wait."""
+"""The Spark of an instance, its own or a user's, checked and adopted; the SQL session for Columns.
+A stand-in for the active SparkContext starts Spark at first use: without Columns nobody waits."""
 
 from __future__ import annotations
 
@@ -101,10 +100,9 @@ def adopt(running: SparkContext) -> SparkContext | None:
 
 
 def _hush(running: SparkContext) -> None:
-    """Its JVM writes to the user's terminal: a hundred lines of Java for every batch that fails.
-    What our tasks log is dropped there (Spark hands a job's ``mdc.`` properties to log4j); the
-    scheduler only repeats what the caller's exception says; that a worker was ended is no news; and
-    a progress bar would stay for as long as a resident step runs."""
+    """Its JVM writes to the user's terminal, a hundred lines for every batch that fails. What our
+    tasks log is dropped there (by a job's ``mdc.`` properties, which Spark gives to log4j), and
+    what the scheduler says, as the caller's exception has it; a progress bar would stay."""
     gateway: Any = running._gateway
     try:
         log4j = gateway.jvm.org.apache.logging.log4j
@@ -127,8 +125,7 @@ def _hush(running: SparkContext) -> None:
 
 
 def hush_py4j() -> None:
-    """py4j's gateway reports a call that an interrupt or the JVM's end cut off to the root logger:
-    a traceback on the terminal for a Ctrl-C. It gets py4j's own logger. Idempotent."""
+    """py4j reports calls cut off by Ctrl-C to the root logger; it gets its own here. Idempotent."""
     gateway: Any = java_gateway
     gateway.logging = gateway.logger
 
@@ -207,8 +204,7 @@ _starts: list[Callable[[], object]] = []
 
 
 class LaterContext:
-    """Stands in for the active SparkContext: the first attribute access starts the real one, which
-    then answers this and every later one, and is the active one. Any thread may ask."""
+    """Stands in for the active SparkContext: the first access starts the real one. Any thread."""
 
     _real: SparkContext | None = None
 
@@ -257,9 +253,8 @@ def real_one_starts() -> Iterator[None]:
 # --- everflow's own Spark, and the session for Columns --------------------------------------------
 
 DEFAULT_SLOTS = 32
-"""Task slots of a local session at least: it may start before the number of stream threads is
-known, and they may become more. Slots are threads of the JVM, not cores; too few would let a full
-batch of one thread delay another (design section 2)."""
+"""Task slots of a local session at least: it may start before the stream threads are known. Slots
+are the JVM's threads, not cores; with too few one thread would delay another (design section 2)."""
 
 SQL_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -372,16 +367,14 @@ def get_context(slots: int | None = None, stop: threading.Event | None = None) -
 
 
 def launch_ahead() -> None:
-    """Launch the JVM of everflow's own Spark now, for `get_context` to find it. Nothing happens
-    where a Spark runs, or cannot be started: who starts it gets the error."""
+    """Launch our Spark's JVM for `get_context` to find; errors are left to who starts Spark."""
     with _lock, suppress(SetupError):
         if running_context() is None and "SPARK_REMOTE" not in os.environ:
             jvm_launch.launch_ahead(_launch_settings(DEFAULT_SLOTS, {}))
 
 
 def start_when_asked() -> None:
-    """From now on PySpark finds a Spark at the first Column: the one that runs, or one that
-    `get_context` starts then. Raises SetupError for a running Spark that cannot serve."""
+    """From now on PySpark's first Column finds a Spark, running or started then. SetupError."""
     with _lock:
         _running()
         if SparkContext._active_spark_context is None:
@@ -400,8 +393,7 @@ def get_session() -> SparkSession:
 
 
 def plain_context() -> SparkContext | None:
-    """The running Spark, where it is everflow's own and nothing else has a say in its SQL (a user's
-    session, extension, catalog or library); None for any other, and where none runs."""
+    """The running Spark if it is everflow's own and nothing else has a say in its SQL, or None."""
     running = running_context()
     return running if running is not None and running is _plain else None
 
@@ -451,8 +443,7 @@ def _start(
 
 
 def is_plain(settings: Iterable[str]) -> bool:
-    """True if a Spark with settings of these names has an SQL that only everflow has a say in; some
-    may come from ``spark-defaults.conf``."""
+    """True if only everflow has a say in the SQL of a Spark with settings of these names."""
     ours = {**context_settings(""), **DEFAULT_CONFIGS}
     return all(key in ours or not key.startswith(_SQL_MAY_DIFFER) for key in settings)
 
@@ -531,14 +522,12 @@ _letters = ""
 
 
 def letters_of() -> str:
-    """The language whose small and capital letters the JVM of Columns has, where those are others
-    than elsewhere; else nothing. (Everflow's JVM has `JAVA_OPTIONS`; one of the user's own may have
-    any, for all that runs in it, so it stays what it is.)"""
+    """The language of the JVM of Columns, where its small and capital letters are others than
+    elsewhere (a user's own Spark; ours has `JAVA_OPTIONS`); else nothing."""
     return _letters
 
 
 def note_letters(users: SparkSession) -> None:
-    """Ask the session's JVM for what `letters_of` says."""
     global _letters
     jvm: Any = users._jvm
     language = str(jvm.java.util.Locale.getDefault().getLanguage())

@@ -1,8 +1,7 @@
 """Store changes as changelog records and as stored values: the bytes, and nothing else (pure).
 
-A changelog record is (key bytes, plain value bytes or None for a delete, record time in ms), as
-Kafka Streams writes it. The local store keeps the time in front of the value: ``8-byte big-endian
-timestamp + value bytes``. Keys are the same in both (`StoreSpec`).
+A changelog record is (key bytes, plain value bytes or None for a delete, record time in ms), as in
+Kafka Streams. Stored values are ``8-byte big-endian timestamp + value bytes``; keys are the same.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from everflow.records import Int64, StoreChanges
 _TIMESTAMP = struct.Struct(">q")
 TIMESTAMP_BYTES = 8
 SUFFIX_BYTES: Mapping[str, int] = {"window": 12, "session": 16}
-"""Bytes behind the key in a store's key, by the kind of store. The first 8 are the time by which an
-entry expires: the start of a window, the end of a session."""
+"""Bytes behind a store's keys; by the first 8 it expires: a window's start, a session's end."""
 
 
 def pack_value(timestamp: int, value: bytes) -> bytes:
@@ -46,8 +44,7 @@ def pack_values(values: Sequence[bytes | None], timestamps: Int64) -> list[bytes
 def last_values(
     keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Int64
 ) -> dict[bytes, bytes | None]:
-    """The fold of changelog records: key -> stored form of its last value, None for a delete; in
-    order of first appearance. Null keys are skipped, as Kafka Streams does."""
+    """Key -> stored form of its last value (None: a delete), by first appearance; no null keys."""
     folded: dict[bytes | None, bytes | None] = dict(
         zip(keys, pack_values(values, timestamps), strict=True),
     )

@@ -69,7 +69,6 @@ class MemoryFolder:
 
 
 NOTHING_IN_MEMORY = MemoryFolder(Path(MEMORY_DIR))
-"""The folder of a program without such stores."""
 
 
 def lies_in_memory(path: Path) -> bool:

@@ -88,7 +88,6 @@ def _after_keys(last: bytes, suffix: bytes) -> bytes:
 def _within(
     low: bytes | None, high: bytes | None, time_from: int, time_to: int
 ) -> Callable[[bytes], bool]:
-    """True if a stored key has ``low <= key <= high`` and its window start lies in the interval."""
 
     def keep(stored_key: bytes) -> bool:
         key, start = split_window_store_key(stored_key)
@@ -104,7 +103,6 @@ def _within(
 def _touching(
     low: bytes | None, high: bytes | None, earliest_end: int, latest_start: int
 ) -> Callable[[bytes], bool]:
-    """True if a stored key has ``low <= key <= high`` and its session touches the interval."""
 
     def keep(stored_key: bytes) -> bool:
         key, start, end = split_session_key(stored_key)

@@ -1,8 +1,9 @@
 """`LmdbStore`: the local copy of one store of one task, holding committed data only (D4, D5).
 
-A folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data:
-one database for a key-value store, a ring of one per time segment for a window or session store,
-emptied when it expires; both for a versioned store (`versioned_snapshot`). The ring's names are
+A folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data. Of
+a key-value store that is one database. A window or session store has a ring of them, one for each
+time segment: an expired segment is emptied as a whole, and no key is deleted. A versioned store has
+one for the latest versions and a ring for older ones (`versioned_snapshot`). The ring's names are
 fixed: databases that come and go would leave dead handles in other processes.
 
 Every write is one transaction with the metadata, so the store is the fold of its changelog up to
@@ -239,13 +240,11 @@ class LmdbStore:
 
     @staticmethod
     def close_removed() -> None:
-        """Close what this process still has open of stores whose files were removed or replaced:
-        frees their disk space. A read that goes on ends as it began, on what it sees."""
+        """Close stores whose files were removed or replaced, which frees disk; open reads go on."""
         _cache.drop_retired()
 
     @staticmethod
     def close_at(path: str | os.PathLike[str]) -> None:
-        """`close` the store in this folder, if this process has it open."""
         _cache.drop(Path(os.path.realpath(path)))
 
     def _read_meta(self, txn: lmdb.Transaction[bytes]) -> StoreMeta:
@@ -266,7 +265,6 @@ class LmdbStore:
         write: _Write | None = None,
         reached: _Reached = _nothing,
     ) -> None:
-        """One transaction of a change of the metadata and a write of entries."""
 
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = change(self._read_meta(txn))
@@ -289,8 +287,7 @@ class LmdbStore:
     def _writer(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Int64
     ) -> _Write:
-        """Prepares the write of changes (the last value of each key, or its versions), which
-        returns the metadata with new segments and time."""
+        """Prepares the write of changes (each key's last value, or its versions)."""
         if self.kind != VERSIONED:
             entries = sorted_entries(keys, values, times)
 

@@ -133,7 +133,6 @@ Bounds = tuple[bytes, bytes]
 
 
 def left_out_topic(application_id: str, store: str) -> str:
-    """The whole name of the topic, of this table's store."""
     return f"{application_id}-{store}-left-out-changelog"
 
 
@@ -221,11 +220,9 @@ class StoreView(Protocol):
         are taken."""
 
     def range_many(self, bounds: Sequence[Bounds]) -> list[list[Entry]]:
-        """The entries of `range` for each of many ranges (start, end)."""
         return [list(self.range(start, end)) for start, end in bounds]
 
     def last_many(self, bounds: Sequence[Bounds]) -> list[Entry | None]:
-        """The last entry of each of many ranges (start, end); None where there is none."""
         return [next(self.range(start, end, reverse=True), None) for start, end in bounds]
 
 
@@ -352,8 +349,7 @@ def memory_store(spec: StoreSpec) -> InMemoryStore:
 
 
 class InMemoryStore(StoreView):
-    """The reference of a store's behaviour: a `StoreView` that committed changes are applied to.
-    Single-threaded. Changes cost what they are, however much it holds."""
+    """The reference of a store: a `StoreView` that committed changes are applied to; one thread."""
 
     def __init__(self, spec: StoreSpec | None = None) -> None:
         self._kind = "key_value" if spec is None else spec.kind
@@ -473,9 +469,8 @@ class Overlay(Generic[T]):
         self._since: dict[bytes, int] = {}
         """The number of each changed key's first change."""
         self._passed: tuple[dict[bytes | None, bytes], dict[bytes | None, bytes]] = {}, {}
-        """To where all entries below have changed, by where a range begins, and for ranges
-        backwards by where they end: whoever takes the first entry out, and asks for the first one
-        again, would meet all that it has taken out."""
+        """Up to where all entries below have changed, by where a range begins (backwards: ends):
+        whoever takes the first out again and again would else meet all those each time."""
         self._uncounted: list[bytes] = []
         self._covered = 0
         """The number of changed keys that are below, without the `_uncounted` ones."""
@@ -495,7 +490,6 @@ class Overlay(Generic[T]):
     def range(
         self, start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, T]]:
-        """Entries ``start <= key < end`` in the order of the keys, as they are now."""
         passed = self._passed[reverse].get(end if reverse else start)
         low, high = start, end
         if passed is not None:

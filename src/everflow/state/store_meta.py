@@ -59,13 +59,11 @@ class StoreMeta:
 
     @property
     def expired_ms(self) -> int:
-        """Windows that start, and sessions and versions that end, at this time or before are not
-        shown, though their segment may still be there."""
+        """Windows that start, sessions and versions that end, up to this time are not shown."""
         return self.stream_time - (self.retention_ms or 0)
 
     def encode(self) -> bytes:
-        """JSON, so that a person can read it. In this release's format, whichever it was read in:
-        an earlier release does not know what else is in it now."""
+        """JSON in this release's format: an earlier one does not know what else is in it now."""
         return json.dumps({**asdict(self), "format": FORMAT}).encode()
 
     @staticmethod
@@ -93,8 +91,7 @@ class StoreMeta:
             )
 
     def followed(self, now_ms: int) -> int:
-        """``updated_ms`` of a store that has followed its changelog until ``now_ms`` (-1: it is not
-        known to). Never ahead of a clock that is right again."""
+        """``updated_ms`` of a store that has followed until ``now_ms`` (-1: unknown)."""
         if now_ms < 0:
             return self.updated_ms
         return max(now_ms, believed_ms(self.updated_ms, now_ms, CLOCK_AHEAD_MS))

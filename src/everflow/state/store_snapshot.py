@@ -36,14 +36,12 @@ _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 @dataclass(frozen=True)
 class ReadingAhead:
-    """Prefetches pages of one environment. ``transactions`` opens read transactions beside the one
-    that the caller has (`StoreEnvironment.read_beside`). Any thread."""
+    """Prefetches pages of one environment, by `StoreEnvironment.read_beside`. Any thread."""
 
     transactions: Callable[[], AbstractContextManager[Any]]
 
     def fetch(self, keys: Sequence[bytes], database: Any) -> None:
-        """Get the pages of many stored keys, which are read or written next, into memory; blocks. A
-        hint: what it leaves out is fetched when it is needed."""
+        """Get the pages of many stored keys, read or written next, into memory; a hint. Blocks."""
         if len(keys) < KEYS_MIN:
             return
         before = _waits()
@@ -183,8 +181,7 @@ class StoreSnapshot(StoreView):
         return merge(*scans, key=itemgetter(0), reverse=reverse)
 
     def range_many(self, bounds: Sequence[Entry]) -> list[list[Entry]]:
-        """`range` for each of many ranges (start, end), in one pass over what is stored. Those
-        without an entry share one empty list."""
+        """`range` for each, in one pass over what is stored; empty results share one list."""
         nothing: list[Entry] = []
         found = [nothing] * len(bounds)
         asked = _Bounds.of(bounds)

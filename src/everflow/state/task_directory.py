@@ -148,12 +148,10 @@ class StateDirectory:
 
     @property
     def process_id(self) -> str:
-        """The instance's uuid, the same after a restart on this folder."""
         return self._metadata.process_id
 
     @property
     def transactional_ids(self) -> tuple[str, ...]:
-        """All transactional ids recorded here, by this process and those before it."""
         return self._metadata.transactional_ids
 
     def record_transactional_ids(self, ids: Iterable[str]) -> None:
@@ -194,13 +192,11 @@ class StateDirectory:
         return sorted({task for task, _ in places})
 
     def stores(self, task: TaskId) -> list[str]:
-        """Names of the stores of ``task`` that lie here, sorted."""
         folders = (self.path / str(task), self._memory / str(task))
         return sorted({name for folder in folders for name, _, _ in _generations(folder)})
 
     def store_path(self, task: TaskId, store: str) -> Path:
-        """The path of the store, existing or to be created by whoever opens it. Removes older
-        generations that an interrupted rebuild left."""
+        """The store's path, existing or not yet; removes older generations (cut-off rebuilds)."""
         folder = (self._memory if store in self._in_memory else self.path) / str(task)
         found = sorted(
             (number, path) for name, number, path in _generations(folder) if name == store

@@ -80,8 +80,7 @@ class VersionedSnapshot(StoreSnapshot):
         return start if start > time else OPEN
 
     def every_version(self) -> Iterator[tuple[bytes, Version]]:
-        """Keys with the versions that have a value and that the history shows: the latest ones by
-        key, then those before them, in no order."""
+        """Keys and shown versions with a value: the latest by key, then those before, unordered."""
         for key, stored in self.range(None, None):
             time, value = unpack_value(stored)
             yield key, Version(time, OPEN, value)
@@ -167,8 +166,7 @@ def version_changes(
     values: Sequence[bytes | None],
     times: Int64,
 ) -> tuple[Changed, Changed]:
-    """The changes of the latest and of the earlier versions when versions are put in this order:
-    none that is older than the history when it arrives. Null keys are skipped."""
+    """Latest and earlier versions changed by puts in this order; late ones, null keys left out."""
     history_ms = before.meta.retention_ms or 0
     times = np.asarray(times, np.int64)
     kept = accepted(times, before.stream_time, history_ms)

@@ -48,8 +48,7 @@ _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what belongs to the user's program by value and everything else by reference. Raises
-    whatever an object raises that cannot be pickled."""
+    """Pickles the user's program by value, all else by reference. Raises what an object raises."""
 
     def __init__(self, file: Any, buffer_callback: Any = None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
@@ -61,7 +60,6 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._later: list[list[tuple[Any, ...]]] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """How ``obj`` is pickled; NotImplemented = as usual."""
         if isinstance(obj, FunctionType):
             return self._function(obj) if self._travels(obj) else NotImplemented
         if isinstance(obj, ModuleType):
@@ -255,7 +253,6 @@ def _attributes(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def attributes_used(fn: FunctionType) -> list[str]:
-    """Names of attributes that ``fn`` and the functions in it read."""
     return sorted(_attributes(fn.__code__)[0])
 
 
@@ -314,8 +311,7 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
 
 
 class ProgramModule(ModuleType):
-    """A module of the user's program as it travelled: what functions use of it. Anything else is
-    taken from the module itself, imported when it is first asked for."""
+    """A module of the program with what functions use; any other name is imported when asked."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__name__ in MAIN:
@@ -555,7 +551,6 @@ def contents(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def fill(cls: type, held: Mapping[str, Any]) -> None:
-    """Give ``cls`` a part of its `contents`."""
     change = _plain(cls, "__setattr__")
     for name, value in held.items():
         if name != "_abc_impl":
@@ -568,8 +563,7 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
 
 
 def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
-    """How ``obj`` is pickled while its class is still filled: without the program's ``__new__``,
-    which may use what is not there yet."""
+    """How ``obj`` is pickled while its class is filled, without the program's ``__new__``."""
     found = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return found
@@ -579,8 +573,7 @@ def making_instance(obj: object, by_value: Callable[[type], bool]) -> Any:
 
 
 def making_member(member: Enum, by_value: Callable[[type], bool]) -> tuple[Any, ...]:
-    """Arguments by which the other side makes a member of an enum, and its attributes: neither the
-    program's ``__new__`` nor its ``__init__`` is called again."""
+    """Arguments by which an enum's member, with attributes, is made without the program's code."""
     cls = type(member)
     data = _installed_base(cls, by_value)
     if hasattr(data, "__getnewargs__"):
@@ -597,12 +590,10 @@ def _installed_base(cls: type, by_value: Callable[[type], bool]) -> Any:
 
 
 def make_instance(cls: type, base: Any, arguments: tuple[Any, ...]) -> Any:
-    """An instance without its attributes, made by an installed base of its class."""
     return base.__new__(cls, *arguments)
 
 
 def fill_member(member: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Give a member of an enum its attributes."""
     attributes, slots = state
     vars(member).update(attributes)
     for name, value in slots.items():

@@ -38,10 +38,9 @@ def belongs(
     recorded: Callable[[str, str], bool],
     holds_topology: bool = False,
 ) -> bool:
-    """True if the module is the user's. ``files``: its file, or the folders of a namespace package;
-    none for what was made at run time or is built in. ``library`` are the folders of the standard
-    library; ``recorded(file, top)`` says whether an installed distribution outside of a
-    site-packages folder (``pip install --target``) lists the file's top-level package.
+    """True if the module is the user's. ``files``: its file, or a namespace package's folders;
+    none: made here or built in. ``library``: the standard library's folders. ``recorded(file,
+    top)``: a distribution outside of site-packages (``pip install --target``) lists it.
     ``holds_topology``: one of its variables is a builder, a stream, a table or a topology."""
     top = name.partition(".")[0]
     if name in MAIN:
@@ -68,7 +67,6 @@ def _is_installed(
 
 
 def is_own(module: ModuleType) -> bool:
-    """`belongs`, for a module of this process."""
     name, file = module.__name__, getattr(module, "__file__", None)
     folders = (str(folder) for folder in getattr(module, "__path__", ()))
     files = (file,) if isinstance(file, str) else tuple(folders)

@@ -107,7 +107,6 @@ _in_worker: list[bool] = []
 
 
 def in_worker() -> bool:
-    """True in a Python worker that opened a parcel."""
     return bool(_in_worker)
 
 

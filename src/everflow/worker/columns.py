@@ -1,8 +1,7 @@
 """Computes the Columns of a plan in a worker: by Arrow expressions, by Spark's code, by Python
 functions (notes 014 and 016).
 
-Spark's code runs in the instance's JVM, which is asked over a socket. PySpark's own worker code
-calls the Python functions, so types, nulls and what becomes of a result are what they are in Spark.
+Spark's code runs in the instance's JVM, over a socket; Python functions run by PySpark's worker.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ def results_of(call: Call, inputs: pa.RecordBatch, client: ColumnClient) -> list
 
 
 def _described(call: Call) -> Any:
-    """The JVM's description of the calls for a worker, without the functions themselves. Spark 4.2
-    reads it where it uses it; 4.3 has read it before."""
+    """The JVM's description of the calls. Spark 4.2 reads it at its use, 4.3 has read it before."""
     if _INFO is not None:
         return [_info(chain) for chain in call.chains]
     message = io.BytesIO()
@@ -167,8 +165,7 @@ class ColumnClient:
                 opened.close()
 
     def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
-        """The result of the segment of this number for ``rows``, row by row; in slices, as the JVM
-        holds a request and its answer some times over. Raises ColumnsFailed."""
+        """The result for ``rows`` in slices: the JVM holds each some times over. ColumnsFailed."""
         if isinstance(number, Ticket):
             number = self._redeemed(number)
         size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
@@ -242,9 +239,8 @@ class ColumnClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Columns of a node, and how they are computed: each by its Arrow expression, or all by stages
-    over columns that a user sees (``reads``). Without stages Arrow never leaves them to Spark;
-    without ``arrow`` one of them has no Arrow expression."""
+    """Columns of a node: each by its Arrow expression, or all by stages over columns that a user
+    sees (``reads``). Without stages Arrow leaves none to Spark; without ``arrow`` one has none."""
 
     made: pa.Schema
     arrow: tuple[ArrowExpression, ...] = ()
@@ -344,8 +340,7 @@ class PreparedColumns:
 def computed(
     stages: Sequence[Stage], given: list[pa.Array], count: int, client: ColumnClient
 ) -> list[pa.Array]:
-    """The result of the stages for ``count`` rows. Raises ColumnsFailed, and FailedRows
-    where a function fails, with the error chained."""
+    """The stages' result of ``count`` rows. ColumnsFailed; FailedRows with the error chained."""
     for stage in stages:
         if isinstance(stage, Compute):
             rows = _batch(given, count)

@@ -120,9 +120,8 @@ class Judge:
         return found
 
     def letters(self, source: Source, raw: EdgeBatch, faults: dict[int, Fault]) -> EdgeBatch:
-        """The records of these rows on the dead letter slot, each with what its handler says.
-        Raises what a record failed with that is to stop the instance and is not undecodable (those
-        stop it if they are consumed), and RetriableError where a handler says RETRY."""
+        """The rows as dead letters, each with its handler's answer. Raises the error of one that
+        stops the instance (an undecodable one does if it is consumed); RetriableError for RETRY."""
         rows = sorted(faults)
         bad = raw.take(np.array(rows, np.int64))
         answers = [self._answered(source, bad, at, faults[row]) for at, row in enumerate(rows)]
@@ -309,9 +308,8 @@ def decoded_records(
     odd: bool = False,
     unread: Mapping[int, Exception] | None = None,
 ) -> tuple[EdgeBatch, EdgeBatch]:
-    """Raw records of a source -> the decoded ones, and those that are left out as dead letters,
-    whose bytes are as they came: those with an ``odd`` time, and ``unread`` ones (by row, why).
-    Raises what `Judge.letters` raises."""
+    """Raw records of a source -> the decoded ones, and those that are left out, in their own bytes:
+    also those with an ``odd`` time, and ``unread`` ones (row: why). Raises as `Judge.letters`."""
     faults: dict[int, Fault] = judge.aside(source, raw)
     if odd:
         for row, far in far_times(source, raw).items():

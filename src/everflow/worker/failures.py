@@ -60,8 +60,7 @@ _TEXT_WIDTH = 120
 
 
 def innermost_line(error: BaseException) -> CodeLine | None:
-    """The line of the user's program nearest to where ``error`` was raised; where it has none
-    itself, of the error it came from. None for an error that no code of the user had a part in."""
+    """The line of the user's program nearest to where ``error``, or its cause, was raised."""
     for one in chain(error):
         frames = [
             CodeLine(f.f_code.co_filename, line, f.f_code.co_name)
@@ -74,8 +73,7 @@ def innermost_line(error: BaseException) -> CodeLine | None:
 
 
 def innermost_line_in(text: str) -> CodeLine | None:
-    """`innermost_line` of a worker's last traceback or, where it crashed, of what Python's
-    faulthandler wrote; None where ``text`` has neither."""
+    """`innermost_line` of a worker's last traceback or of what Python's faulthandler wrote."""
     _, crashed, dump = text.partition("Current thread 0x")
     written = (
         dump.partition("\n\n")[0]
@@ -135,17 +133,15 @@ class Located(Protocol):
 
 
 class RecordFailure(EverflowError):
-    """A record that the user's code or serde cannot take; the error is chained. ``failure`` says
-    which record (None: it fails with no record alone), where and why. ``others``: further records
-    on which the same function fails, if all are wanted."""
+    """A record that the user's code or serde cannot take; the error is chained. ``failure``: which
+    (None: it fails with none alone), where and why. ``others``: more that fail there."""
 
     code = "EF-RECORD"
     others: tuple[RecordFailure, ...] = ()
     before_state = False
     """Whether no operator had read a store before in the batch."""
     searchable = False
-    """Whether the operator that failed may fail on other records, too, or on another one: on stores
-    that are checked, those are looked for."""
+    """Whether it may fail on others, too, or on another record: checked stores are to tell."""
 
     def __init__(
         self,
@@ -215,7 +211,6 @@ class UndecodableRecord(DescribedFailure):
 
 
 def raise_all(failures: Sequence[RecordFailure]) -> NoReturn:
-    """Raise the first, with all the others."""
     failures[0].others = tuple(failures[1:])
     raise failures[0] from failures[0].__cause__
 
@@ -275,9 +270,8 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
 
 
 def serde_outage(error: Exception) -> RetriableError | None:
-    """The error to raise where a serde of the user got no answer from a service that it asks (a
-    schema registry, say); None for another cause. No record is at fault, and no entry of a store,
-    so the batch waits for the service, whatever the handlers say."""
+    """The error to raise where a serde of the user got no answer from a service (a schema
+    registry), else None. The batch then waits, whatever the handlers say: no record is at fault."""
     record = error.failure.record if isinstance(error, RecordFailure) else None
     written = isinstance(error, RecordFailure) and error.failure.stage == PRODUCTION
     if not (is_outage(error) and (written or any(isinstance(e, SerdeError) for e in chain(error)))):
@@ -296,7 +290,6 @@ def stack_of(error: BaseException) -> str:
 
 
 def failure_of(error: Exception) -> BatchFailure:
-    """The failure that ``error`` stands for, with the user's line and the stack."""
     details = stack_of(error)
     if isinstance(error, RecordFailure | DescribedFailure):
         return replace(error.failure, details=error.failure.details or details)

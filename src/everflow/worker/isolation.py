@@ -33,8 +33,7 @@ from everflow.worker.stores import CheckedAccess, damage_in
 from everflow.worker.task_step import StepResult, TaskStep
 
 HALVED_AFTER = 12
-"""So many runs of a batch that found another record each, and it is made half as large: of records
-that all fail, each run would find one."""
+"""After so many runs of a batch, each of which found one more record, it is halved."""
 _OF_DATA = (
     ArithmeticError,
     ValueError,
@@ -46,8 +45,7 @@ _OF_DATA = (
     SerdeError,
     struct.error,
 )
-"""What an operator raises because of what a record holds, or an entry of a store. (No memory, no
-disk, a broker's errors are nobody's record.)"""
+"""What an operator raises because of a record or an entry: no fault of memory, disk or broker."""
 
 _T = TypeVar("_T")
 Trial = Callable[[BatchRequest, StepResult], None]
@@ -64,8 +62,7 @@ def anything(request: BatchRequest, result: StepResult) -> None:
 
 @dataclass(frozen=True)
 class Isolated:
-    """One decoded micro-batch. ``stores``: those that it reads, and for each the node that reads
-    it; ``timings`` get how long decoding takes (ms)."""
+    """One decoded batch. ``stores``: the node that reads each; ``timings`` get decoding's ms."""
 
     decoder: LogDecoder
     stores: Mapping[str, str] = field(default_factory=dict)
@@ -79,9 +76,8 @@ class Isolated:
         read: Mapping[TopicPartition, LogColumns],
         compute: Run[_T],
     ) -> _T:
-        """``compute``'s result for the batch, perhaps its beginning only, without the records that
-        their handlers leave out. Raises what is of no record, or of one that stops the instance:
-        with that record, where it can be found. DamagedEntryError where a store is to blame."""
+        """``compute``'s result for the batch, or its beginning, without records that handlers leave
+        out. Raises all else, with its record if found; DamagedEntryError for a store."""
         judge = Judge.of(self.decoder.handlers, request)
         runs = 0
         while True:
@@ -139,7 +135,6 @@ class _Search(Generic[_T]):
     compute: Run[_T]
 
     def unnamed(self, error: Exception) -> list[Fault]:
-        """The record for which the batch fails with ``error``; empty if no record is at fault."""
         found = self._shortest(anything) if of_data(error) else None
         if found is None:
             return []
@@ -217,8 +212,7 @@ class _Search(Generic[_T]):
         return replace(record, node=self.batch.stores.get(store, record.node))
 
     def _shortest(self, trial: Trial) -> tuple[BadRecord, Exception] | None:
-        """The last record of the shortest beginning that fails, and what that fails with; None
-        where all succeeds, or no records at all fail."""
+        """The last record of the shortest failing beginning, and its error; None: there is none."""
         order = _in_time(self.read)
         good, bad = 0, len(order)
         if self.failing([], trial) is not None or (cause := self.failing(order, trial)) is None:

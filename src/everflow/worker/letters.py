@@ -50,8 +50,7 @@ _STACK, _MESSAGE = f"{KAFKA_STREAMS}stacktrace", f"{KAFKA_STREAMS}message"
 _MESSAGE_KEPT = 200
 """Bytes of the error's message that are worth more than the record's value."""
 _BATCH, _RECORD, _HEADER = 61, 40, 10
-"""Bytes of a batch's header, which count for a topic's limit; what lengths and numbers of a record
-and of one of its headers take at most."""
+"""Bytes of the head of a batch (it counts for a topic's limit), a record and a header, at most."""
 
 
 Columns = tuple[str, Bytes, Bytes, Int64, int | Int64 | None, Sequence[Any] | None]
@@ -115,8 +114,7 @@ class Letter(NamedTuple):
         return (found or b"").decode(errors="replace")
 
     def fitted(self, most: int) -> Letter:
-        """The letter in ``most`` bytes, if possible: stack and message are cut; then value, own
-        headers and key are left out, in this order."""
+        """In ``most`` bytes if possible: stack and message cut, then no value, headers, key."""
         letter = self
         for part in ("", "value", "headers", "key"):
             letter = letter._without(part)
@@ -280,9 +278,8 @@ class LetterWriter(Protocol):
 
 @dataclass(frozen=True)
 class GlobalRecords:
-    """Decides which records enter the stores of global tables: those that can be read. The others
-    are dead letters; every instance reads the topic, so each sends its dead letters. ``sources`` by
-    topic; ``writer``: for dead letters; ``tell``: counts what is left out."""
+    """Decides which records enter global tables: those that can be read. Others are dead letters,
+    which each instance sends, as each reads the topic. ``tell``: counts what is left out."""
 
     sources: Mapping[str, Source]
     handlers: Handlers
@@ -352,8 +349,7 @@ class Written(NamedTuple):
     size: int
     origin: str
     place: tuple[str, int, int, str] | None = None
-    """Topic, partition, offset of the record that it was made of, and the node that made it; None
-    for an entry of a store, and for a dead letter."""
+    """Topic, partition, offset of its record, and the node; None for an entry or a dead letter."""
 
 
 class LetterTooLargeError(RecordTooLargeError):
@@ -372,8 +368,7 @@ def named(
     topic_limit: Callable[[str], int | None],
     letters: Letters | None,
 ) -> RecordTooLargeError:
-    """``error`` with the record that it is about: the largest of those written to its topics.
-    ``topic_limit`` asks the broker for a topic's ``max.message.bytes``."""
+    """``error`` with the record that it is about: the largest of those written to its topics."""
     candidates = [*_written(request, result, sources, error.topics)]
     letter = None
     if letters is not None and letters.topic in error.topics:

@@ -46,9 +46,8 @@ def _of_side(records: Records, op: StatefulOp, number: int) -> list[EdgeBatch]:
 
 
 class Order:
-    """Orders results by the places of the records that brought them, then way by way. Where an
-    operator has ``ways``, by their paths, as bytes: the place of the record, and from there the
-    edges and the numbers of the results. Each of its records has a ``seq`` of its own."""
+    """Orders results by the places of the records that brought them, then way by way; with ``ways``
+    by paths as bytes: the record's place, then edges and numbers of results."""
 
     def __init__(self, records: Records, ways: Mapping[str, Ways]) -> None:
         self._records = records
@@ -153,8 +152,7 @@ _NOTHING: Paths = np.array([], "S1")
 
 
 class _Side(NamedTuple):
-    """Records as they stand behind one another, the paths on which they come, and those at which a
-    table that they update has them: before any way from there begins."""
+    """Records with the paths on which they ``came``; ``put``: from where on a table has them."""
 
     batch: EdgeBatch
     put: Paths
@@ -271,8 +269,7 @@ def merge_inputs(
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
-    """Records of several tasks, each task's in its order, by time, as a thread of Kafka Streams
-    writes them, which goes round its tasks.
+    """Records of several tasks, each task's in its order, by time, as Kafka Streams' threads do.
 
     Written task by task, the whole backlog of one would come before the next one's first record,
     and a window behind a re-key would drop that record as late.

@@ -71,8 +71,7 @@ class RetainedPages:
         self._sum = 0
 
     def wrote(self, path: str, changes: int, file_bytes: int, most_bytes: int) -> list[str]:
-        """Notes a transaction. Returns the stores that have to be closed, the fullest first, so
-        that no more than ``most_bytes`` are held."""
+        """Notes a transaction; the stores to close, fullest first, for ``most_bytes`` at most."""
         more = min(changes * PAGE_BYTES, file_bytes) - self._held.get(path, 0)
         if more <= 0:
             return []
@@ -98,8 +97,7 @@ class GateClient:
         self._lines: BinaryIO | None = None
 
     def hello(self, batch: str, slot: str, pid: int) -> bool:
-        """Report the process that serves a hop, so that the driver can kill it. False: the driver
-        is gone or the batch is not current; the caller must not go on."""
+        """False: the driver is gone or the batch is not current; the caller must not go on."""
         answer = self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid})
         return bool(answer.get("ok"))
 

@@ -1,7 +1,9 @@
 """The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
 
-Before the commit nothing local has changed, so an abort leaves nothing to undo; after it the
-changelog holds everything, so a crash is mended by replaying its tail.
+Outputs, changelog and dead letters are written; the driver's gate is asked; the offsets go into the
+transaction; it commits; only then do the changelog's rows enter the local stores. Before the commit
+nothing local has changed, so an abort leaves nothing to undo; after it the changelog holds
+everything, so a crash is mended by replaying its tail.
 """
 
 from __future__ import annotations
@@ -167,8 +169,7 @@ class SinkPorts(Protocol):
         """The entry of a key in the store of this folder, in its stored form."""
 
     def memory(self) -> Taken | None:
-        """The most memory that this process has held of the batch so far, asked before and behind
-        the work that maps files of stores; None: not known."""
+        """See `PeakMemory.taken`: the most memory of the batch so far; None: not known."""
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         """``max.message.bytes`` of a topic; None where the broker does not say."""
@@ -176,8 +177,7 @@ class SinkPorts(Protocol):
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """Writes and commits a micro-batch. ``dead_letter_topic`` None: nothing that is left out goes
-    there. ``layouts`` is written beside every offset (note 013)."""
+    """Writes and commits a batch. ``dead_letter_topic`` may be None; ``layouts``: see note 013."""
 
     dead_letter_topic: str | None
     ports: SinkPorts
@@ -222,7 +222,6 @@ class _Transaction:
 
     @cached_property
     def tasks(self) -> dict[TopicPartition, TaskId]:
-        """The tasks that read the inputs of the request."""
         subtopology = {source.topic: source.subtopology for source in self.sources}
         return {tp: TaskId(subtopology[tp.topic], tp.partition) for tp in self.request.ranges}
 
@@ -276,9 +275,7 @@ class _Transaction:
                     writer.flush(self.delivery_s)
             answer = self._commit(writer)
         except GenerationChanged as error:
-            # The group moved on between the gate's answer and the offsets: refused as a whole,
-            # nothing was committed. The tasks that stay run the batch again at once (I4), with
-            # nothing to recover.
+            # Refused as a whole, nothing committed: the tasks that stay run it again at once (I4).
             _abort(writer)
             return BatchResult(outcome=ABORTED, reason=f"generation: {error}")
         except (RecordTooLargeError, RecordRefusedError) as error:
@@ -336,7 +333,6 @@ class _Transaction:
     def _columns(
         self, writer: SinkWriter, letters: Letters | None, corrections: Sequence[LeftOutEntries]
     ) -> Iterator[tuple[str, Columns]]:
-        """All that is to be written, with what it counts as."""
         for output in self.result.outputs:
             for columns in columns_of(output, writer.partition_count):
                 yield "out", columns
@@ -384,8 +380,7 @@ class _Transaction:
         ]
 
     def _apply(self, sent: Mapping[TopicPartition, int]) -> dict[TaskId, dict[str, int]]:
-        """Fold the committed changes into the stores; every store of a touched task gets the batch
-        id and the committed inputs (at least once the group may take those later)."""
+        """Fold committed changes into the stores; all of a touched task get batch id and inputs."""
         request, result = self.request, self.result
         positions: dict[TaskId, dict[str, int]] = {}
         inputs: dict[TaskId, dict[str, int]] = {}
@@ -454,9 +449,8 @@ def left_out_entries(
     sources: Sources,
     entry: Callable[[TaskContext, str, bytes], bytes | None],
 ) -> list[LeftOutEntries]:
-    """What tables have behind the batch for the keys of records that it leaves out of topics that
-    are their changelogs, too: those bytes must never become state (note 065). ``entry``: of a task
-    and store before the batch, in its stored form."""
+    """What tables have behind the batch for keys of records that it leaves out of topics that are
+    changelogs, too: those bytes are never state (note 065). ``entry``: a stored one, before."""
     if result.dead_letters is None and not result.skipped:
         return []
     found, reused = [], request.reused()

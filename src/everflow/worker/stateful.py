@@ -1,8 +1,7 @@
 """Runs a stateful operator on the tasks of a micro-batch: its stores, its clocks, its failures.
 
 The search for failing records (note 041) gives the operator a task's records in parts, on stores
-that show what the parts before have changed. A part that fails ends before its record, and the next
-one begins behind it: no operator has to undo anything.
+that show what earlier parts have changed. A failing part ends before its record: nothing is undone.
 """
 
 from __future__ import annotations
@@ -64,14 +63,12 @@ twice."""
 MOST_FAILING = 1_000
 """Records that are looked for at once: each is a run of the operator."""
 Run = Callable[[Sequence[EdgeBatch]], None]
-"""Has the operator process these records of its sides, behind those of the calls before that
-returned. UserFunctionError: then it has kept nothing of them."""
+"""Processes these records of its sides behind earlier ones; UserFunctionError: it keeps nothing."""
 
 
 @dataclass
 class _Places:
-    """The records of a task in their order, by the places (``seq``) at which the operator gets
-    them; ``records``: of each the number of its input record, which may have become several."""
+    """A task's records by their places (``seq``); ``records``: the numbers of their inputs."""
 
     sides: Sequence[EdgeBatch]
     seqs: Int64
@@ -106,9 +103,8 @@ class _Places:
 def failing_records(
     sides: Sequence[EdgeBatch], run: Run, first: UserFunctionError | None, most: int = MOST_FAILING
 ) -> list[UserFunctionError]:
-    """The records of one task on which an operator fails, in order, each as if the failing ones
-    before it were not there; ``most`` of them. ``first``: its error for all records. Of n records
-    with k that fail each is given to the operator twice at most, in O(k log n) parts."""
+    """The records of a task on which an operator fails, in order, each as without those before;
+    ``most`` of them. ``first``: the error of all. Each runs twice at most, in O(k log n) parts."""
     places = _Places.of(sides)
     left = np.arange(len(places.seqs), dtype=np.int64)
     largest = max(1, len(left) // _PARTS)
@@ -213,8 +209,7 @@ def independent(
     sources: Sources,
     function: bool,
 ) -> tuple[RecordFailure, ...]:
-    """The ``failures``, in order, that would also happen without the others. ``ran``: the operators
-    before; ``function``: the failing operator sees one record alone."""
+    """The ``failures`` that happen without the others, too; ``function``: it sees one record."""
     indexes = {source.topic: source.index for source in sources}
     records = (failure.failure.record for failure in failures)
     places = [(indexes[one.topic], one.partition, one.offset) for one in records if one is not None]
@@ -257,8 +252,7 @@ class UncheckedCallError(Exception):
 
 @dataclass(frozen=True)
 class GroupRun:
-    """An operator, or processors that share stores (`group`), in one run of a step. ``left_out``
-    gets a text for each clock's call that is; ``through``: see `Inputs`."""
+    """An operator, or processors that share stores; ``left_out`` gets texts of clocks' calls."""
 
     group: Sequence[StatefulOp]
     sources: Sources
@@ -271,10 +265,8 @@ class GroupRun:
     def run(
         self, sides: Sequence[Sequence[EdgeBatch]], idle: Moved, every_failure: bool = False
     ) -> list[TasksResult]:
-        """Run them on the tasks that have records, or that a clock may call, and move the stream
-        times of those that are ``idle``; ``sides``: the records of each side of each.
-        RecordFailure, and what `_judge` raises; ``every_failure``: with all others, on stores that
-        are checked (note 041)."""
+        """Run them on tasks that have records or a clock may call; times of ``idle`` ones move.
+        RecordFailure, and what `_judge` raises; ``every_failure``: with all others (note 041)."""
         moved = [times_of(op, idle) for op in self.group]
         tasks = self._tasks(sides, moved)
         try:
@@ -347,8 +339,7 @@ class GroupRun:
         try:
             return op.operator.run(inputs)
         except (SerdeError, struct.error) as error:
-            # Records are decoded by now, and what cannot be written fails as its record's: these
-            # bytes are a store's, of a layout that only the operator knows.
+            # Records fail elsewhere: these are a store's bytes, in a layout that is the operator's.
             read = (*op.stores, *op.reads)
             if read and isinstance(stores.access, CheckedAccess) and not is_outage(error):
                 owners = [stores.tasks[task] for task in tasks.values()]
@@ -388,9 +379,8 @@ class GroupRun:
         return sharing[0].operator.run_together(sharing, around)
 
     def _judge(self, error: UserFunctionError) -> None:
-        """Says what becomes of a clock's call that failed (note 023), where it runs: it has no
-        record (KIP-1033). Returns where it is left out; DescribedFailure where it stops the
-        instance, RetriableError for RETRY and where a serde has no answer, DamagedEntryError."""
+        """Judges a clock's call that failed, which has no record (note 023). Returns if it is left
+        out. DescribedFailure if it stops the instance, RetriableError, DamagedEntryError."""
         call, cause = error.call, error.__cause__ or error
         assert call is not None
         if not isinstance(self.stores.access, CheckedAccess):  # else an entry says so by itself
@@ -588,8 +578,7 @@ def advanced(
     times: Mapping[int, int],
     stores: TaskStores,
 ) -> TasksResult:
-    """``done``, with what an operator gives when its stream time is moved to ``times`` behind the
-    batch's records, if it has had any record."""
+    """``done``, and what an operator that had records gives when its time moves to ``times``."""
     if isinstance(op.operator, ProcessorOperator):
         return done
     tasks = {partition: TaskId(op.subtopology, partition) for partition in times}

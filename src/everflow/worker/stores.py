@@ -160,7 +160,6 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         return self.tasks[task].stream_times.get(node, -1)
 
     def remember(self, task: TaskId, changes: StoreChanges) -> None:
-        """Let later operators on a shared store see ``changes``."""
         view = self._open.get((task, changes.store))
         if isinstance(view, OverlayView):
             view.remember(changes)
@@ -215,8 +214,7 @@ def _listed(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
 
 
 class PartStores(TaskStores):
-    """The stores of one operator, or of those that share some, behind the parts of a batch that
-    were remembered (`remember_part`), of which nothing stays."""
+    """Operators' stores behind the parts of a batch that were remembered (`remember_part`)."""
 
     def __init__(self, stores: TaskStores) -> None:
         super().__init__(stores.access, stores.tasks.values(), frozenset())
@@ -274,9 +272,8 @@ UNREADABLE = (SerdeError, struct.error, pa.ArrowException, ValueError, TypeError
 
 @dataclass(frozen=True)
 class CheckedAccess:
-    """The stores of ``inner``; reading an entry that cannot be decoded raises DamagedEntryError,
-    and the store is not trusted any more. ``decoders``: by store, beside those of its spec;
-    ``nodes``: by store, the nodes that read it in this step."""
+    """Reading an entry of ``inner`` that cannot be decoded raises DamagedEntryError and distrusts
+    the store. By store, ``decoders``: beside those of its spec; ``nodes``: those that read it."""
 
     inner: StoreAccess
     decoders: Mapping[str, ResultDecoder]

@@ -74,8 +74,7 @@ from everflow.worker.stores import CheckedAccess, StoreAccess, TaskStores
 from everflow.worker.times import Moved, ages_read, extract_times, moved, source_times
 
 RunsColumns = Callable[[Records, Any], None]
-"""`everflow.worker.columns.PreparedColumns`, whose engines a step does not know: adds the slots
-that it makes to the records. Its client is where Spark's code runs."""
+"""`everflow.worker.columns.PreparedColumns`: adds the slots that it makes to the records."""
 
 
 @dataclass(kw_only=True)
@@ -147,8 +146,7 @@ Sink = Callable[[BatchRequest, StepResult, Sources], BatchResult]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStep:
-    """The operators of a plan; picklable. ``times`` give records their times, before the inputs of
-    tasks are merged; ``ops``: all that comes behind."""
+    """A plan's operators; picklable. ``times`` come before the merge of inputs, then ``ops``."""
 
     times: tuple[TimeOp | RunsColumns, ...]
     ops: tuple[StepOp | RunsColumns, ...]
@@ -209,8 +207,7 @@ class TaskStep:
         client: Any,
         timings: dict[str, float],
     ) -> BatchResult:
-        """Run the operators on decoded records. Raises DescribedFailure for a clock's call that
-        stops the instance, RecordFailure and SparkSays for a record."""
+        """Raises RecordFailure, SparkSays; DescribedFailure for a clock's call that ends all."""
         try:
             return self._run(request, decoded, client, timings)
         except UncheckedCallError:  # nothing was written: the operators come before the sink
@@ -303,8 +300,7 @@ class TaskStep:
         return records, result
 
     def _shared_stores(self, idle: bool) -> frozenset[str]:
-        """Stores that more than one operator reads (D5), and those of operators whose stream time
-        moves behind the batch's records (``idle``): they need the batch's own changes on top."""
+        """Stores that need the batch's own changes: of several operators (D5) or ``idle`` ones."""
         users: dict[str, set[str]] = {}
         twice = set[str]()
         for op in self.stateful:
@@ -395,9 +391,8 @@ class _Running:
 def run_function(
     node: FunctionNode, failures: Failures, slot: int = -1, known: KnownResults | None = None
 ) -> EdgeBatch:
-    """Call the user's function for every record, in order; not for those whose results for ``slot``
-    are ``known``, which gets those of the others. Raises RecordFailure naming the record it failed
-    on; if every failure is wanted, all of them, and all others are called before."""
+    """Call the function for every record in order, but those whose results for ``slot`` are
+    ``known``, which gets the new ones. RecordFailure (all, if every failure is wanted)."""
     batch = failures.batch
     rows, before = (None, None) if known is None else known.of(slot, batch)
     if rows is None or before is None or not len(rows):
@@ -659,8 +654,7 @@ BY_KEY = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Partitions:
-    """Chooses the partitions of a sink's records (KIP-837). ``said``: a Column's result for each;
-    None where a function or the bytes of the ``keys`` decide."""
+    """Chooses a sink's partitions (KIP-837): as a Column ``said``, or a function or ``keys``."""
 
     op: SinkOp
     failures: Failures

@@ -1,8 +1,7 @@
 """The times of a micro-batch's records and of its tasks.
 
-A source's extractor says a record's time before the inputs are merged (note 032); for records that
-this batch does not consume that has no effect. A time is at most what Spark holds: microseconds in
-64 bits. Tasks whose sources are idle move on when the driver asks for it (note 025).
+A source's extractor says a record's time before inputs are merged (note 032), consumed or not. A
+time is at most what Spark holds: microseconds in 64 bits. Idle sources: note 025.
 """
 
 from __future__ import annotations
@@ -202,9 +201,8 @@ def extract_times(
     request: BatchRequest,
     every_failure: bool = False,
 ) -> ExtractedTimes:
-    """Give the records of the ``ops``' slots their times; those that get a negative one leave.
-    Changes ``hop``. Raises RecordFailure for a record of which an extractor says no time, or one
-    beyond `MOST_MS`; ``every_failure``: for all of them."""
+    """Give the records of the ``ops``' slots their times in ``hop``; those with a negative one
+    leave. RecordFailure for one (``every_failure``: all) without a time, or beyond `MOST_MS`."""
     if ops:
         hop.timestamp = hop.timestamp.copy()
     found = []
@@ -257,8 +255,7 @@ def _said_by_column(failures: Failures) -> Int64:
 def _said_by_function(
     function: TimeFunction, topic: str, failures: Failures, before: PartitionTimes
 ) -> Int64:
-    """Record by record: a partition's time depends on those before. Nothing is said of one that
-    fails, so those behind it see what they would see without it."""
+    """A partition's time depends on the records before, and nothing is said of one that fails."""
     batch = failures.batch
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     records = _contexts(batch, topic) if function.takes > 2 else None
@@ -346,8 +343,7 @@ are kept."""
 def moved(
     request: BatchRequest, sources: Sequence[Source], consumed: Mapping[TopicPartition, int]
 ) -> Moved:
-    """The moves that the request asks for, of tasks that have read all there was: a record that is
-    left for the next batch may be older."""
+    """Moves that the request asks for, of tasks that have read all: what is left may be older."""
     behind = {
         TaskId(source.subtopology, tp.partition)
         for source in sources

@@ -68,8 +68,7 @@ class DaemonPlace:
 
 
 def same_imports(mine: DaemonPlace, asked: DaemonPlace) -> bool:
-    """True if what was imported in ``mine`` is what would be in ``asked``: the same interpreter,
-    folder and variables but Spark's own, and no other folder with anything in it."""
+    """True if imports in ``mine`` are those in ``asked``: interpreter, folder, variables, path."""
     left_out = _OF_A_SHELL | _OF_THE_PATH
     had, has = (
         {name: value for name, value in one.environment.items() if name not in left_out}
@@ -119,8 +118,7 @@ def stand_in(connection: socket.socket) -> None:
 
 
 def awaited(listening: socket.socket, timeout_s: float) -> bool:
-    """Wait until somebody asks, and take the place if it is like this one: True. False where it is
-    not, nobody asks, or standard input, which whoever launched this process holds, ends."""
+    """Wait for somebody, and take the place if it is like this one; False also where stdin ends."""
     mine = DaemonPlace.of_this_process()
     ready, _, _ = select.select([listening.fileno(), STREAMS[0]], [], [], timeout_s)
     if listening.fileno() not in ready:
@@ -183,8 +181,7 @@ def program_last(path: Iterable[str], own: Iterable[str], here: str) -> list[str
 
 
 def without_archives(path: Iterable[str]) -> list[str]:
-    """A worker's path without the archives of PySpark's sources, where the installed PySpark that
-    they lie in is on it, too: an archive has no byte code, and compiling it takes half a second."""
+    """A worker's path without archives of an installed PySpark: compiling them takes 0.5 s."""
     entries = list(path)
     archives = [PurePath(entry) / _ARCHIVES for entry in entries]
     return [entry for entry in entries if PurePath(entry).parent not in archives]

@@ -126,8 +126,7 @@ _ahead: list[JvmAhead] = []
 
 
 def launch_ahead(conf: SparkConf) -> None:
-    """Launch the JVM that PySpark would launch for ``conf``; returns at once, and reports nothing.
-    Nothing happens where this process has one. Not for several threads at once."""
+    """Launch the JVM for ``conf`` if there is none; returns at once, silently. One thread only."""
     if _ahead or SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     command, options = _pysparks_launch(conf)
@@ -144,8 +143,7 @@ def launch_ahead(conf: SparkConf) -> None:
 
 
 def taken(command: Sequence[str], environment: Mapping[str, str]) -> JvmAhead | None:
-    """The one that was launched ahead, in place of a launch with these; None where there is none,
-    and where it would be another one, which has ended then."""
+    """The one launched ahead, if these would launch the same; else None, and it has ended."""
     if not _ahead:
         return None
     found = _ahead[0]
@@ -237,9 +235,8 @@ LOOK_S = 0.05
 @contextmanager
 def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]:
     """Around the start of a session: whatever it raises, also an interrupt, the JVM that it
-    launched has ended before the error goes on, and PySpark has forgotten it. A JVM that was there
-    before is left alone. ``stop`` set meanwhile ends the JVM, and so the start, with some error of
-    PySpark's. Not for several threads at once.
+    launched has ended first, and PySpark has forgotten it. An earlier JVM is left alone. ``stop``
+    ends the JVM, and so the start, with some error of PySpark's. Not for several threads at once.
 
     The JVM has a process group of its own and ignores what `StopSignals` answers: this process,
     which then ends in order, still needs it. It ends with its standard input.
