@@ -72,8 +72,7 @@ class StateMachine:
             return self._state
 
     def to(self, state: ClientState) -> bool:
-        """Change; False if it is the state already, or for a late event of an instance that ends.
-        IllegalTransitionError for any other step that the machine does not have."""
+        """Change; False: already so, or late in an end. IllegalTransitionError: no such step."""
         with self._lock:
             old = self._state
             if state is old or (old in STOPPING and state not in CLIENT_TRANSITIONS[old]):
@@ -95,8 +94,6 @@ class StateMachine:
         with self._lock:
             return self._changed.wait_for(lambda: self._state in ENDED, timeout_s)
 
-
-# --- pause (KIP-834) ------------------------------------------------------------------------------
 
 _LOOK_S = 0.1
 

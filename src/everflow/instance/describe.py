@@ -125,8 +125,6 @@ def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
     }
 
 
-# --- tasks in words -------------------------------------------------------------------------------
-
 ROLES = ("active", "failing", "starting", "restoring", "leaving", "standby", "warm-up")
 ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = ROLES
 """The roles that operators see: an active task that cannot process yet is restoring, or starting
@@ -189,7 +187,6 @@ def progress(copies: Collection[TaskStatus]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 99.5:
@@ -213,8 +210,6 @@ def _figures(status: TaskStatus) -> str:
         return "" if status.lag is None else f"lag {status.lag:,}"
     return trouble(status.trouble) if status.trouble is not None else progress([status])
 
-
-# --- the banner of a start ------------------------------------------------------------------------
 
 _LIST_WIDTH = 76  # topics or stores named before "and n more"
 

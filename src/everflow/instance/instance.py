@@ -154,8 +154,7 @@ class InstancePorts(Protocol):
 
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> int:
-        """End the open transactions of this process; ``own`` False: of members that have left.
-        Returns how many ids of others were fenced."""
+        """End open transactions of this process, or of gone members (``own`` False); counts ids."""
 
     def check(self) -> None:
         """With every turn of the loop; quick. EverflowError if the instance cannot go on."""
@@ -227,8 +226,7 @@ class Instance:
         self.updater.start()
         self.global_tables.start()
         self.loop.start()
-        # Join once the threads are warm: a task that another instance hands over without a restore
-        # would wait for them (seconds; measured by `bench scaleout`).
+        # Join once the threads are warm: a task that comes without a restore would wait seconds.
         await_warm([thread.warm for thread in self.threads], self.clock, self.stop)
         # And once global tables are filled, for lookups must not miss rows.
         self.global_tables.await_filled(self.stop, self.settings.task_timeout_ms)
@@ -240,8 +238,6 @@ class Instance:
             deadline=deadline,
             stop=self.stop,
         )
-
-    # --- what others see of it -------------------------------------------------------------------
 
     def all_tasks(self) -> list[ActiveTask]:
         """Tasks on stream threads; from any thread, as the others here."""
@@ -323,8 +319,7 @@ class Instance:
         started, _ = self.ports.recovery(self, stop, pauses=True).recover(tasks, ())
         if not started:
             return
-        # Before anything is processed: then records in internal topics without a committed offset
-        # always mean lost offsets (D5).
+        # First: then records in internal topics without a committed offset mean lost ones (D5).
         offsets = {tp: (at, format_metadata(START_METADATA, {})) for tp, at in started.items()}
 
         def commit() -> None:

@@ -88,8 +88,7 @@ END_S = 60.0
 
 
 class KafkaStreams(InteractiveQueries, Telling):
-    """Runs a topology. One object is one instance: one member of the group ``application.id``. It
-    starts once.
+    """Runs a topology, once. One object is one instance: a member of the group ``application.id``.
 
         KafkaStreams(builder.build(), application_id="delays",
         bootstrap_servers="broker:9092").run()
@@ -130,7 +129,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._standby_listener: StandbyUpdateListener | None = None
         self._uncaught = Uncaught(self._shut_down_all)
         self._spreading: EverflowError | None = None
-        """The error for which all instances shut down."""
         self._pause = Pause()
         self._joined = False
         self._caller_raises = False
@@ -143,14 +141,12 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- what users see --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Check everything that can be checked, join the group, start the threads; returns before
-        the tasks run.
+        """Check what can be checked, join the group, start the threads; returns before tasks run.
 
         Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
         broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
         OffsetsExpiredError, StoreLayoutError, SetupError: then the state is ERROR. Closed meanwhile
-        it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt: then it is
-        NOT_RUNNING."""
+        it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt: state NOT_RUNNING."""
         self._require_created("the instance is started")
         install()
         share_one_area()
@@ -270,8 +266,7 @@ class KafkaStreams(InteractiveQueries, Telling):
     # --- operations -------------------------------------------------------------------------------
 
     def set_state_listener(self, listener: StateListener) -> None:
-        """``listener(new, old)`` on every change, on the thread that made it: return quickly.
-        Before `start` only."""
+        """``listener(new, old)`` on each change, on its thread: be quick. Before `start` only."""
         self._require_created("a state listener is set")
         self._life.states.listener = listener
 
@@ -312,12 +307,10 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._uncaught = replace(self._uncaught, handler=handler, limits=limits)
 
     def pause(self) -> None:
-        """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
-        `resume` (KIP-834).
+        """Process, restore and follow nothing on this instance until `resume` (KIP-834).
 
-        Batches in flight end and commit. It stays a member of the group and keeps its tasks and its
-        state; tasks that come meanwhile are paused, too. May be called before `start`; the next
-        process does not remember it."""
+        Batches in flight end and commit. It stays a member and keeps tasks and state; new tasks are
+        paused, too. May be called before `start`; the next process does not remember it."""
         self._pause.pause()
 
     def resume(self) -> None:
@@ -329,8 +322,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
-        tasks, or is about to get it.
+        """Add a stream thread (KIP-663). Returns its name once it gets its share of the tasks.
 
         Its workers start first, for some seconds. Tasks go to it between two batches, without a
         restore. The next process starts with ``num.stream.threads`` again. None if the instance
@@ -339,8 +331,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
-        """Remove the stream thread that was added last (KIP-663). Returns its name when it has
-        ended; None if the instance ends meanwhile.
+        """Remove the newest stream thread (KIP-663). Its name, once it ended; None: all ends.
 
         Its tasks go to the others after the batch in flight, without a restore. Raises
         IllegalStateError if the instance does not run or has one thread only; TaskTimeoutError if
@@ -348,25 +339,21 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
-        """End every instance of the application, this one too, for a fault that no restart mends
-        (KIP-671).
+        """End all instances of the application, for a fault that no restart mends (KIP-671).
 
-        The request goes out with the next rebalance, which is asked for at once. Each ends in state
-        ERROR, with a ShutdownRequestedError that names this instance; none drains, all leave the
-        group. Does not wait for them. Later instances run. Raises IllegalStateError if this one is
-        not a member of the group."""
+        The request goes out with a rebalance, which is asked for at once. Each ends in ERROR, with
+        a ShutdownRequestedError that names this instance; none drains, all leave the group. Later
+        instances run. Does not wait. IllegalStateError if this is no member."""
         instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
     def clean_up(self) -> None:
-        """Delete this instance's stores; the next start restores them from their changelogs. Before
-        `start` or after the end only.
+        """Delete this instance's stores, which the next start restores. Never while it runs.
 
         The folder keeps what names the instance and its transactions, which the next start ends.
-        Raises IllegalStateError while the instance runs; StateLockedError if another process works
-        on the folder; StateFormatError if it belongs to another application or a later release;
-        StateDiskError."""
+        Raises IllegalStateError between start and end; StateLockedError if a process works on the
+        folder; StateFormatError for another application's or a later release's; StateDiskError."""
         if self.state is not ClientState.CREATED and self.state not in ENDED:
             raise IllegalStateError(
                 f"In state {self.state.name} the stores are in use: clean up before the start, or "
@@ -545,8 +532,7 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def query_address(self) -> str | None:
-        """host:port where stores can be asked (``application.server``), by ``query.listen`` or by a
-        service of your own; None: nowhere, or not yet."""
+        """``application.server``, where stores are asked: host:port; None: nowhere, or not yet."""
         return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:

@@ -172,8 +172,6 @@ class BrokerFacts:
         self._asked_ms, self._states = self.clock.now_ms(), states
 
 
-# --- how busy the threads are ---------------------------------------------------------------------
-
 BUSY_MS = 30_000
 
 
@@ -186,8 +184,7 @@ class BusyShares:
     def note(
         self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
     ) -> None:
-        """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
-        ``since_ms``: the begin of the running batch (monotonic), which may be a long one."""
+        """``done_s``: seconds in ended batches; ``since_ms``: begin of the running (monotonic)."""
         for thread in done_s.keys() | since_ms.keys():
             since = since_ms.get(thread)
             running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
@@ -268,8 +265,7 @@ class Observer:
     def know(
         self, blueprint: Blueprint, admin: ClusterAdmin | None = None, exactly_once: bool = False
     ) -> None:
-        """The cluster has been checked; called without ``admin`` when the plan has grown.
-        ``exactly_once``: records are written in transactions."""
+        """Called once the cluster is checked; without ``admin`` when the plan has grown."""
         tasks, made = tasks_of(blueprint), digest(blueprint.fingerprint)
         self.subject = replace(self.subject, application_tasks=tasks, topology=made)
         if admin is not None:
@@ -286,8 +282,6 @@ class Observer:
                 clock=self.clock,
             )
             on_thread("everflow-broker-facts", lambda: facts.run(self._stop))
-
-    # --- observations ----------------------------------------------------------------------------
 
     def observe(self) -> Observation:
         with self._lock:
@@ -533,8 +527,7 @@ def observed(
     clock: Clock,
     drain: Callable[[], None],
 ) -> Observer:
-    """Observe an instance until its end, over HTTP and OTLP as its settings say. ``drain`` returns
-    at once. ConfigError if it cannot listen, or a package is missing."""
+    """Observe until the instance ends. ``drain`` returns at once. ConfigError: no port, package."""
     config, opened = streams.config, life.opened
     observer = Observer(
         streams=streams,

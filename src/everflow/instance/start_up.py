@@ -82,8 +82,7 @@ def prepare_cluster(
         )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
     require_room(topology)
-    # 3. Earlier processes on this folder may have left transactions open; they hide committed
-    #    offsets until fenced (D6).
+    # 3. Fence earlier processes on this folder: open transactions hide offsets (D6).
     _fence_recorded(config, directory, clock, stop)
     topics, deadline = ClusterTopics(admin, config), Deadline(clock, config.task_timeout_ms)
     blueprint = retrying(

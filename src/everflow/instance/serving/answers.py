@@ -379,8 +379,7 @@ class ServedStores:
         return {"entries": page.rows, "next": None}
 
     def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
-        """The values of keys whose own partitions are active here, read together: one by one each
-        costs ten times as much. None: see `values_at_home`."""
+        """`values_at_home` for keys as JSON has them: one by one each costs ten times as much."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":
             return [None] * len(keys)

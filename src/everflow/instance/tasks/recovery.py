@@ -141,8 +141,6 @@ class Recovery:
             task.ends = {tp: ends[tp] for tp in task.inputs}
         return started, committed
 
-    # --- steps -----------------------------------------------------------------------------------
-
     def _retry(self, operation: Callable[[], _T], what: str, deadline: _Patience) -> _T:
         def attempt() -> _T:
             deadline.check()
@@ -417,9 +415,8 @@ def _below(
 
 
 # --- transactions of instances that vanished (D6) -------------------------------------------------
-# An open transaction blocks committed offsets and readers until its time-out. So who takes over a
-# task fences the ids of processes that are gone. A member's client id ends with its process id
-# (`assembly.client_id`); if one does not, nothing is done.
+# An open transaction blocks committed offsets and readers: who takes over a task fences the ids of
+# processes that are gone. A member's client id ends with its process id (`assembly.client_id`).
 
 _PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 

@@ -188,8 +188,7 @@ class TaskManager:
             self._drop(thread, dealt)
             here = [task for task, number in sorted(dealt.items()) if number == thread.number]
             fresh = [task for task in here if self._in_none(task)]
-            # Tasks that lack only the tail of their changelogs do not wait for whole restores, and
-            # none waits for a task whose brokers do not answer.
+            # Apart: no task waits for another's whole restore, or for another's silent brokers.
             stalled = self.timeouts.stalled()
             together = [task for task in fresh if task not in stalled]
             for part in (
@@ -234,8 +233,7 @@ class TaskManager:
             task = by_id.get(task_id)
             if task is None:
                 continue
-            # A task that was lost and came back must be recovered, and so must one of whose last
-            # batch it is not known whether it was committed.
+            # To be recovered: a task that was lost and came back, or whose last batch is unknown.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
             ours = whole and task_id in self.owned and task_id in self.gate.owned()
             if ours and self.services.fits(task):
@@ -380,8 +378,6 @@ class TaskManager:
             self._suspend(task.recycle(self.services.create(task.id).inputs))
         self._close_unwanted(asked)
         self.reconcile()
-
-    # --- ends ------------------------------------------------------------------------------------
 
     def _suspend(self, task: ActiveTask) -> None:
         if task.state is not TaskState.SUSPENDED:

@@ -17,8 +17,6 @@ from everflow.metrics import Labels, Metrics, Seen
 from everflow.protocol.messages import RENEWED, BatchResult, Printed
 from everflow.records import LATE_UNMATCHED, KeyPlaces
 
-# --- the rows of print_table ----------------------------------------------------------------------
-
 PRINTED_EVERY_S = 0.5
 HEAD_EVERY = 40
 

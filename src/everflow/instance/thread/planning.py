@@ -57,8 +57,7 @@ class BatchPlanner:
         most = self.retries.size.records(self.retries.bounds)
         available = self._available(tasks)
         few = sum(r.end - r.start for r in available.values()) < most
-        # Records that came during the last batch need not wait for the one after the next. Where
-        # the brokers report new records by themselves, a thread without any need not ask.
+        # For records that came during the last batch. Brokers that report need not be asked.
         asks = few and bool(available or not self.ends.reports)
         if asks and self.ends.refresh(FRESH_ENDS_MS):
             available = self._available(tasks)
@@ -125,8 +124,6 @@ def unread(
 def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]:
     return {tp: OffsetRange(at, at) for task in tasks for tp, at in task.positions.items()}
 
-
-# --- tasks that wait for an input -----------------------------------------------------------------
 
 NEVER = -1
 """``max.task.idle.ms``: whatever is there is processed."""

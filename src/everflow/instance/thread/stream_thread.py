@@ -58,9 +58,6 @@ from everflow.topology.idle_sources import IdleSource
 log = logging.getLogger("everflow")
 
 
-# --- what a thread runs with ----------------------------------------------------------------------
-
-
 class Job(Protocol):
     """Runs the micro-batches of one thread (`everflow.instance.thread.thread_job.ThreadJob`)."""
 
@@ -170,7 +167,6 @@ class StreamThread:
     wake: threading.Event = field(default_factory=threading.Event)
     tasks: dict[TaskId, ActiveTask] = field(default_factory=dict)
     warm: threading.Event = field(default_factory=threading.Event)
-    """Set once the thread's workers run."""
     batch_since_ms: float | None = None
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
     hung: Hung | None = None
@@ -392,8 +388,7 @@ class StreamThread:
         try:
             result = self._run_batch(planned)
         except BatchFailedError as failure:
-            # 5. It is not known whether the batch was committed: kill, fence, read the committed
-            # offsets, replay, retry (D6).
+            # 5. It is not known whether it was committed: kill, fence, recover, retry (D6).
             self._after_failure(failure.failure, self.clock.monotonic_ms() - started_ms)
             return False
         if result is None or not result.committed:
@@ -622,8 +617,6 @@ class StreamThread:
         self._counts.add(result)
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
 
-    # --- the end ---------------------------------------------------------------------------------
-
     def _close_job(self) -> None:
         job, self._job = self._job, None
         if job is not None:
@@ -649,9 +642,6 @@ def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[Ac
     ]
 
 
-# --- the handler of uncaught exceptions -----------------------------------------------------------
-
-
 class StreamThreadExceptionResponse(enum.Enum):
     """What a handler answers: REPLACE_THREAD, SHUTDOWN_CLIENT or SHUTDOWN_APPLICATION (all)."""
 
@@ -666,10 +656,8 @@ UncaughtExceptionHandler: TypeAlias = "Callable[[EverflowError], StreamThreadExc
 
 @dataclass(frozen=True)
 class Uncaught:
-    """The user's handler of uncaught exceptions (KIP-671, note 047), and its limits; without a
-    handler every uncaught error ends the instance. ``shut_down_all``: asks every instance to end.
-    Unlike Kafka Streams, `RetryPolicy` replaces a thread only for causes that may pass, after
-    growing rests."""
+    """The user's handler of uncaught exceptions (KIP-671, note 047), and its limits; without one
+    every uncaught error ends the instance. ``shut_down_all``: asks every instance to end."""
 
     shut_down_all: Callable[[EverflowError], None]
     handler: UncaughtExceptionHandler | None = None

@@ -1,5 +1,4 @@
-"""Creates internal topics at the first start, checks them at every other (invariant I10), and
-watches the application's topics while it runs."""
+"""Creates internal topics at the first start, checks them later (I10), and watches topics."""
 
 from __future__ import annotations
 
@@ -311,8 +310,7 @@ def missing_outputs(
     partitions: int,
     dead_letter_topic: str | None = None,
 ) -> TopologyError | None:
-    """The error for output topics that will not be created. ``creates_topics``: the brokers'
-    ``auto.create.topics.enable``, None: unknown. ``partitions``: proposed."""
+    """The error for outputs that nobody creates. ``creates_topics`` None: it is unknown."""
     if not missing or creates_topics is not False:
         return None
     command = "  everflow topic create {}:{} --bootstrap-servers ..."

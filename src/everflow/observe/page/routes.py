@@ -71,7 +71,6 @@ async def posted(request: Request) -> dict[str, Any]:
 
 
 def text_in(content: Mapping[str, Any], name: str) -> str:
-    """A text of a posted object. Raises RefusedRequest."""
     found = content.get(name)
     if not isinstance(found, str):
         raise RefusedRequest(400, f"{name} is a text")
@@ -89,8 +88,7 @@ class LetterCause(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class CauseLetters:
     """``letters`` of a cause, of which ``open`` can be replayed; ``late`` of those are older than
-    the newest record where they go (None: brokers before 3.0 do not tell that); ``sample``: the
-    last one, whole but for what is large, for people."""
+    the newest record where they go (None: brokers before 3.0); ``sample``: the last one, cut."""
 
     cause: LetterCause
     letters: int
@@ -136,8 +134,7 @@ ASKS = {"WWW-Authenticate": 'Basic realm="everflow: any name, and the token as t
 FILES = Path(__file__).parent
 DRAWING = "<!-- topology -->"
 HEADERS = {
-    # Nothing is loaded from elsewhere, and no script runs but the page's own file, whatever a topic
-    # is called. The drawing has its styles in itself.
+    # No script runs but the page's own file. The drawing has its styles in itself.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -169,7 +166,6 @@ class Page:
     _seen: tuple[float, dict[str, Any]] | None = None
 
     def needs_token(self, path: str) -> bool:
-        """True if it is one of the dashboard's paths, and they need a token."""
         return bool(self.tokens) and (path == "/page" or path.startswith("/page/"))
 
     def routes(self) -> list[Route]:
@@ -284,7 +280,6 @@ def _file(content: str, media_type: str) -> Answer:
 
 
 def _asked(work: Callable[[Request], Awaitable[dict[str, Any]]]) -> Answer:
-    """The result of requested work, or why it was not done."""
 
     async def answered(request: Request) -> Response:
         try:
