@@ -69,7 +69,8 @@ class Connections:
         self._open: dict[str, http.client.HTTPConnection] = {}
 
     def ask(self, path: str, body: bytes | None = None, at: str | None = None) -> Any:
-        """``body``: JSON; ``at``: asked first. QueryRefusedError, QueryUnavailableError."""
+        """The answer's content, from whoever has it; ``body``: JSON; ``at`` is asked first. Raises
+        QueryRefusedError, QueryUnavailableError."""
         until_s, pause_s = self._clock() + self._patience_s, FIRST_PAUSE_S
         while True:
             reason = ""
@@ -248,7 +249,8 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Any:
-        """The value of a key, or None; ``as_of``: of a versioned store at a time (epoch ms)."""
+        """The value of a key, None where there is none; of a versioned store also as of a time (ms
+        since the epoch)."""
         asked = _asked(stale, max_lag, as_of=as_of)
         found = self._entry(f"/stores/{_quoted(store)}/entries/{self._key(store, key)}", asked)
         return None if found is None else found["value"]

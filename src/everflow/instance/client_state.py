@@ -72,7 +72,8 @@ class StateMachine:
             return self._state
 
     def to(self, state: ClientState) -> bool:
-        """Change; False: already so, or late in an end. IllegalTransitionError: no such step."""
+        """Change; False if it is the state already, or for a late event of an instance that ends.
+        IllegalTransitionError for a step that there is not."""
         with self._lock:
             old = self._state
             if state is old or (old in STOPPING and state not in CLIENT_TRANSITIONS[old]):
@@ -90,7 +91,6 @@ class StateMachine:
             return True
 
     def wait_ended(self, timeout_s: float | None) -> bool:
-        """Wait for NOT_RUNNING or ERROR; False when the time ran out first."""
         with self._lock:
             return self._changed.wait_for(lambda: self._state in ENDED, timeout_s)
 

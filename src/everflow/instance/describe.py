@@ -158,7 +158,6 @@ def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> 
 
 
 def trouble(found: Trouble, now_ms: float | None = None) -> str:
-    """``ValueError: bad (3 times in 12 s)``."""
     elapsed = (time.time() * 1000 if now_ms is None else now_ms) - found.since_ms
     times = "once" if found.count == 1 else f"{found.count} times"
     text = found.text if len(found.text) <= _TROUBLE_WIDTH else f"{found.text[:_TROUBLE_WIDTH]}..."

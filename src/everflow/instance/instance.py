@@ -154,7 +154,8 @@ class InstancePorts(Protocol):
 
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> int:
-        """End open transactions of this process, or of gone members (``own`` False); counts ids."""
+        """End the open transactions of this process; ``own`` False: of members that have left.
+        Returns how many ids of others were fenced."""
 
     def check(self) -> None:
         """With every turn of the loop; quick. EverflowError if the instance cannot go on."""
@@ -262,8 +263,6 @@ class Instance:
                 found.append(Settled(task.id, task.epoch, task.incarnation, stores, at_ms))
         return found
 
-    # --- parts -----------------------------------------------------------------------------------
-
     def open_thread(self, number: int) -> StreamThread:
         services = ThreadServices(
             open_job=self.ports.open_job,
@@ -336,8 +335,6 @@ class Instance:
         # Offsets that the group refused must not overwrite the next owner's with a later batch.
         self.deferred.forget({tp for task in tasks for tp in self.ports.create(task).inputs})
 
-    # --- the loop --------------------------------------------------------------------------------
-
     def turn(self, event: Callable[[], None]) -> None:
         """Run one event, then the periodic checks; raises nothing."""
         try:
@@ -364,8 +361,6 @@ class Instance:
                 tp: at for tp, (at, _) in self.lower_bounds.settled().items() if tp in running
             }
             quietly(lambda: self.ports.purge(settled))
-
-    # --- events ----------------------------------------------------------------------------------
 
     def on_member_event(self, event: MemberEvent) -> None:
         """On the group client's thread: note in the gate's book, queue, return (scenario 24)."""

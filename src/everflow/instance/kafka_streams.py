@@ -138,8 +138,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._looked: tuple[float, float] | None = None
         """When it was last displayed (s), and how many records had been processed by then."""
 
-    # --- what users see --------------------------------------------------------------------------
-
     def start(self) -> None:
         """Check what can be checked, join the group, start the threads; returns before tasks run.
 
@@ -263,10 +261,9 @@ class KafkaStreams(InteractiveQueries, Telling):
         """The error behind state ERROR; in state NOT_RUNNING that of the shutdown, if it failed."""
         return self._life.error
 
-    # --- operations -------------------------------------------------------------------------------
-
     def set_state_listener(self, listener: StateListener) -> None:
-        """``listener(new, old)`` on each change, on its thread: be quick. Before `start` only."""
+        """``listener(new, old)`` on every change, on the thread that made it: return quickly.
+        Before `start` only."""
         self._require_created("a state listener is set")
         self._life.states.listener = listener
 
@@ -307,7 +304,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._uncaught = replace(self._uncaught, handler=handler, limits=limits)
 
     def pause(self) -> None:
-        """Process, restore and follow nothing on this instance until `resume` (KIP-834).
+        """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
+        `resume` (KIP-834).
 
         Batches in flight end and commit. It stays a member and keeps tasks and state; new tasks are
         paused, too. May be called before `start`; the next process does not remember it."""
@@ -322,7 +320,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """Add a stream thread (KIP-663). Returns its name once it gets its share of the tasks.
+        """Add a stream thread (KIP-663). Returns its name once it has its share of this instance's
+        tasks, or is about to get it.
 
         Its workers start first, for some seconds. Tasks go to it between two batches, without a
         restore. The next process starts with ``num.stream.threads`` again. None if the instance
@@ -331,7 +330,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._member("no stream thread can be added").thread_count.add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
-        """Remove the newest stream thread (KIP-663). Its name, once it ended; None: all ends.
+        """Remove the stream thread that was added last (KIP-663). Returns its name when it has
+        ended; None if the instance ends meanwhile.
 
         Its tasks go to the others after the batch in flight, without a restore. Raises
         IllegalStateError if the instance does not run or has one thread only; TaskTimeoutError if
@@ -341,19 +341,22 @@ class KafkaStreams(InteractiveQueries, Telling):
     def shut_down_application(self) -> None:
         """End all instances of the application, for a fault that no restart mends (KIP-671).
 
-        The request goes out with a rebalance, which is asked for at once. Each ends in ERROR, with
-        a ShutdownRequestedError that names this instance; none drains, all leave the group. Later
-        instances run. Does not wait. IllegalStateError if this is no member."""
+        The request goes out with the next rebalance, which is asked for at once. Each ends in state
+        ERROR, with a ShutdownRequestedError that names this instance; none drains, all leave the
+        group. Does not wait for them. Later instances run. Raises IllegalStateError if this one is
+        not a member of the group."""
         instance = self._member("the others cannot be asked to end: that goes through the group")
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
     def clean_up(self) -> None:
-        """Delete this instance's stores, which the next start restores. Never while it runs.
+        """Delete this instance's stores; the next start restores them from their changelogs. Before
+        `start` or after the end only.
 
         The folder keeps what names the instance and its transactions, which the next start ends.
-        Raises IllegalStateError between start and end; StateLockedError if a process works on the
-        folder; StateFormatError for another application's or a later release's; StateDiskError."""
+        Raises IllegalStateError while the instance runs; StateLockedError if another process works
+        on the folder; StateFormatError if it belongs to another application or a later release;
+        StateDiskError."""
         if self.state is not ClientState.CREATED and self.state not in ENDED:
             raise IllegalStateError(
                 f"In state {self.state.name} the stores are in use: clean up before the start, or "
@@ -386,8 +389,6 @@ class KafkaStreams(InteractiveQueries, Telling):
                 "this instance, then make a new KafkaStreams(...) and start that."
             )
 
-    # --- the end ----------------------------------------------------------------------------------
-
     def __enter__(self) -> KafkaStreams:
         """``with KafkaStreams(...) as streams:`` closes at its end; `start` is called inside."""
         return self
@@ -419,8 +420,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         """Wait for an end that has begun, which hands nothing over and cuts batches off."""
         self._life.hurry.set()
         return self._life.states.wait_ended(timeout_s)
-
-    # --- in a notebook and at a prompt ------------------------------------------------------------
 
     def __repr__(self) -> str:
         parts = [f"state {self.state.name}"]
@@ -461,8 +460,6 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def _number(self, name: str) -> float:
         return float(self.metrics().get(name, 0))
-
-    # --- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
         close_at_exit(self)
@@ -532,7 +529,8 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     @property
     def query_address(self) -> str | None:
-        """``application.server``, where stores are asked: host:port; None: nowhere, or not yet."""
+        """host:port where stores can be asked (``application.server``), by ``query.listen`` or by a
+        service of your own; None: nowhere, or not yet."""
         return self.config.application_server or None
 
     def _release(self, directory: StateDirectory, clean: bool) -> None:

@@ -150,7 +150,8 @@ LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 @dataclass
 class InstanceEnd:
-    """Ends an instance, started or not. ``leave_group``: see `GroupMember.leave`."""
+    """Ends an instance, started or not. ``leave_group``: see `GroupMember.leave`; ``drain_s`` 0: no
+    task is handed over."""
 
     life: InstanceLife
     instance: Instance

@@ -201,7 +201,6 @@ class BusyShares:
 
 
 def per_second(samples: Sequence[tuple[float, float]]) -> float:
-    """How fast a value grows; 0 before the second sample."""
     if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
         return 0.0
     (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
@@ -352,8 +351,6 @@ class Observer:
             )
             for thread in ([] if instance is None else list(instance.threads))
         ]
-
-    # --- how many there should be ----------------------------------------------------------------
 
     def start(self) -> None:
         """Measure the load, on a thread of its own, and collect log lines, until `stop`."""

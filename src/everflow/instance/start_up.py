@@ -1,5 +1,4 @@
-"""Prepares an instance before it joins: check the cluster, fence, check and create topics. Nothing
-here starts a thread; every error is raised to the caller of `KafkaStreams.start`."""
+"""Prepares an instance before it joins, without threads; errors reach the caller of `start`."""
 
 from __future__ import annotations
 

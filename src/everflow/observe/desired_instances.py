@@ -29,9 +29,8 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRules:
-    """``target``: the share of time in batches that is aimed at; ``drain_s``: a backlog is to be
-    worked off in this time, besides what arrives; ``up_after_s``, ``down_after_s``: a number must
-    hold that long before it is told (what moves a task costs a restore)."""
+    """``target``: aimed share of time in batches; ``drain_s``: time to work off a backlog, besides
+    what arrives; ``up_after_s``, ``down_after_s``: how long a number must hold (moves cost)."""
 
     target: float = 0.7
     drain_s: float = 120.0

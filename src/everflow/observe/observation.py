@@ -1,8 +1,6 @@
-"""`Observation`: one look at an instance, in plain values: whoever shows it needs nothing else. And
-the content of `/status`, `/live` and `/ready`, and how another instance reads it. Pure.
+"""`Observation`: one look at an instance, in plain values, and `/status`, `/live`, `/ready`. Pure.
 
-An instance that restores is alive, as a restart would begin the restore again. It is ready once its
-active tasks run, so that a rolling restart waits for them.
+An instance that restores is alive: a restart would begin again. It is ready once its tasks run.
 """
 
 from __future__ import annotations
@@ -85,9 +83,8 @@ class ObservedWriter:
 
 
 class StableLag(NamedTuple):
-    """What readers of committed records do not see of a partition, as somebody's transaction is
-    open: ``records`` from the last stable offset to the log's end, and for how many seconds at
-    least that offset, ``stable``, has stood where it stands."""
+    """What readers of committed records do not see of a partition, as a transaction is open:
+    ``records`` behind its last stable offset; ``held_s``: how long it has been ``stable``."""
 
     records: int
     stable: int
@@ -369,7 +366,6 @@ _types = cache(get_type_hints)
 
 
 def _part(told: Mapping[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """The wanted values, each of the type that the field of ``kind`` has."""
     found = {name: told[name] for name in wanted}
     types = _types(kind)
     for name, value in found.items():

@@ -24,7 +24,6 @@ EXTRA = "pip install 'everflow[opentelemetry]'"
 SETTING = "otel.exporter.otlp.metrics.endpoint"
 ATTEMPT_S = 10.0
 END_MS = 3_000
-"""How long the shutdown waits for the last metrics."""
 SENDERS_LOG = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 

@@ -85,9 +85,8 @@ def _machine_names() -> frozenset[str]:
 
 
 def own_host_only(app: Application, names: OwnNames, free: Callable[[str], bool]) -> Application:
-    """The application, for requests whose Host is one of ``names``, and of others only for those
-    whose path is ``free``: what nobody learns anything from, or what needs a token. Requests with
-    an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
+    """The application, for requests whose Host is one of ``names``, or whose path is ``free``: that
+    tells nothing, or needs a token. An absolute target names its own host (RFC 9112, 3.2.2)."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")

@@ -40,9 +40,8 @@ class AtRest:
 
 @dataclass
 class Copies:
-    """What is on this instance's disk, for `membership.assignor`; any thread may call everything.
-    ``recovering``: active tasks that do not run yet; ``restored``: positions of stores being
-    restored, summed per task. ``delete_retention_ms``: of a changelog topic, without I/O."""
+    """What is on disk, for `membership.assignor`; from any thread. ``recovering``: active tasks
+    that do not run yet; ``restored``: their summed positions. ``delete_retention_ms``: no I/O."""
 
     followed: Callable[[], Mapping[TaskId, FollowedTask]]
     running: Callable[[], Collection[TaskId]]
@@ -230,8 +229,6 @@ class Freshness:
                 except EverflowError as error:
                     log.debug("Task %s: %s", claim.task, error)
 
-
-# --- the state folder -----------------------------------------------------------------------------
 
 NOTE_PERIOD_MS = 60_000.0
 """Far below `restore_plan.AGE_MARGIN_MS_MAX`, also where deletes are kept for minutes only."""

@@ -298,8 +298,6 @@ class StateUpdater:
             log.warning("%s", text)
             self._said_ms = now_ms
 
-    # --- commands --------------------------------------------------------------------------------
-
     def _take_commands(self) -> None:
         while not self._commands.empty():
             self._commands.get_nowait()()
@@ -351,8 +349,6 @@ class StateUpdater:
         self._lanes.follow(
             role, {tp: store.progress.position for tp, store in found.stores.items()}
         )
-
-    # --- opening ---------------------------------------------------------------------------------
 
     def _open_waiting(self) -> None:
         now_ms = self.clock.monotonic_ms()
@@ -416,8 +412,6 @@ class StateUpdater:
         self._ends_ms = float("-inf")
         for store in opened.values():
             self._tell_start(store, task.role)
-
-    # --- a round ---------------------------------------------------------------------------------
 
     def _take_round(self, moved: set[TaskId]) -> None:
         for found in self._lanes.rounds(self._ends):

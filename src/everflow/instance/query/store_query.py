@@ -287,7 +287,6 @@ class ReadOnlyStore(StoreReads):
         return None if found is None else self._value(found)
 
     def _first(self, key: bytes, ask: Callable[[StoreSnapshot], _Read | None]) -> _Read | None:
-        """What the first partition that has something of the key says."""
         for partition in self._places_of(key):
             if found := self._reader.read(partition, ask):
                 return found

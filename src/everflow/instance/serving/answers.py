@@ -87,7 +87,6 @@ def read_key(serde: Serde, text: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """For orjson, of what it does not know: bytes in base64, decimals as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if hasattr(value, "asDict"):
@@ -208,7 +207,6 @@ def place_of(token: str) -> EntryPlace:
 
 
 def form_of(serde: Serde) -> str:
-    """The JSON form of keys of ``serde``, one of `everflow.client.key_forms`."""
     type_ = serde.type
     forms = (
         (pa.types.is_string, key_forms.TEXT),

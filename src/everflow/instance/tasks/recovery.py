@@ -51,7 +51,6 @@ class _Patience(Deadline):
         self._given_up = given_up
 
     def check(self) -> None:
-        """TaskMigratedError if the recovery is given up."""
         if self._given_up():
             raise TaskMigratedError("a task was lost while it was recovered")
 
@@ -306,8 +305,7 @@ def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
 
 
 # --- lower bounds of committed offsets (note 064) -------------------------------------------------
-# A coordinator that lost offsets (an interrupted load, an unclean election of its log) returns old
-# ones; a task that began there would process the records between twice.
+# A coordinator that lost offsets returns old ones: records behind them would be processed twice.
 
 HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"

@@ -98,8 +98,6 @@ class TaskManager:
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
     _closing: bool = False
 
-    # --- events from the group -------------------------------------------------------------------
-
     def assigned(self, tasks: Collection[TaskId]) -> None:
         """The group assigned these tasks; the gate's book has them already."""
         if tasks:
@@ -145,8 +143,6 @@ class TaskManager:
     def close(self) -> None:
         self._closing = True
         self._cancel(list(self.recovering))
-
-    # --- moving on -------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
         """Start what is missing between the wanted and the present places of tasks."""
@@ -213,8 +209,6 @@ class TaskManager:
                 self.updater.set_role(task, role)
             elif self._in_none(task):
                 self._follow(task, role)
-
-    # --- actives ---------------------------------------------------------------------------------
 
     def _drop(self, thread: TaskHolder, dealt: Mapping[TaskId, int]) -> None:
         here = [task for task, number in self.running.items() if number == thread.number]
@@ -347,8 +341,6 @@ class TaskManager:
         self.gate.release(self._revoked)
         self._revoked.clear()
         self.services.release()
-
-    # --- copies ----------------------------------------------------------------------------------
 
     def _follow(self, task_id: TaskId, role: TaskRole) -> None:
         before = self.suspended.pop(task_id, None)

@@ -141,9 +141,8 @@ class ReadableInputs(NamedTuple):
 
 @dataclass
 class TaskIdling:
-    """Decides which tasks wait for an input that has nothing, and for how long. Pure; monotonic ms.
-    Asked before each micro-batch, not each record as in Kafka Streams; the merge ends a batch where
-    an input that is still waited for runs dry (`everflow.worker.order`)."""
+    """Decides which tasks wait for an input with nothing, and how long, before each batch. Pure;
+    monotonic ms. The merge ends a batch where such an input runs dry (`everflow.worker.order`)."""
 
     idle_ms: int
     left_ms: float = math.inf
@@ -190,9 +189,8 @@ AGAIN_MS = 1_000.0
 
 @dataclass
 class IdleSources:
-    """Measures how long sources have been idle, by the machine's monotonic clock (ms). ``sources``:
-    those with an idleness time-out, by sub-topology and topic. ``consumed(topics)``: True if the
-    application has consumed all records of them; asks the brokers."""
+    """Measures how long ``sources`` (of sub-topologies, by topic) have been idle; monotonic ms.
+    ``consumed(topics)``: the application has consumed all their records; asks the brokers."""
 
     sources: Mapping[int, Mapping[str, IdleSource]]
     consumed: Callable[[Collection[str]], bool]
@@ -239,7 +237,6 @@ class IdleSources:
                     self._since[tp] = at_ms
 
     def _is_fed(self, source: IdleSource, now_ms: float) -> bool:
-        """True if no record is on its way to the topic."""
         if not source.fed_by:
             return True
         asked_ms, answer = self._asked.get(source.fed_by, (-math.inf, False))

@@ -332,8 +332,6 @@ class RetryPolicy:
     """By place of a record on which earlier attempts failed: its handler decides."""
     _replaced_ms: deque[float] = field(default_factory=deque)
 
-    # --- what the next batch may have --------------------------------------------------------
-
     @property
     def bounds(self) -> BatchLimits:
         fitting = self.memory.most_bytes(self.limits.max_bytes, self.worker())
@@ -359,8 +357,6 @@ class RetryPolicy:
             **troubles_of(self.stalled.timeouts.stalled(), now_ms, wall_ms),
             **troubles_of(self.quarantine.stalled(), now_ms, wall_ms),
         }
-
-    # --- events ------------------------------------------------------------------------------
 
     def tasks_changed(self, tasks: Collection[TaskId]) -> None:
         self.quarantine.keep(tasks)
@@ -527,8 +523,6 @@ class RetryPolicy:
         )
         return True, ((logging.WARNING, text),)
 
-    # --- parts of the decisions --------------------------------------------------------------
-
     def _forget_failures(self) -> None:
         self._repeated, self.trouble, self._pause_ms = RepeatedFailures(), None, FIRST_PAUSE_MS
 
@@ -595,7 +589,6 @@ class RetryPolicy:
         return None
 
     def _fitting(self, planned: PlannedBatch) -> int:
-        """The number of records that would have ended in the time of a batch."""
         share = self.limits.target_ms / max(self._failed_after_ms, 1.0)
         return max(1, int(planned.records * min(1.0, share)))
 

@@ -398,8 +398,6 @@ class StreamThread:
         self._take_result(planned, result, self.clock.monotonic_ms() - started_ms)
         return True
 
-    # --- steps 1-3 -------------------------------------------------------------------------------
-
     def _take_commands(self) -> None:
         self.wake.clear()
         if self._commands.take(self.tasks):
@@ -443,8 +441,6 @@ class StreamThread:
         woken = self.clock.wait(self.wake, timeout_ms)
         self.services.ends.idle(self.number, False)
         return woken
-
-    # --- step 4 ----------------------------------------------------------------------------------
 
     def _run_batch(self, planned: PlannedBatch) -> BatchResult | None:
         """The job's result; None if a task is no longer owned (a command will remove it)."""
@@ -506,8 +502,6 @@ class StreamThread:
             latest_ends={} if planned.attempt else _latest_ends(planned, served),
         )
 
-    # --- step 5 ----------------------------------------------------------------------------------
-
     def _after_abort(self, reason: str) -> None:
         self._counts.again(reason=reason)
         log.info("Stream thread %d: batch aborted (%s); it is run again", self.number, reason)
@@ -538,9 +532,8 @@ class StreamThread:
             log.log(level, "Stream thread %d: %s", self.number, text)
 
     def _recover_after(self, failure: BatchFailure) -> None:
-        """Find out whether the failed batch was committed: `Recovery.recover` takes the positions
-        from the committed offsets. A task that is lost meanwhile has a new owner, for whose
-        transaction nobody must wait: the recovery begins again without it."""
+        """Take positions from the committed offsets. A task that is lost meanwhile has an owner,
+        for whose transaction nobody must wait: the recovery begins again without it."""
         restoring = [task for task in self.tasks.values() if task.state is TaskState.RESTORING]
         tasks = [task for task in restoring if not self._lost(task)]
         before = positions_of(tasks)
@@ -592,8 +585,6 @@ class StreamThread:
 
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
-
-    # --- step 6 ----------------------------------------------------------------------------------
 
     def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
         batch_id = str(self._next._replace(attempt=planned.attempt))

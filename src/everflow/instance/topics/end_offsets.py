@@ -260,8 +260,6 @@ class EndOffsets:
                     self._asks_silent = False
                     return
 
-    # --- what the brokers tell --------------------------------------------------------------------
-
     def _follow(self) -> None:
         try:
             self.clock.wait(self._stop, FOLLOW_AFTER_MS)

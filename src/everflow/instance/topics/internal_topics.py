@@ -292,9 +292,6 @@ def short_name(application_id: str, topic: str) -> str:
     return topic.removeprefix(f"{application_id}-")
 
 
-# --- output topics (pure) -------------------------------------------------------------------------
-
-
 def fixed_outputs(topology: Topology, dead_letter_topic: str | None) -> dict[str, str | None]:
     """The user's topics that are known at the start, and the line of the user's code."""
     found: dict[str, str | None] = {} if dead_letter_topic is None else {dead_letter_topic: None}
@@ -329,8 +326,6 @@ def missing_outputs(
         code="EF-OUTPUT-TOPIC",
     )
 
-
-# --- topics of the user that are changelogs of tables (pure) --------------------------------------
 
 Configs = Callable[[Iterable[str]], Mapping[str, Mapping[str, str]]]
 

@@ -3,9 +3,8 @@
 Dead letters and their replay need a token (note 056). Both ask the brokers, so an open dashboard
 does not load them: a reader requests them, one at a time, and an answer is shared for some seconds.
 
-A browser sends what any site tells it to send, with the password that it knows for this address. So
-a request that does something is a POST of JSON, which a foreign site's form cannot send, and says
-that it comes from this very page. A program says nothing of that kind, and has a token.
+A browser sends what any site tells it to. So a request that does something is a POST of JSON, as no
+foreign form sends, and says that it comes from this very page; a program has a token instead.
 """
 
 from __future__ import annotations
@@ -148,10 +147,9 @@ HEADERS = {
 
 @dataclass(kw_only=True)
 class Page:
-    """``facts`` is called on a worker thread, at most every ``every_s`` seconds, and only while
-    somebody reads. ``drawing``: the topology as an SVG element. ``tokens``: one of them has to come
-    with each request; none where it is empty. ``desk``: who looks at dead letters and replays them;
-    ``peers``: who asks the other instances how they do; None: nobody."""
+    """``facts`` is called on a worker thread, at most every ``every_s`` seconds, while somebody
+    reads. ``drawing``: the topology as SVG. ``tokens``: each request needs one, if there are any.
+    ``desk``: for dead letters; ``peers``: asks the other instances; None: nobody."""
 
     facts: Callable[[], Facts]
     drawing: str
@@ -223,7 +221,6 @@ class Page:
     # --- dead letters, for who has shown a token; on one event loop -------------------------------
 
     def _offer(self) -> dict[str, str]:
-        """The topic that can be read, or why none can."""
         if self.desk is None or not self.tokens:
             return {"topic": "", "why": NO_TOPIC if self.desk is None else NO_TOKEN}
         return {"topic": self.desk.topic, "why": ""}

@@ -1,10 +1,8 @@
 """The dashboard as plain values: each panel answers one question of an operator. Pure.
 
-First the verdict: how an instance does, and when it will have caught up. The first thing that
-holds is said: an instance that has failed is not also behind.
+First the verdict, the first that holds: an instance that has failed is not also behind.
 
-Texts are users' data, and the page puts them in as text, never as markup. A panel has at most so
-many rows, the worst first, and says how many more there are.
+Texts are users' data, never markup. A panel has some rows, the worst first, and the number of more.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ GOOD, BUSY, BAD = "good", "busy", "bad"
 IN_FLIGHT_S = 2.0
 """Records that arrived within this time are being processed; they do not wait."""
 SILENT_S = 5.0
-"""Brokers that have not answered for so long are away."""
 HELD_S = 60.0
 """A transaction that holds readers back for longer is a fault: so long is producers' time-out."""
 
