@@ -218,7 +218,7 @@ def source_of(module: str) -> Path | None:
 
 
 def pack(module: str, more: Sequence[Path], to: Path) -> list[str]:
-    """Pack the program and ``more`` into ``to``; returns the top names. ConfigError: one lacks."""
+    """Pack the program and ``more`` into ``to``; the names at its top. ConfigError: missing."""
     source = source_of(module)
     parts = [*([source] if source is not None else []), *more]
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as packed:

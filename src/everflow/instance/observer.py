@@ -524,7 +524,7 @@ def observed(
     clock: Clock,
     drain: Callable[[], None],
 ) -> Observer:
-    """Observe until the instance ends. ``drain`` returns at once. ConfigError: no port, package."""
+    """Observe until the instance ends; ``drain`` returns at once. ConfigError: it cannot start."""
     config, opened = streams.config, life.opened
     observer = Observer(
         streams=streams,

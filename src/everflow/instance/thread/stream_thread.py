@@ -532,7 +532,7 @@ class StreamThread:
             log.log(level, "Stream thread %d: %s", self.number, text)
 
     def _recover_after(self, failure: BatchFailure) -> None:
-        """Take positions from the committed offsets. A task that is lost meanwhile has an owner,
+        """Take positions from the committed offsets. A task lost meanwhile has another owner,
         for whose transaction nobody must wait: the recovery begins again without it."""
         restoring = [task for task in self.tasks.values() if task.state is TaskState.RESTORING]
         tasks = [task for task in restoring if not self._lost(task)]

@@ -2,7 +2,7 @@
 
 First the verdict, the first that holds: an instance that has failed is not also behind.
 
-Texts are users' data, never markup. A panel has some rows, the worst first, and the number of more.
+Texts are users' data, never markup. A panel has the worst rows, and the number of the others.
 """
 
 from __future__ import annotations
