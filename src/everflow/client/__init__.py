@@ -1,8 +1,7 @@
 """A client of the query service: reads stores of a running application from any process.
 
-Here are `QueryClient` and its connections. `key_forms` has the JSON forms of keys, which the
-service reads, too. `direct` is for commands and loops: it asks a host past any proxy. May import
-layer 0 and the standard library; knows no broker, no Spark and no runtime.
+`key_forms`: the JSON forms of keys; `direct`: asks a host past any proxy, for commands and loops.
+May import layer 0 and the standard library; knows no broker, no Spark and no runtime.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class QueryRefusedError(EverflowError):
 
 
 class QueryUnavailableError(EverflowError):
-    """Nobody had an answer within the time that the client has patience for: the last reason is in
-    the text. Ask again, allow a copy (``stale=True``), or look at the application."""
+    """No answer within ``patience``; the text says why. Ask again, or allow a copy (``stale``)."""
 
     code = "EF-QUERY-UNAVAILABLE"
 
@@ -62,8 +60,7 @@ class Connections:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``servers``: host:port each, asked in turn. ``timeout_s``: of one answer;
-        ``patience_s``: how long what moves, or is away, is asked for again."""
+        """``servers``: host:port each; ``timeout_s``: of one try; ``patience_s``: of all tries."""
         self._servers = list(servers)
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._tls = tls
@@ -89,7 +86,6 @@ class Connections:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """Drop the connections; asking makes new ones."""
         for connection in self._open.values():
             connection.close()
         self._open.clear()
@@ -171,9 +167,8 @@ WRONG_KEY = "EF-SERDE"
 
 
 class StoreInfo(NamedTuple):
-    """A store: its kind, its keys' serde in words, how many partitions it has, and which of them
-    the instance that answered has active (``here``) and as ``copies``; of windows their size in
-    ms."""
+    """A store. ``key``: its keys' serde in words; ``here``, ``copies``: the partitions of which the
+    instance that answered has the active task, or a copy."""
 
     name: str
     kind: str
@@ -198,10 +193,9 @@ class KeyOwner(NamedTuple):
 class QueryClient:
     """Reads the stores of an application over its query service (``query.listen``).
 
-    Every instance may be asked: one that does not have a key names the owner, and the client goes
-    there; what moves is asked for again for ``patience`` seconds. Keys are given as the table has
-    them: text, bytes, numbers, dicts; one of another type is refused, as 12 is where keys are text.
-    Values come as JSON says them: a timestamp as text, bytes in base64.
+    Ask any instance: the client goes on to the owner of a key, and asks again for ``patience``
+    seconds while a task moves. Keys are given as the table has them: text, bytes, numbers, dicts
+    (12 is refused where keys are text). Values are JSON's: a timestamp as text, bytes in base64.
 
     Owned by one thread at a time. Every call may raise QueryRefusedError (it will not be answered)
     and QueryUnavailableError (nobody has answered in time). ``stale`` also lets copies answer,
@@ -218,10 +212,9 @@ class QueryClient:
         timeout: float = 5.0,
         patience: float = 10.0,
     ) -> None:
-        """``servers``: host:port of one or more instances. ``tls``: the service speaks https;
-        ``ca``: file of the authority that signed its certificate (PEM), which means ``tls``.
-        ``timeout``: seconds that one answer may take. Raises ConfigError where there is nobody to
-        ask, or ``ca`` cannot be used."""
+        """``servers``: host:port of instances. ``ca``: file of the authority that signed the
+        service's certificate (PEM), which means ``tls`` (https). ``timeout``: seconds for one
+        answer. Raises ConfigError where there is nobody to ask, or ``ca`` cannot be used."""
         context = _trusting(ca) if tls or ca is not None else None
         given = [servers] if isinstance(servers, str) else list(servers)
         if not given or not all(given):
@@ -265,8 +258,7 @@ class QueryClient:
     def get_many(
         self, store: str, keys: Iterable[Any], *, stale: bool = False, max_lag: int | None = None
     ) -> list[Any]:
-        """The value of each key, None where there is none, in the keys' order; up to 1,000 keys
-        travel together, as many as their values fit into an answer."""
+        """The value of each key, None where there is none, in the keys' order."""
         wanted = list(keys)
         self._form(store, wanted)
         found: list[Any] = [None] * len(wanted)
@@ -316,8 +308,7 @@ class QueryClient:
     def versions(
         self, store: str, key: Any, time_from: int | None = None, time_to: int | None = None
     ) -> list[dict[str, Any]]:
-        """What a key of a versioned store was: ``value``, ``timestamp``, ``valid_to``, in order of
-        time."""
+        """A key's versions in order of time: ``value``, ``timestamp``, ``valid_to`` of each."""
         path = f"/stores/{_quoted(store)}/versions/{self._key(store, key)}"
         found: list[dict[str, Any]] = []
         while True:
@@ -346,8 +337,7 @@ class QueryClient:
         stale: bool = False,
         max_lag: int | None = None,
     ) -> Iterator[tuple[Windowed, Any]]:
-        """Windows of a key that begin in an interval of time (ms, both ends included), in order of
-        time."""
+        """Windows of a key that begin between two times (ms, both included), in order of time."""
         asked = _asked(stale, max_lag, reverse=reverse, **_between(time_from, time_to))
         return map(_windowed, self._pages(store, "windows", "/" + self._key(store, key), asked))
 
@@ -396,14 +386,12 @@ class QueryClient:
         return _quoted(_text(key, self._form(store, [key])))
 
     def _ends(self, store: str, **keys: Any) -> dict[str, str]:
-        """Ends of a range, without those that are left open."""
         given = {name: key for name, key in keys.items() if key is not None}
         form = self._form(store, list(given.values())) if given else ""
         return {name: _text(key, form) for name, key in given.items()}
 
     def _form(self, store: str, keys: Sequence[Any]) -> str:
-        """What the store's keys are in JSON, which a path does not say: it is asked for once, and
-        again before ``keys`` are refused, as a store may have been made anew meanwhile."""
+        """The JSON form of a store's keys; asked for again before a refusal: it may be new."""
         refused = self._refusal(store, keys)
         if refused or store not in self._keys_of:
             self._keys_of = {
@@ -435,8 +423,7 @@ class QueryClient:
     def _everywhere(
         self, store: str, what: str, asked: Mapping[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """One partition after the other, each at its owner: an instance that has the store, but not
-        the partition, names who has it."""
+        """One partition after the other, each at its owner, whom other instances name."""
         partitions = self._ask(f"/stores/{_quoted(store)}")["partitions"]
         for partition in range(partitions):
             yield from self._pages(store, what, "", {**asked, "partition": partition})
@@ -478,7 +465,6 @@ def _trusting(ca: str | None) -> ssl.SSLContext:
 
 
 def _asked(stale: bool, max_lag: int | None, **others: Any) -> dict[str, Any]:
-    """Query parameters; what is None or false is left out."""
     given = {"stale": stale, "max_lag": max_lag, **others}
     return {
         name: "true" if value is True else value
@@ -500,7 +486,6 @@ def _text(key: Any, form: str) -> str:
 
 
 def _json(value: Any) -> Any:
-    """Convert values that JSON does not have: bytes, NumPy's numbers, times."""
     if isinstance(value, bytes):
         return base64.urlsafe_b64encode(value).decode()
     if isinstance(value, Integral):

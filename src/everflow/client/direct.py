@@ -82,7 +82,6 @@ def asked(
 def connection_to(
     scheme: str, place: str, timeout_s: float, tls: ssl.SSLContext | None
 ) -> http.client.HTTPConnection:
-    """Not made yet: it connects when it is used first."""
     if scheme == "https":
         return http.client.HTTPSConnection(place, timeout=timeout_s, context=tls)
     return http.client.HTTPConnection(place, timeout=timeout_s)
@@ -96,5 +95,4 @@ def _reason(body: bytes) -> str:
 
 
 def no_answer(error: OSError) -> str:
-    """Why nobody has answered, in the system's words."""
     return str(error.strerror or error)

@@ -33,8 +33,7 @@ _FORMS: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 def refusal(store: str, keys: str, form: str, key: Any) -> str | None:
-    """Why ``key`` is none of the store's, which are of a ``form`` and ``keys`` in words; None: it
-    is one. A number that stands in a text is a text."""
+    """Why ``key`` does not fit a store with keys of ``form`` (in words ``keys``); None: it does."""
     if key is None:
         return f"Keys of store {store!r} are {keys}, never null."
     classes, expected = _FORMS[form]

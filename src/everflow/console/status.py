@@ -45,7 +45,6 @@ class StatusLine:
 
     @property
     def has_below(self) -> bool:
-        """Whether `show` shows what is ``below``."""
         return self.console.is_terminal
 
     def __enter__(self) -> StatusLine:
@@ -105,7 +104,6 @@ class StatusLine:
                 self.event(text)
 
     def event(self, text: str) -> None:
-        """`say` with the time before it."""
         self.last_event = text
         self.say(self._stamped(text))
 

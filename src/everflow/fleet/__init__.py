@@ -3,6 +3,5 @@
 Read `decision` first (pure), then what runs where: on the driver `command`, and `control`, its HTTP
 endpoint; on the hosts `command.host_instance` in a Spark task, and `keeper` beside it.
 
-The loop is `everflow.autoscale`. May import layer 0, the loop, the start of Spark's JVM, and
-the HTTP server.
+The loop is `everflow.autoscale`. May import it, layer 0, Spark's JVM start and the HTTP server.
 """

@@ -136,7 +136,6 @@ def run_fleet(fleet: Fleet, say: Callable[[str], None], signals: StopSignals) ->
 def _served(
     fleet: Fleet, context: SparkContext, token: str, places: Places, loop: Autoscaler
 ) -> Iterator[str]:
-    """The address of the driver's HTTP server, until the end of the block."""
     conf = context.getConf()
     host = str(conf.get("spark.driver.host"))
     listen = fleet.listen or f"{conf.get('spark.driver.bindAddress', host)}:0"
@@ -183,8 +182,7 @@ def _spark(fleet: Fleet) -> Iterator[SparkContext]:
 
 
 def require_master_answers(master: str) -> None:
-    """SetupError where no address of a ``spark://`` master answers: Spark tries for a minute before
-    it says so. Other managers have addresses of their own."""
+    """SetupError if no address of a ``spark://`` master answers: Spark tries for a minute."""
     if not master.startswith("spark://"):
         return
     failures = []
@@ -220,8 +218,7 @@ def source_of(module: str) -> Path | None:
 
 
 def pack(module: str, more: Sequence[Path], to: Path) -> list[str]:
-    """Write the program and ``more`` files and folders to the archive ``to``; the names at its top,
-    in the folder that the program then runs in. ConfigError for one that is not there."""
+    """Pack the program and ``more`` into ``to``; the names at its top. ConfigError: missing."""
     source = source_of(module)
     parts = [*([source] if source is not None else []), *more]
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -255,7 +252,6 @@ class SparkJobs:
         return SlotOutcome.from_json(outcome)
 
     def cancel(self, slot: int) -> None:
-        """Let the job of a slot fail."""
         with suppress(Py4JError, OSError):  # a Spark that is gone has no jobs
             self._context.cancelJobGroup(_group(slot))
 
@@ -294,8 +290,7 @@ class SlotJob:
         self._cancel_if_deaf()
 
     def _cancel_if_deaf(self) -> None:
-        """Cancel the job of a slot that is to end and has no host: nobody there hears the order,
-        and the loop would wait for as long as Spark has no host."""
+        """Cancel the job of a slot that is to end and has no host: nobody there hears the order."""
         if self.ending and self.code is None and self._places.without_s().get(self.number):
             self.kill()
 

@@ -42,7 +42,6 @@ class Places:
     _places: dict[int, _Place] = field(default_factory=dict)
 
     def open(self, slot: int) -> None:
-        """Open a slot, which needs a host from now on."""
         with self._lock:
             self._places[slot] = _Place(self.clock())
 
@@ -78,7 +77,6 @@ class Places:
         return wanted
 
     def seen(self, slot: int, ending: bool) -> InstanceSeen:
-        """The instance of a slot, for the loop's decision."""
         with self._lock:
             place = self._places.get(slot)
             if place is None or place.last is None or self._silent_s(place) > HEARD_S:

@@ -41,10 +41,9 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotOrder(Message):
-    """The order for a keeper. ``settings``: of the instance, by dotted keys; ``folder``: on the
-    host, with variables of its environment; ``url``, ``token``: of the driver; ``program``: the
-    file on the host, ``attempt``: Spark's number of the task, both filled in by the task;
-    ``drain_s``: longest duration of a drain."""
+    """The order for a keeper. ``settings``: by dotted keys; ``folder``: on the host, with variables
+    of its environment; ``url``, ``token``: of the driver; ``program`` (its file) and ``attempt``
+    (Spark's number) are filled in by the task; ``drain_s``: limit of a drain."""
 
     slot: int
     target: str
@@ -58,7 +57,6 @@ class SlotOrder(Message):
     attempt: int = 0
 
     def placed(self, program: str, attempt: int) -> SlotOrder:
-        """The order, completed by the task on the host."""
         return replace(self, program=program, attempt=attempt)
 
 
@@ -139,8 +137,7 @@ def require_cluster(master: str | None) -> str:
 def spark_settings(
     application_id: str, instances: int, cores: int, memory: str, chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """Settings of the fleet's own Spark; those that are ``chosen`` win. One executor is one place
-    for one instance, so that the cluster's manager spreads them over the hosts (note 053)."""
+    """Settings of the fleet's Spark; ``chosen`` ones win. An executor is a place (note 053)."""
     own = {
         "spark.app.name": f"everflow fleet {application_id}",
         "spark.executor.cores": str(cores),
@@ -152,8 +149,7 @@ def spark_settings(
         "spark.dynamicAllocation.initialExecutors": str(instances),
         "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
         "spark.dynamicAllocation.executorIdleTimeout": "30s",
-        # A slot's task lives for months, and an executor that is killed counts as its failure. A
-        # job that fails all the same is begun again by the loop, which knows how long it ran.
+        # A slot's task lives for months, and an executor that is killed counts as its failure.
         "spark.task.maxFailures": "10",
         "spark.speculation": "false",  # a second copy of an instance
         "spark.ui.showConsoleProgress": "false",
@@ -164,8 +160,7 @@ def spark_settings(
 def instance_settings(
     settings: Mapping[str, object], application_id: str, slot: int
 ) -> dict[str, str]:
-    """Settings of the instance in a slot. The slot's number makes it a static member, so that a
-    restart of it, here or on another host, migrates no task (KIP-345)."""
+    """A slot's settings; a static member, so that a restart anywhere moves no task (KIP-345)."""
     return {
         **{key: str(value) for key, value in settings.items()},
         "group.instance.id": f"{application_id}-{slot}",
@@ -173,8 +168,7 @@ def instance_settings(
 
 
 def instance_environment(environment: Mapping[str, str], python: str) -> dict[str, str]:
-    """The environment of a process that a Spark task starts, without the variables of that Spark:
-    an instance has a Spark of its own. ``python``: the interpreter."""
+    """``environment`` with ``python``, without the task's Spark: an instance has its own."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -222,7 +216,6 @@ def wish(sees: KeeperSees) -> Wanted:
 
 
 def keeper_act(sees: KeeperSees, drain_s: float) -> Act:
-    """A keeper's next step; ``drain_s``: longest duration of a drain."""
     if sees.code is not None:
         return Act.done
     wanted = wish(sees)
@@ -235,8 +228,7 @@ def keeper_act(sees: KeeperSees, drain_s: float) -> Act:
 
 
 def answer(wanted: Wanted | None, newest: int, attempt: int) -> Wanted:
-    """The driver's answer to a keeper; ``wanted`` None: it has no slot. A keeper whose task Spark
-    has restarted elsewhere, as ``newest``, ends, even if its host was only cut off for a while."""
+    """The answer to a keeper; ``wanted`` None: it has no slot. One of an earlier attempt ends."""
     return Wanted.stop if wanted is None or attempt < newest else wanted
 
 
@@ -254,7 +246,6 @@ def moved(before: Report | None, now: Report) -> str | None:
 
 
 def shown_lines(report: Report) -> list[str]:
-    """The instance's new lines, as the driver shows them."""
     prefix = f"{report.slot}@{report.host} | "
     shown = [prefix + line for line in report.lines]
     if report.left_out:

@@ -65,7 +65,6 @@ class LogTail:
         self._at = path.stat().st_size if path.exists() else 0
 
     def new_lines(self) -> list[str]:
-        """Lines that were added since the last call."""
         with suppress(OSError), self._path.open("rb") as file:
             file.seek(self._at)
             text = file.read()
@@ -248,7 +247,6 @@ def posted_to(order: SlotOrder) -> Post:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Keep one instance; see the module."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     # What ends the task ends the keeper in its own time. Ignoring would be inherited by children.
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):

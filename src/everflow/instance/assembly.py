@@ -149,14 +149,10 @@ def new_incarnation() -> str:
     return uuid.uuid4().hex[:12]
 
 
-# --- global tables -------------------------------------------------------------------------------
-
-
 def states_of_global_topics(
     dependencies: Dependencies, asked: Collection[TopicPartition]
 ) -> dict[TopicPartition, ChangelogState]:
-    """As `Changelogs.states`, up to the last stable offsets. The serdes are a part of the topic's
-    id: a program with other serdes reads the topic anew."""
+    """As `Changelogs.states`, up to the stable ends. With other serdes a topic is read anew."""
     sources = {
         table.source.topic: table.source for table in dependencies.blueprint.plan.global_tables
     }
@@ -170,12 +166,8 @@ def states_of_global_topics(
     return found
 
 
-# --- stream threads ------------------------------------------------------------------------------
-
-
 def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
-    """Opens the Spark jobs of stream threads. TopologyError with the user's line for a Column that
-    they cannot compute, or a function that cannot be serialised."""
+    """Opens stream threads' Spark jobs. TopologyError for what cannot be computed or packed."""
     from everflow.instance.thread.columns import prepared_columns
     from everflow.instance.thread.thread_job import PackedResident, ThreadJob, pack
     from everflow.spark.job import ServingJob
@@ -204,8 +196,7 @@ def job_opener(context: Any, dependencies: Dependencies) -> OpenJob:
 
 
 def require_slots(context: Any, threads: int) -> None:
-    """SetupError if Spark has fewer task slots than one for each stream thread and one more. A
-    thread keeps its slot; loading a table of a DataFrame, and the user's own jobs, need another."""
+    """SetupError unless Spark has a slot for each stream thread, and one for other jobs."""
     from everflow.spark.session import slots_of
 
     slots = slots_of(context)
@@ -218,8 +209,6 @@ def require_slots(context: Any, threads: int) -> None:
         )
 
 
-# --- recoveries ----------------------------------------------------------------------------------
-
 COMMITTED_TIMEOUT_S = 5.0
 """Of waiting for an open transaction."""
 KNOWN_STARTS_S = 1.0
@@ -227,8 +216,7 @@ KNOWN_STARTS_S = 1.0
 
 @dataclass(kw_only=True)
 class ClusterRecoveryPorts:
-    """See `RecoveryPorts`; safe from several recovering threads (each replay has its own reader).
-    ``stopped`` is asked between the chunks of a replay, and ends it."""
+    """See `RecoveryPorts`; for several threads. ``stopped``: asked between a replay's chunks."""
 
     given: Dependencies
     listener: RestoreListener

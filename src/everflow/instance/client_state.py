@@ -73,7 +73,7 @@ class StateMachine:
 
     def to(self, state: ClientState) -> bool:
         """Change; False if it is the state already, or for a late event of an instance that ends.
-        IllegalTransitionError for any other step that the machine does not have."""
+        IllegalTransitionError for a step that there is not."""
         with self._lock:
             old = self._state
             if state is old or (old in STOPPING and state not in CLIENT_TRANSITIONS[old]):
@@ -91,12 +91,9 @@ class StateMachine:
             return True
 
     def wait_ended(self, timeout_s: float | None) -> bool:
-        """Wait for NOT_RUNNING or ERROR; False when the time ran out first."""
         with self._lock:
             return self._changed.wait_for(lambda: self._state in ENDED, timeout_s)
 
-
-# --- pause (KIP-834) ------------------------------------------------------------------------------
 
 _LOOK_S = 0.1
 

@@ -26,9 +26,6 @@ from everflow.sockets import (
     socket_folder,
 )
 
-# --- the gate -------------------------------------------------------------------------------------
-
-
 log = logging.getLogger("everflow")
 
 _SOCKET = "gate.sock"
@@ -151,15 +148,13 @@ class GateBook:
             return self._epochs.get(task, -1)
 
     def broken(self, task: TaskId, epoch: int) -> bool:
-        """True if ``task`` is not owned any more in the ownership ``epoch``."""
         with self._lock:
             return self._epochs.get(task) != epoch
 
     def begin(
         self, batch_id: str, thread: int, guarantee: str, epochs: Mapping[TaskId, int]
     ) -> bool:
-        """Open a batch over tasks that were recovered in these ownerships. False (and nothing
-        opened) if one is over, or for a thread that was left behind (`abandon`)."""
+        """Open a batch in these ownerships. False: one is over, or `abandon` was called."""
         with self._lock:
             if thread in self._abandoned or not epochs.items() <= self._epochs.items():
                 return False
@@ -199,8 +194,7 @@ class GateBook:
 
     @property
     def finishing(self) -> bool:
-        """True if a batch is in flight that has been run before. The member joins no new generation
-        meanwhile, or the batch could be refused a second time."""
+        """True while a batch is run again: no generation that could refuse it is joined then."""
         with self._lock:
             return any(BatchId.parse(batch_id).attempt > 0 for batch_id in self._open)
 
@@ -343,8 +337,7 @@ class DeferredOffsets:
     def __init__(self, commit: CommitOffsets, committed: Callable[[Offsets], None]) -> None:
         self._commit, self._committed = commit, committed
         self._committing = threading.Lock()
-        # Never held over a commit: `forget` is called on the group client's thread, which the
-        # commit itself needs.
+        # Not held over a commit, which needs the group client's thread: that calls `forget`.
         self._lock = threading.Lock()
         self._forgotten: set[TopicPartition] = set()
         self._held: dict[TopicPartition, tuple[int, str]] = {}

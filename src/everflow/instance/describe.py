@@ -125,8 +125,6 @@ def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
     }
 
 
-# --- tasks in words -------------------------------------------------------------------------------
-
 ROLES = ("active", "failing", "starting", "restoring", "leaving", "standby", "warm-up")
 ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = ROLES
 """The roles that operators see: an active task that cannot process yet is restoring, or starting
@@ -160,7 +158,6 @@ def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> 
 
 
 def trouble(found: Trouble, now_ms: float | None = None) -> str:
-    """``ValueError: bad (3 times in 12 s)``."""
     elapsed = (time.time() * 1000 if now_ms is None else now_ms) - found.since_ms
     times = "once" if found.count == 1 else f"{found.count} times"
     text = found.text if len(found.text) <= _TROUBLE_WIDTH else f"{found.text[:_TROUBLE_WIDTH]}..."
@@ -189,7 +186,6 @@ def progress(copies: Collection[TaskStatus]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 99.5:
@@ -213,8 +209,6 @@ def _figures(status: TaskStatus) -> str:
         return "" if status.lag is None else f"lag {status.lag:,}"
     return trouble(status.trouble) if status.trouble is not None else progress([status])
 
-
-# --- the banner of a start ------------------------------------------------------------------------
 
 _LIST_WIDTH = 76  # topics or stores named before "and n more"
 

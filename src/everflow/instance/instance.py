@@ -227,8 +227,7 @@ class Instance:
         self.updater.start()
         self.global_tables.start()
         self.loop.start()
-        # Join once the threads are warm: a task that another instance hands over without a restore
-        # would wait for them (seconds; measured by `bench scaleout`).
+        # Join once the threads are warm: a task that comes without a restore would wait seconds.
         await_warm([thread.warm for thread in self.threads], self.clock, self.stop)
         # And once global tables are filled, for lookups must not miss rows.
         self.global_tables.await_filled(self.stop, self.settings.task_timeout_ms)
@@ -240,8 +239,6 @@ class Instance:
             deadline=deadline,
             stop=self.stop,
         )
-
-    # --- what others see of it -------------------------------------------------------------------
 
     def all_tasks(self) -> list[ActiveTask]:
         """Tasks on stream threads; from any thread, as the others here."""
@@ -265,8 +262,6 @@ class Instance:
                 stores = tuple(store.path for store in task.stores if store.changelog is not None)
                 found.append(Settled(task.id, task.epoch, task.incarnation, stores, at_ms))
         return found
-
-    # --- parts -----------------------------------------------------------------------------------
 
     def open_thread(self, number: int) -> StreamThread:
         services = ThreadServices(
@@ -323,8 +318,7 @@ class Instance:
         started, _ = self.ports.recovery(self, stop, pauses=True).recover(tasks, ())
         if not started:
             return
-        # Before anything is processed: then records in internal topics without a committed offset
-        # always mean lost offsets (D5).
+        # First: then records in internal topics without a committed offset mean lost ones (D5).
         offsets = {tp: (at, format_metadata(START_METADATA, {})) for tp, at in started.items()}
 
         def commit() -> None:
@@ -340,8 +334,6 @@ class Instance:
             quietly(lambda: self.deferred.commit([]))
         # Offsets that the group refused must not overwrite the next owner's with a later batch.
         self.deferred.forget({tp for task in tasks for tp in self.ports.create(task).inputs})
-
-    # --- the loop --------------------------------------------------------------------------------
 
     def turn(self, event: Callable[[], None]) -> None:
         """Run one event, then the periodic checks; raises nothing."""
@@ -369,8 +361,6 @@ class Instance:
                 tp: at for tp, (at, _) in self.lower_bounds.settled().items() if tp in running
             }
             quietly(lambda: self.ports.purge(settled))
-
-    # --- events ----------------------------------------------------------------------------------
 
     def on_member_event(self, event: MemberEvent) -> None:
         """On the group client's thread: note in the gate's book, queue, return (scenario 24)."""

@@ -88,8 +88,7 @@ END_S = 60.0
 
 
 class KafkaStreams(InteractiveQueries, Telling):
-    """Runs a topology. One object is one instance: one member of the group ``application.id``. It
-    starts once.
+    """Runs a topology, once. One object is one instance: a member of the group ``application.id``.
 
         KafkaStreams(builder.build(), application_id="delays",
         bootstrap_servers="broker:9092").run()
@@ -130,7 +129,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._standby_listener: StandbyUpdateListener | None = None
         self._uncaught = Uncaught(self._shut_down_all)
         self._spreading: EverflowError | None = None
-        """The error for which all instances shut down."""
         self._pause = Pause()
         self._joined = False
         self._caller_raises = False
@@ -140,17 +138,13 @@ class KafkaStreams(InteractiveQueries, Telling):
         self._looked: tuple[float, float] | None = None
         """When it was last displayed (s), and how many records had been processed by then."""
 
-    # --- what users see --------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Check everything that can be checked, join the group, start the threads; returns before
-        the tasks run.
+        """Check what can be checked, join the group, start the threads; returns before tasks run.
 
         Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
         broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
         OffsetsExpiredError, StoreLayoutError, SetupError: then the state is ERROR. Closed meanwhile
-        it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt: then it is
-        NOT_RUNNING."""
+        it returns early; interrupted (Ctrl-C) it raises KeyboardInterrupt: state NOT_RUNNING."""
         self._require_created("the instance is started")
         install()
         share_one_area()
@@ -267,8 +261,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         """The error behind state ERROR; in state NOT_RUNNING that of the shutdown, if it failed."""
         return self._life.error
 
-    # --- operations -------------------------------------------------------------------------------
-
     def set_state_listener(self, listener: StateListener) -> None:
         """``listener(new, old)`` on every change, on the thread that made it: return quickly.
         Before `start` only."""
@@ -315,9 +307,8 @@ class KafkaStreams(InteractiveQueries, Telling):
         """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
         `resume` (KIP-834).
 
-        Batches in flight end and commit. It stays a member of the group and keeps its tasks and its
-        state; tasks that come meanwhile are paused, too. May be called before `start`; the next
-        process does not remember it."""
+        Batches in flight end and commit. It stays a member and keeps tasks and state; new tasks are
+        paused, too. May be called before `start`; the next process does not remember it."""
         self._pause.pause()
 
     def resume(self) -> None:
@@ -348,8 +339,7 @@ class KafkaStreams(InteractiveQueries, Telling):
         return self._member("no stream thread can be removed").thread_count.remove(timeout)
 
     def shut_down_application(self) -> None:
-        """End every instance of the application, this one too, for a fault that no restart mends
-        (KIP-671).
+        """End all instances of the application, for a fault that no restart mends (KIP-671).
 
         The request goes out with the next rebalance, which is asked for at once. Each ends in state
         ERROR, with a ShutdownRequestedError that names this instance; none drains, all leave the
@@ -399,8 +389,6 @@ class KafkaStreams(InteractiveQueries, Telling):
                 "this instance, then make a new KafkaStreams(...) and start that."
             )
 
-    # --- the end ----------------------------------------------------------------------------------
-
     def __enter__(self) -> KafkaStreams:
         """``with KafkaStreams(...) as streams:`` closes at its end; `start` is called inside."""
         return self
@@ -432,8 +420,6 @@ class KafkaStreams(InteractiveQueries, Telling):
         """Wait for an end that has begun, which hands nothing over and cuts batches off."""
         self._life.hurry.set()
         return self._life.states.wait_ended(timeout_s)
-
-    # --- in a notebook and at a prompt ------------------------------------------------------------
 
     def __repr__(self) -> str:
         parts = [f"state {self.state.name}"]
@@ -475,8 +461,6 @@ class KafkaStreams(InteractiveQueries, Telling):
 
     def _number(self, name: str) -> float:
         return float(self.metrics().get(name, 0))
-
-    # --- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
         close_at_exit(self)

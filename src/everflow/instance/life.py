@@ -247,8 +247,7 @@ class InstanceEnd:
         self.instance.stop.set()
         left = self._left_of(threads)
         for thread in threads:
-            # No batch runs any more. Idle workers hold a producer that the next instance on this
-            # folder fences; end them.
+            # No batch runs. Idle workers hold a producer, which the folder's next instance fences.
             self._kill_workers(thread)
         if left:
             raise FatalError(
@@ -260,8 +259,7 @@ class InstanceEnd:
             )
 
     def _left_of(self, threads: Sequence[StreamThread]) -> Sequence[StreamThread]:
-        """Wait for the batches in flight; returns the threads whose batch has not ended. It is cut
-        off as `_why_cut_off` says: the next recovery of its tasks makes up for it (D6)."""
+        """Wait for the batches in flight, or cut them off (D6); returns threads that still run."""
         clock = self.instance.clock
         hangs, since_ms = Deadline(clock, HANGS_MS), None
         given_up: Deadline | None = None
@@ -350,8 +348,7 @@ def leaves(leave_group: bool | None, *, static: bool) -> bool:
 
 
 def drain_limit(drain_s: float, drain_timeout_s: float) -> str:
-    """The limit that ends a drain after ``drain_s`` seconds: ``drain.timeout.ms``, or its part of
-    the time-out of `close` if that is less."""
+    """What ends a drain: ``drain.timeout.ms``, or a part of the time-out of `close` if less."""
     if drain_s >= drain_timeout_s:
         return "drain.timeout.ms"
     return f"{DRAIN_SHARE:.0%} of close(timeout={drain_s / DRAIN_SHARE:g})"

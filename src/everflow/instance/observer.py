@@ -172,8 +172,6 @@ class BrokerFacts:
         self._asked_ms, self._states = self.clock.now_ms(), states
 
 
-# --- how busy the threads are ---------------------------------------------------------------------
-
 BUSY_MS = 30_000
 
 
@@ -186,8 +184,7 @@ class BusyShares:
     def note(
         self, now_ms: float, done_s: Mapping[int, float], since_ms: Mapping[int, float | None]
     ) -> None:
-        """Measure the threads, by number. ``done_s``: seconds in batches that have ended;
-        ``since_ms``: the begin of the running batch (monotonic), which may be a long one."""
+        """``done_s``: seconds in ended batches; ``since_ms``: begin of the running (monotonic)."""
         for thread in done_s.keys() | since_ms.keys():
             since = since_ms.get(thread)
             running_s = 0.0 if since is None else max(0.0, now_ms - since) / 1000
@@ -204,7 +201,6 @@ class BusyShares:
 
 
 def per_second(samples: Sequence[tuple[float, float]]) -> float:
-    """How fast a value grows; 0 before the second sample."""
     if len(samples) < 2 or samples[-1][0] <= samples[0][0]:
         return 0.0
     (began_ms, before), (ended_ms, after) = samples[0], samples[-1]
@@ -268,8 +264,7 @@ class Observer:
     def know(
         self, blueprint: Blueprint, admin: ClusterAdmin | None = None, exactly_once: bool = False
     ) -> None:
-        """The cluster has been checked; called without ``admin`` when the plan has grown.
-        ``exactly_once``: records are written in transactions."""
+        """Called once the cluster is checked; without ``admin`` when the plan has grown."""
         tasks, made = tasks_of(blueprint), digest(blueprint.fingerprint)
         self.subject = replace(self.subject, application_tasks=tasks, topology=made)
         if admin is not None:
@@ -286,8 +281,6 @@ class Observer:
                 clock=self.clock,
             )
             on_thread("everflow-broker-facts", lambda: facts.run(self._stop))
-
-    # --- observations ----------------------------------------------------------------------------
 
     def observe(self) -> Observation:
         with self._lock:
@@ -358,8 +351,6 @@ class Observer:
             )
             for thread in ([] if instance is None else list(instance.threads))
         ]
-
-    # --- how many there should be ----------------------------------------------------------------
 
     def start(self) -> None:
         """Measure the load, on a thread of its own, and collect log lines, until `stop`."""
@@ -533,8 +524,7 @@ def observed(
     clock: Clock,
     drain: Callable[[], None],
 ) -> Observer:
-    """Observe an instance until its end, over HTTP and OTLP as its settings say. ``drain`` returns
-    at once. ConfigError if it cannot listen, or a package is missing."""
+    """Observe until the instance ends; ``drain`` returns at once. ConfigError: it cannot start."""
     config, opened = streams.config, life.opened
     observer = Observer(
         streams=streams,

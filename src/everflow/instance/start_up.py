@@ -1,5 +1,4 @@
-"""Prepares an instance before it joins: check the cluster, fence, check and create topics. Nothing
-here starts a thread; every error is raised to the caller of `KafkaStreams.start`."""
+"""Prepares an instance before it joins, without threads; errors reach the caller of `start`."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ def prepare_cluster(
         )
     topology = with_default_extractor(topology, extractor_named(config.default_timestamp_extractor))
     require_room(topology)
-    # 3. Earlier processes on this folder may have left transactions open; they hide committed
-    #    offsets until fenced (D6).
+    # 3. Fence earlier processes on this folder: open transactions hide offsets (D6).
     _fence_recorded(config, directory, clock, stop)
     topics, deadline = ClusterTopics(admin, config), Deadline(clock, config.task_timeout_ms)
     blueprint = retrying(

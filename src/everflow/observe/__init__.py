@@ -1,6 +1,5 @@
 """The HTTP endpoints of an instance: `/metrics`, `/live`, `/ready`, `/status` (note 049).
 
-`observation`: one look at an instance, in plain values. `http_server`: the routes; `page`: the
-dashboard. May import layer 0, `everflow.client`, prometheus_client, starlette and uvicorn, and
-knows no runtime. It runs in the driver.
+`observation`: one look at an instance; `http_server`: the routes; `page`: the dashboard. May import
+layer 0, `everflow.client`, prometheus_client, starlette and uvicorn; knows no runtime.
 """

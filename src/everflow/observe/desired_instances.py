@@ -14,10 +14,9 @@ from typing import NamedTuple
 class Load(NamedTuple):
     """The state of an instance and its group at one moment.
 
-    ``busy``: mean share of the last 30 s in which its stream threads ran batches (0 to 1);
-    ``lag``: records that wait for it, None: not known; ``rate``: records/s that it processes;
-    ``restoring``: one of its active tasks does not run yet; ``members``: instances in the group;
-    ``tasks``: active tasks of the application.
+    ``busy``: mean share of the last 30 s in which its stream threads ran batches (0 to 1); ``lag``:
+    records that wait (None: not known); ``rate``: records/s; ``restoring``: an active task does not
+    run yet; ``members``: instances in the group; ``tasks``: active ones of the application.
     """
 
     busy: float
@@ -30,9 +29,8 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRules:
-    """``target``: the share of time in batches that is aimed at; ``drain_s``: a backlog is to be
-    worked off in this time, besides what arrives; ``up_after_s``, ``down_after_s``: a number must
-    hold that long before it is told (what moves a task costs a restore)."""
+    """``target``: aimed share of time in batches; ``drain_s``: time to work off a backlog, besides
+    what arrives; ``up_after_s``, ``down_after_s``: how long a number must hold (moves cost)."""
 
     target: float = 0.7
     drain_s: float = 120.0
@@ -42,8 +40,7 @@ class ScalingRules:
 
 
 def wanted(load: Load, rules: ScalingRules) -> int | None:
-    """What this moment alone asks for; None: nothing can be said now, as tasks are restored: more
-    instances would only add restores, and fewer would lose copies."""
+    """What this moment asks for; None: unknown, or tasks are restored (more would restore more)."""
     if load.restoring or load.lag is None or math.isnan(load.lag):
         return None
     share = load.busy / rules.target
@@ -59,8 +56,7 @@ def wanted(load: Load, rules: ScalingRules) -> int | None:
 
 @dataclass(kw_only=True)
 class DesiredInstances:
-    """Tells a number and stays with it until another has held for long enough. One thread calls
-    it; times are monotonic ms."""
+    """Tells a number until another has held for long enough. One thread; monotonic ms."""
 
     rules: ScalingRules = field(default_factory=ScalingRules)
     told: int | None = None

@@ -40,7 +40,6 @@ def _one(value: Callable[[Observation], float | None]) -> Read:
 
 
 def _tasks(value: Callable[[ObservedTask], float | None]) -> Read:
-    """One of each task for which ``value`` is known."""
     return lambda seen: [
         ((task.task, task.role), found) for task in seen.tasks if (found := value(task)) is not None
     ]

@@ -98,7 +98,6 @@ class Room:
         return True
 
     def left(self, one: WholeRequestsProtocol) -> None:
-        """It is closed; one that is not here is none of ours."""
         self._here.discard(one)
 
     def _make_room(self) -> None:
@@ -112,14 +111,12 @@ class Room:
 
 
 REQUEST_S = 10.0
-"""How long a request may take to arrive, as in most web servers. A connection that is used again
-has uvicorn's own time between two requests."""
+"""How long a request may take to arrive; between two of them uvicorn's own time-out counts."""
 SAID_EVERY_S = 60.0
 
 
 class BoundedLog(logging.Logger):
-    """What uvicorn says of single requests, whose number nobody here decides: a line for each kind
-    of them in `SAID_EVERY_S`, with the number of those that were left out."""
+    """A line for each kind of uvicorn's remarks in `SAID_EVERY_S`: clients decide their number."""
 
     def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__("everflow", logging.WARNING)  # uvicorn's traces are not even made
@@ -154,7 +151,6 @@ class WholeRequestsProtocol(H11Protocol):
 
     @property
     def address(self) -> str:
-        """Of the client's host."""
         return self.client[0] if self.client else ""
 
     def waits_since(self) -> float | None:
@@ -231,9 +227,8 @@ def application(
     page: Page | None = None,
     watch: Look | None = None,
 ) -> Starlette:
-    """The routes. ``look`` is called on a worker thread, for each request, and ``watch`` in its
-    place for who is no probe: what has to be asked of the brokers is in it. ``topology``: the text
-    of `Topology.describe`; ``drain`` returns at once."""
+    """``look`` is called on a worker thread, for each request; ``watch``, which asks the brokers,
+    too, for all but probes. ``topology``: of `Topology.describe`; ``drain`` returns at once."""
     watched = watch or look
     # Of their own: behind many readers, slow ones too, a probe would wait until it has failed.
     probing = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="everflow-probes")
@@ -295,10 +290,9 @@ class HttpServer:
         free: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """``address``: host:port, from ``setting``; port 0 is any that is free (`address` then says
-        which). ``certificate``: files of a certificate and its key, for TLS.
-        ``request_s``: how long a request may take to arrive.
-        ``names``: by which requests may call it, the address's own where there are none; ``free``:
-        paths besides the probes that are answered whatever they call it (`own_host_only`)."""
+        which). ``certificate``: files of a certificate and its key, for TLS. ``names``: by which
+        requests may call it (its address's own if None); ``free``: paths besides the probes that
+        are answered whatever they call it (`own_host_only`)."""
         self._socket = _listening(address, setting)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -348,7 +342,6 @@ class HttpServer:
 
 
 def _within(app: Application, room: Room) -> Application:
-    """The application, for which there is room, or probes alone."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         if room.full and scope["path"] not in PROBES:

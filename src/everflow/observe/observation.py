@@ -1,8 +1,6 @@
-"""`Observation`: one look at an instance, in plain values: whoever shows it needs nothing else. And
-the content of `/status`, `/live` and `/ready`, and how another instance reads it. Pure.
+"""`Observation`: one look at an instance, in plain values, and `/status`, `/live`, `/ready`. Pure.
 
-An instance that restores is alive, as a restart would begin the restore again. It is ready once its
-active tasks run, so that a rolling restart waits for them.
+An instance that restores is alive: a restart would begin again. It is ready once its tasks run.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ from everflow.metrics import Labels, Seen
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedThread:
-    """A stream thread. ``number`` counts from 0; ``busy``: share of the last 30 s in which it ran
-    a batch (0 to 1); ``trouble``: what keeps its tasks from getting on, for people; ``warm``: its
-    Spark job and its workers are there."""
+    """A stream thread. ``number`` counts from 0; ``busy``: share of the last 30 s in batches (0 to
+    1); ``trouble``: why its tasks do not get on, for people; ``warm``: its job and workers run."""
 
     number: int
     alive: bool
@@ -41,10 +38,9 @@ class ObservedStore:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedTask:
-    """As `everflow.instance.describe.TaskStatus` has it; ``thread`` None: on none. ``rate``: of a
-    running active task what it processes, ``remaining_s`` then until nothing waits (None: not
-    known, or more waits than before). ``copied``: of ``copied + lag`` changelog offsets, those that
-    its copy has; None for a running active task."""
+    """As `describe.TaskStatus` has it; ``thread`` None: on none. Of a running active task ``rate``
+    is what it processes, ``remaining_s`` until nothing waits (None: not known, or more waits than
+    before), ``copied`` None; else of ``copied + lag`` offsets those that its copy has."""
 
     task: str
     role: str
@@ -87,9 +83,8 @@ class ObservedWriter:
 
 
 class StableLag(NamedTuple):
-    """What readers of committed records do not see of a partition, as somebody's transaction is
-    open: ``records`` from the last stable offset to the log's end, and for how many seconds at
-    least that offset, ``stable``, has stood where it stands."""
+    """What readers of committed records do not see of a partition, as a transaction is open:
+    ``records`` behind its last stable offset; ``held_s``: how long it has been ``stable``."""
 
     records: int
     stable: int
@@ -108,8 +103,7 @@ class Observation:
         counters: totals since the start, by the names in `everflow.metrics`.
         series: the same with labels.
         samples: of `everflow.metrics.LEFT_OUT`, the last record of each cause, for people.
-        misplaced_keys: topic -> what is told of its keys that lie in other partitions than their
-            source says, with the cure; the numbers are in ``series``.
+        misplaced_keys: topic -> what is told of its keys in other partitions than its source says.
         lags: (topic, partition) -> records that wait, of the running tasks.
         recent: of the last minute, with labels.
         roads: how many nodes of the plan each road computes.
@@ -118,8 +112,7 @@ class Observation:
         hosts: instances of the group that say where they are, this one included.
         silent_s: for how long the brokers have not told the ends of the input; 0 when they do.
         writers: who writes in transactions here; nobody does at least once.
-        held_back: (topic, partition) -> what an open transaction holds back there, of the running
-            tasks' inputs; only where committed records are read.
+        held_back: (topic, partition) -> what an open transaction holds back of tasks' inputs.
         told_s: how old is what the brokers told for both; None: they have told nothing yet.
         disk: the one of the state folder; None: not known.
     """
@@ -195,8 +188,7 @@ def live(seen: Observation) -> Verdict:
 
 
 def state_reason(seen: Observation) -> str:
-    """Why it is REBALANCING, for people: so Kafka Streams calls all that is between the start and
-    all tasks running. Empty in other states."""
+    """Why it is REBALANCING (all between start and running), for people; else empty."""
     if seen.state != "REBALANCING":
         return ""
     processes = ready(seen)
@@ -277,13 +269,11 @@ _THREAD = ("number", "alive", "tasks", "busy", "trouble", "warm")
 
 
 def lag_of(seen: Observation) -> int | None:
-    """Records that wait; None: not known."""
     lag = seen.counters.get(names.LAG, math.nan)
     return None if math.isnan(lag) else int(lag)
 
 
 def identity_of(seen: Observation) -> dict[str, Any]:
-    """Which instance it is, and its state."""
     return {
         "application_id": seen.application_id,
         "client_id": seen.client_id,
@@ -338,8 +328,7 @@ def keys_elsewhere(seen: Observation) -> list[dict[str, Any]]:
 
 
 def observation_in(status: Any) -> Observation:
-    """What another instance says of itself, as far as a page shows it of others. ValueError for
-    what is no status: it came over the network."""
+    """What another instance says of itself, over the network. ValueError: it is no status."""
     try:
         lag = status["lag"]
         counters = {
@@ -377,7 +366,6 @@ _types = cache(get_type_hints)
 
 
 def _part(told: Mapping[str, Any], kind: type, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """The wanted values, each of the type that the field of ``kind`` has."""
     found = {name: told[name] for name in wanted}
     types = _types(kind)
     for name, value in found.items():

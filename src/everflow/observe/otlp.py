@@ -24,16 +24,14 @@ EXTRA = "pip install 'everflow[opentelemetry]'"
 SETTING = "otel.exporter.otlp.metrics.endpoint"
 ATTEMPT_S = 10.0
 END_MS = 3_000
-"""How long the shutdown waits for the last metrics."""
 SENDERS_LOG = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 
 class OtlpExport:
-    """Sends from its making until `close`. ``endpoint``: a URL with its path
-    (``http://collector:4318/v1/metrics``); ``interval_ms``: between two requests. Headers,
-    certificates and the like are OpenTelemetry's own variables of the environment
-    (``OTEL_EXPORTER_OTLP_HEADERS``): they may be secrets. ``look`` is called on the sender's
-    thread, once or a few times for each request. ConfigError where the packages are missing."""
+    """Sends from its making until `close`. ``endpoint``: a URL with its path; ``interval_ms``:
+    between two requests. Headers and certificates are in OpenTelemetry's variables of the
+    environment, as they may be secrets. ``look`` is called on the sender's thread, once or a few
+    times for each request. ConfigError where the packages are missing."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """What a server asks of a request: the name by which it calls it (Host), its token, its size.
 
 A browser does what any site tells it to, and lets that site read the answer where the site's own
-name points to this host (DNS rebinding): the request then comes from this host, or from within its
-network, and only its Host says on whose behalf. So what needs no token is answered only where Host
-is a name that nobody else can have.
+name points to this host (DNS rebinding): only Host says on whose behalf it asks. So what needs no
+token is answered only where Host is a name that nobody else can have.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ class OwnNames:
         self._addresses = {found for name in self._names if (found := _address(name)) is not None}
 
     def named(self, header: str) -> bool:
-        """True if the value of a Host header is one of them."""
         if self.any:
             return True
         host = _bare(header.lower())
@@ -87,9 +85,8 @@ def _machine_names() -> frozenset[str]:
 
 
 def own_host_only(app: Application, names: OwnNames, free: Callable[[str], bool]) -> Application:
-    """The application, for requests whose Host is one of ``names``, and of others only for those
-    whose path is ``free``: what nobody learns anything from, or what needs a token. Requests with
-    an absolute target are answered by the host that the target names (RFC 9112, 3.2.2)."""
+    """The application, for requests whose Host is one of ``names``, or whose path is ``free``: that
+    tells nothing, or needs a token. An absolute target names its own host (RFC 9112, 3.2.2)."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
@@ -127,8 +124,7 @@ def allowed(tokens: Sequence[bytes], authorization: str, *, passwords: bool = Fa
 
 
 class RefusedRequest(Exception):
-    """It is not done, as it is not understood, not allowed or too large: the HTTP status, what to
-    mend, and the code of the error."""
+    """A refusal of a request: the HTTP status, what to mend, and the code of the error."""
 
     def __init__(self, status: int, why: str, code: str = "EF-QUERY") -> None:
         super().__init__(why)

@@ -163,8 +163,7 @@ class GlobalTables:
 
 
 # --- tables that Spark loads (note 033) -----------------------------------------------------------
-# Generations are swapped as a whole. An attempt reads the newest; a replaced one is removed once no
-# batch runs that began before.
+# Generations are swapped as a whole; a replaced one goes once no batch runs that began before.
 
 CHECKED_EVERY_MS = 1_000.0
 CLOSE_S = 5.0
@@ -322,8 +321,6 @@ def _refusal(table: LoadedTable, error: Exception) -> TableLoadError:
         f"{error_text(error)}. Nothing was processed; remove the cause and start again."
     )
 
-
-# --- metrics of records that enter no table -------------------------------------------------------
 
 GLOBAL = "global"
 """In the place of a stream thread's number."""

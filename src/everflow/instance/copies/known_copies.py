@@ -40,9 +40,8 @@ class AtRest:
 
 @dataclass
 class Copies:
-    """What is on this instance's disk, for `membership.assignor`; any thread may call everything.
-    ``recovering``: active tasks that do not run yet; ``restored``: positions of stores being
-    restored, summed per task. ``delete_retention_ms``: of a changelog topic, without I/O."""
+    """What is on disk, for `membership.assignor`; from any thread. ``recovering``: active tasks
+    that do not run yet; ``restored``: their summed positions. ``delete_retention_ms``: no I/O."""
 
     followed: Callable[[], Mapping[TaskId, FollowedTask]]
     running: Callable[[], Collection[TaskId]]
@@ -57,7 +56,6 @@ class Copies:
         """The sum of the changelog positions of each copy, without active tasks that run here."""
         now_ms = self.clock.now_ms()
         with self._lock:
-            # A copy that nobody followed for too long would be rebuilt before use.
             at_rest = self._at_rest.items()
             sums = {task: copy.offset_sum for task, copy in at_rest if now_ms <= copy.until_ms}
         sums.update((task, figures.offset_sum) for task, figures in self.followed().items())
@@ -180,9 +178,8 @@ def _judged(
 # --- freshness ------------------------------------------------------------------------------------
 # A store that was last at the end of its changelog longer ago than ``delete.retention.ms`` is
 # rebuilt (scenario 13), and a task without records has no batch for days. Nobody else writes to a
-# changelog while its task is owned here, which is certain only until a confirmed heartbeat was
-# *sent*. So a claim for a moment between two batches counts after two more heartbeats in the same
-# ownership. A machine that was suspended, or cut off from the group, claims nothing.
+# changelog while its task is owned here, which is certain until a confirmed heartbeat was *sent*: a
+# claim for a moment between two batches counts after two more of them in the same ownership.
 
 PROVING_HEARTBEATS = 2
 """At least one of them was sent after the claims were collected."""
@@ -190,8 +187,7 @@ PROVING_HEARTBEATS = 2
 
 @dataclass(frozen=True)
 class Settled:
-    """A running task between two batches, at ``at_ms`` (wall clock): all that it had committed is
-    in its stores, whose owner is ``incarnation``."""
+    """A running task between batches, ``at_ms`` (wall clock): all it committed is in its stores."""
 
     task: TaskId
     epoch: int
@@ -233,8 +229,6 @@ class Freshness:
                 except EverflowError as error:
                     log.debug("Task %s: %s", claim.task, error)
 
-
-# --- the state folder -----------------------------------------------------------------------------
 
 NOTE_PERIOD_MS = 60_000.0
 """Far below `restore_plan.AGE_MARGIN_MS_MAX`, also where deletes are kept for minutes only."""
@@ -337,8 +331,7 @@ class StateCleaner:
         self._idle = IdleTasks(self.delay_ms)
 
     def clean(self) -> bool:
-        """Remove the state that is due; True if some was. Quick, for folders are only renamed, and
-        `StateDirectory.sweep` frees the space. One that cannot be renamed stays, with a warning."""
+        """Rename what is due, for `StateDirectory.sweep` to delete; True if some was."""
         now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_ms:
             return False

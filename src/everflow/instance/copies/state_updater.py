@@ -202,8 +202,7 @@ class StateUpdater:
         self._command(lambda: self._take(tasks))
 
     def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Released) -> None:
-        """Release tasks after the present round; ``done`` gets them in any case, with open stores,
-        on the updater's thread."""
+        """Release tasks after this round: ``done`` gets them, open, on the updater's thread."""
         self._command(lambda: self._let_go(frozenset(tasks), reason, done))
 
     def set_role(self, task: TaskId, role: TaskRole) -> None:
@@ -299,8 +298,6 @@ class StateUpdater:
             log.warning("%s", text)
             self._said_ms = now_ms
 
-    # --- commands --------------------------------------------------------------------------------
-
     def _take_commands(self) -> None:
         while not self._commands.empty():
             self._commands.get_nowait()()
@@ -352,8 +349,6 @@ class StateUpdater:
         self._lanes.follow(
             role, {tp: store.progress.position for tp, store in found.stores.items()}
         )
-
-    # --- opening ---------------------------------------------------------------------------------
 
     def _open_waiting(self) -> None:
         now_ms = self.clock.monotonic_ms()
@@ -417,8 +412,6 @@ class StateUpdater:
         self._ends_ms = float("-inf")
         for store in opened.values():
             self._tell_start(store, task.role)
-
-    # --- a round ---------------------------------------------------------------------------------
 
     def _take_round(self, moved: set[TaskId]) -> None:
         for found in self._lanes.rounds(self._ends):
@@ -498,8 +491,7 @@ class StateUpdater:
                     store.progress = replace(
                         store.progress, end=max(ends[tp], store.progress.position)
                     )
-            # Also before its first records: a small copy is at its end after one round, and the
-            # group still waits for the report.
+            # Also before its first records: a small copy may be at its end after one round.
             task.cold = task.cold or (task.lag() or 0) > self.acceptable_lag
         if now_ms - self._touched_ms >= TOUCH_PERIOD_MS:
             self._touched_ms = now_ms
@@ -578,7 +570,8 @@ BUDGETS: Mapping[TaskRole, tuple[int, int]] = {
     TaskRole.STANDBY: (5_000, 1 << 18),
 }
 """Of each role, in the order of a round, over all its partitions: the most records near the ends of
-its changelogs, and bytes of keys and values far behind."""
+its changelogs, and bytes of keys and values far behind. A round bounds how long a promotion waits;
+larger slices are no cheaper: 0.9 to 1.1 us of a core for a record from 256 KiB on."""
 
 
 class FollowedRound(Protocol):
@@ -631,8 +624,7 @@ class CopyLanes:
                 follower.unfollow(gone)
 
     def rounds(self, ends: Offsets) -> Iterator[FollowedRound]:
-        """One round, role by role; ``ends`` are the known last stable offsets. Raises what
-        `Follower.poll` raises; a RetriableError after the other roles' turns."""
+        """One round, role by role, up to ``ends``. RetriableError after the other roles' turns."""
         roles = [role for role in BUDGETS if role in self._role.values()]
         self.rest()
         wait_s = 0.0 if self._moved else ROUND_WAIT_S / max(1, len(roles))
@@ -665,8 +657,6 @@ class CopyLanes:
         for follower in followers.values():
             follower.close()
 
-
-# --- the tasks that are followed ------------------------------------------------------------------
 
 RATE_WINDOW_MS = 5_000.0
 
@@ -706,7 +696,6 @@ class CopiedTask:
     loaded: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lag(self) -> int | None:
-        """Offsets to the last stable ends; None while one end is unknown."""
         if any(store.end is None for store in self.stores.values()):
             return None
         return sum(

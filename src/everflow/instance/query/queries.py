@@ -65,8 +65,7 @@ Hosts = Mapping[str, HostTasks]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSite:
-    """A store of the running topology, which the tasks ``subtopology`` x ``range(partitions)``
-    have."""
+    """A store, of the tasks ``subtopology`` x ``range(partitions)``."""
 
     spec: StoreSpec
     subtopology: int
@@ -89,10 +88,9 @@ class KeyQueryMetadata:
     """Where a key is (KIP-535).
 
     ``active_host``: end point (``application.server``) of the instance whose task processes it,
-    None where that is not known. ``standby_hosts``: end points with a standby, sorted; a
-    ``stale=True`` query can be sent there. ``lag``: how many offsets the copy on the instance that
-    was asked is behind its changelog now, 0 for its own active task; None where it has no copy, or
-    the brokers do not say.
+    None if not known. ``standby_hosts``: end points with a standby, sorted, for ``stale=True``
+    queries. ``lag``: offsets that the copy of the instance that was asked is behind its changelog
+    now, 0 for its own active task; None without a copy, or if the brokers do not say.
     """
 
     active_host: str | None
@@ -182,8 +180,7 @@ TaskStores = Mapping[TaskId, Sequence[TaskStore]]
 
 
 class LagInfo(NamedTuple):
-    """``position``: the next changelog offset to read; ``lag`` = ``end`` - ``position``, never
-    negative."""
+    """``position``: next changelog offset to read; ``lag``: ``end`` less it, never negative."""
 
     position: int
     end: int
@@ -233,7 +230,6 @@ class StoreQueries:
         return self._holders(site, partition)
 
     def _holders(self, site: StoreSite, partition: int) -> KeyQueryMetadata:
-        """Active and standbys of a store's partition."""
         task, hosts = site.task(partition), self.ports.hosts() or {}
         active = next((host for host, tasks in hosts.items() if task in tasks.active), None)
         standby = sorted(host for host, tasks in hosts.items() if task in tasks.standby)
@@ -434,8 +430,7 @@ class _LocalReader(StoreReader):
 
 
 class InteractiveQueries:
-    """The queries of `KafkaStreams`, from any thread, from `start` until `close` has handed the
-    tasks over."""
+    """Queries of `KafkaStreams`, from any thread, from `start` until tasks are handed over."""
 
     _queries: StoreQueries | None = None
 
@@ -515,19 +510,16 @@ class InteractiveQueries:
         return replace(queries.place(site, partition), lag=queries.lag_here(site, partition))
 
     def streams_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
-        """The instances that have a store, active or as a standby, by end point; empty while that
-        is not known."""
+        """Instances with a store, active or standby, by end point; empty while not known."""
         return self._asked().streams_metadata(store)
 
     def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]:
-        """All instances with an ``application.server``, by end point; empty while they are not
-        known."""
+        """All instances with ``application.server``, by end point; empty while not known."""
         return self._asked().streams_metadata()
 
     def all_local_store_partition_lags(self) -> dict[str, dict[int, LagInfo]]:
-        """Store -> partition -> position, changelog end and lag of every copy here, standbys
-        included (KIP-535); stores without a changelog are left out. Asks the brokers:
-        RetriableError if they do not answer."""
+        """Store -> partition -> position, changelog end and lag of each copy here, standbys
+        included (KIP-535), of stores with a changelog. RetriableError if no broker answers."""
         return self._asked().lags()
 
     def _asked(self) -> StoreQueries:

@@ -1,6 +1,5 @@
-"""Read-only stores for users: committed content of this instance, page by page (KIP-67, D4). A read
-transaction pins the pages of a store, so none is open while the user's code runs: every page is one
-short transaction, copied before it is decoded."""
+"""Read-only stores for users: committed content of this instance, page by page (KIP-67, D4). Each
+page is one short read transaction: an open one pins the store's pages."""
 
 from __future__ import annotations
 
@@ -76,9 +75,8 @@ class StoreScan(Iterator[tuple[Any, Any]]):
 
 
 class StoreReader(ABC):
-    """Reads pages of the replicas of one store that a query may read now; safe from any thread. It
-    follows a store that is rebuilt at a new path, and fails once the task has moved away. A single
-    entry may be larger than ``page_bytes``."""
+    """Pages of the replicas of one store that a query may read now; any thread. Follows a store to
+    a new path, fails once its task has moved away. One entry may be larger than ``page_bytes``."""
 
     page_entries = PAGE_ENTRIES
     page_bytes = PAGE_BYTES
@@ -134,7 +132,7 @@ class StoreReader(ABC):
     def entries(
         self, partition: int, start: bytes | None, end: bytes | None, reverse: bool = False
     ) -> Iterator[Entry]:
-        """StoreScan with ``start <= key < end`` in order of key bytes, falling with ``reverse``."""
+        """Entries with ``start <= key < end`` in order of key bytes, falling with ``reverse``."""
         while True:
             page, more = self.read(
                 partition,
@@ -162,15 +160,13 @@ class StoreReader(ABC):
 
 
 class ReadOnlyStore(StoreReads):
-    """The part of a store on this instance: by default of the active tasks that run here. Safe from
-    any thread.
+    """A store's part on this instance, by default of active tasks; safe from any thread.
 
     `KafkaStreams.store` returns one by the store's kind: `ReadOnlyKeyValueStore`,
     `ReadOnlyWindowStore` or `ReadOnlySessionStore`; keys and values are decoded as in the table.
     Nothing is cached: each call reads the tasks and the committed content of its moment, so an
-    object may be kept as long as the instance. Results that are iterators read pages as they are
-    consumed; each page is committed content of one moment, no key comes twice, and partitions
-    follow one another.
+    object may be kept as long as the instance. Iterators read pages as they are consumed; each page
+    is committed content of one moment, no key comes twice, and partitions follow one another.
 
     Every query may raise InvalidStateStoreError: StateMovingError (retry), StateElsewhereError
     (names the owner), StaleStateError (the copy lags); an iterator also in its middle, when its
@@ -216,10 +212,9 @@ class ReadOnlyStore(StoreReads):
         ``stale=True`` of `KafkaStreams.store` the column ``lag`` has the offsets that each row's
         replica is behind its changelog (0: the active task, null: not known).
 
-        Each partition is the committed content of one moment: its store is copied, without a pause
-        of any batch, and the copy is read. Rows are written to ``folder`` (by default TMPDIR) as
-        Parquet files, which stay until this process ends; a store's copy stays until its rows are
-        written.
+        Each partition is the committed content of one moment: a copy of its store, made without a
+        pause of any batch. Rows are written to ``folder`` (by default TMPDIR) as Parquet files,
+        which stay until this process ends.
 
         Args:
             spark: by default everflow's session.
@@ -292,7 +287,6 @@ class ReadOnlyStore(StoreReads):
         return None if found is None else self._value(found)
 
     def _first(self, key: bytes, ask: Callable[[StoreSnapshot], _Read | None]) -> _Read | None:
-        """What the first partition that has something of the key says."""
         for partition in self._places_of(key):
             if found := self._reader.read(partition, ask):
                 return found
@@ -362,9 +356,8 @@ def values_at_home(
     keys: Sequence[tuple[bytes, bytes]],
     decode: Callable[[bytes], Any] | None = None,
 ) -> list[Any]:
-    """The values of many keys (as bytes, and as stored), each partition read at one moment. None: a
-    query of that key alone tries the other partitions, or raises the reason. ``decode`` reads one
-    value; None: they are decoded together."""
+    """Values of many keys (as bytes, and as stored), each partition read at one moment. None: ask
+    for that key alone. ``decode`` reads one value; None: they are decoded together."""
     reader = store._reader
     paths, asked = reader.active_paths(), defaultdict[int, list[int]](list)
     for number, (key, _) in enumerate(keys):

@@ -18,9 +18,8 @@ from everflow.state.left_out import Chunk, KeptEntry, unpacked
 
 @dataclass
 class Changelogs:
-    """One per instance; any thread may ask. ``left_out``: the records that processing skipped (note
-    065) of the user's topics that are reused as changelogs of tables. Copies follow these up to the
-    committed offset, for a table has only processed records."""
+    """Any thread may ask. ``left_out``: the records that processing skipped (note 065) of reused
+    topics: copies follow these up to committed offsets, as tables have processed records only."""
 
     admin: ClusterAdmin
     cluster_id: str
@@ -53,7 +52,6 @@ class Changelogs:
         partitions: Collection[TopicPartition],
         read: Callable[[list[TopicPartition]], Offsets],
     ) -> dict[TopicPartition, int]:
-        """Of everflow's own changelogs."""
         own = [tp for tp in partitions if tp.topic not in self.left_out.topics]
         return dict(read(own)) if own else {}
 
@@ -150,9 +148,8 @@ class LeftOutLogs:
             }
 
     def before(self, tp: TopicPartition, end: int | None) -> Mapping[bytes, KeptEntry]:
-        """The records before ``end`` that processing skipped (None: before the end that
-        `Changelogs.answered_ends` last returned); none for a topic that is not reused.
-        RetriableError while they are not known."""
+        """The records before ``end`` (None: before the last `Changelogs.answered_ends`) that
+        processing skipped, none of a topic that is not reused. RetriableError while unknown."""
         if tp.topic not in self.topics:
             return {}
         if end is not None and self.covered({tp: end})[tp] < end:

@@ -87,7 +87,6 @@ class RestoreTracker:
         self._active: dict[tuple[TaskId, str], RestoreProgress] = {}
 
     def fraction(self) -> float | None:
-        """Share of the offsets that are restored, of all restores under way; None without any."""
         with self._lock:
             active = list(self._active.values())
         total = sum(p.end - p.start for p in active)

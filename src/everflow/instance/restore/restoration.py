@@ -156,10 +156,9 @@ def restore(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> RestoreProgress:
-    """Load the job's range into its store, one transaction per chunk; blocks. The position ends
-    behind transaction markers at the tail. ``stopped`` is called between chunks: after True the
-    result is not ``done``. Errors are raised after the listener was called: StoreMismatchError if
-    another owner claimed the store, DamagedEntryError for a record that is no entry of it."""
+    """Load the job's range into its store, a transaction per chunk; blocks. The position ends
+    behind transaction markers at the tail. ``stopped`` is asked between chunks: after True the
+    result is not ``done``. Raises what `FilledStore.load` raises, once the listener was called."""
     user = listener or RestoreTracker(Metrics())
     plan = job.plan
     filled = FilledStore(

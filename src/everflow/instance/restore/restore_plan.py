@@ -15,8 +15,7 @@ AGE_MARGIN_SHARE = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ChangelogState:
-    """``end``: by read_uncommitted (D5), of a reused source topic the committed offset.
-    ``topic_id``: None if the brokers know none."""
+    """``end``: by read_uncommitted (D5), of a reused topic the committed offset."""
 
     start: int
     end: int

@@ -87,7 +87,6 @@ def read_key(serde: Serde, text: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """For orjson, of what it does not know: bytes in base64, decimals as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if hasattr(value, "asDict"):
@@ -208,7 +207,6 @@ def place_of(token: str) -> EntryPlace:
 
 
 def form_of(serde: Serde) -> str:
-    """The JSON form of keys of ``serde``, one of `everflow.client.key_forms`."""
     type_ = serde.type
     forms = (
         (pa.types.is_string, key_forms.TEXT),
@@ -379,8 +377,7 @@ class ServedStores:
         return {"entries": page.rows, "next": None}
 
     def _at_home(self, store: str, view: Any, keys: Sequence[Any], start: int | None) -> list[Any]:
-        """The values of keys whose own partitions are active here, read together: one by one each
-        costs ten times as much. None: see `values_at_home`."""
+        """`values_at_home` for keys as JSON has them: one by one each costs ten times as much."""
         site = self._queries().site(store)
         if site.spec.kind == "versioned":
             return [None] * len(keys)

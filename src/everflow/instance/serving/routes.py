@@ -166,7 +166,6 @@ def _require_text(request: Request) -> None:
 
 
 def _refusal(error: Exception, request: Request, scheme: str) -> Response:
-    """The response to an error: another host, a later retry, or the fault."""
     if isinstance(error, RefusedRequest):
         return _json(_error(error.code, str(error)), error.status)
     if isinstance(error, StateElsewhereError) and error.host is not None:

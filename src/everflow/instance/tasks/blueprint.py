@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """The plan, topics and stores of an instance, fixed at its start. ``inputs``: sub-topology ->
-    full names of its input topics. ``partitions``: of every input topic. ``kept``: the repartition
-    topics of which only everflow deletes records. ``fingerprint``: must be equal in all instances.
-    ``layouts``: the text beside committed offsets about all stores (`topology.store_layouts`).
+    """``inputs``: sub-topology -> full names of its topics; ``partitions``: of each. ``kept``:
+    repartition topics of which only everflow deletes records. ``fingerprint``: must be equal in all
+    instances. ``layouts``: the text beside committed offsets (`topology.store_layouts`).
     ``topology``: the program, with the topics that match its patterns."""
 
     application_id: str

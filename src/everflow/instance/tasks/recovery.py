@@ -51,7 +51,6 @@ class _Patience(Deadline):
         self._given_up = given_up
 
     def check(self) -> None:
-        """TaskMigratedError if the recovery is given up."""
         if self._given_up():
             raise TaskMigratedError("a task was lost while it was recovered")
 
@@ -140,8 +139,6 @@ class Recovery:
             )
             task.ends = {tp: ends[tp] for tp in task.inputs}
         return started, committed
-
-    # --- steps -----------------------------------------------------------------------------------
 
     def _retry(self, operation: Callable[[], _T], what: str, deadline: _Patience) -> _T:
         def attempt() -> _T:
@@ -308,8 +305,7 @@ def _refused(back: Mapping[TopicPartition, WentBack]) -> str:
 
 
 # --- lower bounds of committed offsets (note 064) -------------------------------------------------
-# A coordinator that lost offsets (an interrupted load, an unclean election of its log) returns old
-# ones; a task that began there would process the records between twice.
+# A coordinator that lost offsets returns old ones: records behind them would be processed twice.
 
 HERE = "this instance has seen that"
 ON_DISK = "a store in the state folder has applied it"
@@ -417,9 +413,8 @@ def _below(
 
 
 # --- transactions of instances that vanished (D6) -------------------------------------------------
-# An open transaction blocks committed offsets and readers until its time-out. So who takes over a
-# task fences the ids of processes that are gone. A member's client id ends with its process id
-# (`assembly.client_id`); if one does not, nothing is done.
+# An open transaction blocks committed offsets and readers: who takes over a task fences the ids of
+# processes that are gone. A member's client id ends with its process id (`assembly.client_id`).
 
 _PROCESS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 

@@ -70,8 +70,7 @@ class TaskStore:
 
 @dataclass
 class StandbyTask:
-    """A task whose stores follow their changelogs here; owned by the state updater while RUNNING,
-    by the instance's loop otherwise."""
+    """Its stores follow changelogs. Owned by the state updater while RUNNING, else by the loop."""
 
     id: TaskId
     stores: tuple[TaskStore, ...] = ()
@@ -141,8 +140,7 @@ class ActiveTask:
 def fitted(
     task: ActiveTask, wanted: tuple[TopicPartition, ...], begun: MutableMapping[TaskId, ActiveTask]
 ) -> bool:
-    """True if a task between two batches has the inputs ``wanted``, maybe by those of ``begun`` of
-    the same ownership (`ActiveTask.grow`). After False it has to be recovered."""
+    """True if the task has the inputs ``wanted``, maybe by ``begun``; else it is recovered."""
     if task.inputs == wanted:
         return True
     found = begun.pop(task.id, None)
@@ -242,8 +240,6 @@ def deal(
     return dealt
 
 
-# --- commands to a stream thread ------------------------------------------------------------------
-
 GivenUp = Callable[[Sequence[ActiveTask]], None]
 Released = Callable[[Sequence[StandbyTask]], None]
 
@@ -293,8 +289,6 @@ def _drop(command: tuple[frozenset[TaskId], GivenUp], tasks: dict[TaskId, Active
     done(dropped)
     return bool(dropped)
 
-
-# --- time-outs of tasks (KIP-572) -----------------------------------------------------------------
 
 FIRST_REST_MS = 500.0
 SHARE_OF_OTHERS = 3.0

@@ -98,8 +98,6 @@ class TaskManager:
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
     _closing: bool = False
 
-    # --- events from the group -------------------------------------------------------------------
-
     def assigned(self, tasks: Collection[TaskId]) -> None:
         """The group assigned these tasks; the gate's book has them already."""
         if tasks:
@@ -146,8 +144,6 @@ class TaskManager:
         self._closing = True
         self._cancel(list(self.recovering))
 
-    # --- moving on -------------------------------------------------------------------------------
-
     def reconcile(self) -> None:
         """Start what is missing between the wanted and the present places of tasks."""
         if not self._closing:
@@ -188,8 +184,7 @@ class TaskManager:
             self._drop(thread, dealt)
             here = [task for task, number in sorted(dealt.items()) if number == thread.number]
             fresh = [task for task in here if self._in_none(task)]
-            # Tasks that lack only the tail of their changelogs do not wait for whole restores, and
-            # none waits for a task whose brokers do not answer.
+            # Apart: no task waits for another's whole restore, or for another's silent brokers.
             stalled = self.timeouts.stalled()
             together = [task for task in fresh if task not in stalled]
             for part in (
@@ -215,8 +210,6 @@ class TaskManager:
             elif self._in_none(task):
                 self._follow(task, role)
 
-    # --- actives ---------------------------------------------------------------------------------
-
     def _drop(self, thread: TaskHolder, dealt: Mapping[TaskId, int]) -> None:
         here = [task for task, number in self.running.items() if number == thread.number]
         gone = [task for task in here if dealt.get(task) != thread.number]
@@ -234,8 +227,7 @@ class TaskManager:
             task = by_id.get(task_id)
             if task is None:
                 continue
-            # A task that was lost and came back must be recovered, and so must one of whose last
-            # batch it is not known whether it was committed.
+            # To be recovered: a task that was lost and came back, or whose last batch is unknown.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
             ours = whole and task_id in self.owned and task_id in self.gate.owned()
             if ours and self.services.fits(task):
@@ -350,8 +342,6 @@ class TaskManager:
         self._revoked.clear()
         self.services.release()
 
-    # --- copies ----------------------------------------------------------------------------------
-
     def _follow(self, task_id: TaskId, role: TaskRole) -> None:
         before = self.suspended.pop(task_id, None)
         if before is not None:
@@ -380,8 +370,6 @@ class TaskManager:
             self._suspend(task.recycle(self.services.create(task.id).inputs))
         self._close_unwanted(asked)
         self.reconcile()
-
-    # --- ends ------------------------------------------------------------------------------------
 
     def _suspend(self, task: ActiveTask) -> None:
         if task.state is not TaskState.SUSPENDED:

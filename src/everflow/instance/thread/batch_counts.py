@@ -1,5 +1,4 @@
-"""Counts the records that committed micro-batches read, wrote and dropped, and logs the dropped
-ones: at once and then once a minute, for one batch may have a hundred thousand."""
+"""Counts what committed batches read, wrote and dropped; logs drops at once, then each minute."""
 
 from __future__ import annotations
 
@@ -16,8 +15,6 @@ from everflow.logs import counted, moves
 from everflow.metrics import Labels, Metrics, Seen
 from everflow.protocol.messages import RENEWED, BatchResult, Printed
 from everflow.records import LATE_UNMATCHED, KeyPlaces
-
-# --- the rows of print_table ----------------------------------------------------------------------
 
 PRINTED_EVERY_S = 0.5
 HEAD_EVERY = 40
@@ -203,7 +200,6 @@ class BatchCounts:
     clock: Clock
     number: int
     began_ms: float = 0.0
-    """Monotonic start of the batch in flight."""
     _dropped: DroppedRecords = field(default_factory=DroppedRecords)
 
     def again(self, kind: str = ABORTED, reason: str = "") -> None:
@@ -235,7 +231,6 @@ class BatchCounts:
             moves.warning("%s%s", "; ".join(result.remarks[:MOST_REMARKS]), and_more)
 
     def _log_misplaced(self, result: BatchResult) -> None:
-        """Each topic is logged once per process."""
         found = misplaced_keys(result.figures.keys)
         known = self.metrics.notes(names.KEYS_MISPLACED) if found else {}
         fresh: dict[tuple[str, ...], str] = {

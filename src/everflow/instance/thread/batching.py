@@ -36,9 +36,9 @@ MANY_TASKS = 8
 ENDINGS = 4
 """The rest for the end of a transaction goes by the shortest of so many: a broker may be busy."""
 HELD_SHARE = 0.75
-"""The share of that time that is rested (all of it would often be too long), less..."""
+"""The share of that time that is rested: all of it would often be too long."""
 SHORT_HELD_MS = 40.0
-"""...so much: what it takes with a few partitions, where a rest only delays re-keys."""
+"""Taken off that rest: with few partitions it takes so long, and a rest only delays re-keys."""
 LONGEST_HELD_MS = 1_000.0
 
 
@@ -136,11 +136,10 @@ class BatchSize:
 
 
 def plan_ranges(available: Ranges, records: int) -> dict[TopicPartition, OffsetRange]:
-    """Offset ranges for one batch, fair over the partitions; one for each that is given (maybe
-    empty). ``available`` is ``[next offset, end that may be read)``, by the guarantee, and no range
-    goes beyond it (scenario 5). What one does not use of its equal share, the others get. Offsets
-    without a record count. Each with something to read gets one offset at least, beyond ``records``
-    if need be: a merge waits for each of its inputs."""
+    """Offset ranges for one batch, fair over the partitions; one (maybe empty) for each that is
+    given. ``available``: ``[next offset, end that may be read)``, by the guarantee; no range goes
+    beyond it (scenario 5). Offsets without a record count. Each with something to read gets one
+    offset at least, beyond ``records`` if need be: a merge waits for each of its inputs."""
     waiting = {tp: r.end - r.start for tp, r in available.items() if r.end > r.start}
     taken = dict.fromkeys(waiting, 0)
     left = max(0, records)

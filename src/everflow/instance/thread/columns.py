@@ -48,8 +48,7 @@ class ColumnsOfPlan:
 
 
 def prepared_columns(plan: PhysicalPlan) -> ColumnsOfPlan:
-    """Starts Spark SQL where the plan has Columns that Arrow does not compute. TopologyError with
-    the user's line for a Column that Spark computes in jobs only."""
+    """Starts Spark SQL for Columns that Arrow does not compute; TopologyError if only jobs can."""
     preparing = _Preparing(plan)
     return ColumnsOfPlan(tuple(map(preparing.columns, plan.columns)), preparing.path)
 
@@ -57,8 +56,7 @@ def prepared_columns(plan: PhysicalPlan) -> ColumnsOfPlan:
 def physical_description(
     topology: Graph, form: Callable[[PhysicalPlan, Mapping[str, int]], str] = physical_text
 ) -> str:
-    """`Topology.describe_physical` for the Spark that is here, which is asked; in the ``form`` of
-    text, or of `physical_json`. Raises what `prepared_columns` raises."""
+    """`Topology.describe_physical`, by the Spark here. Raises what `prepared_columns` raises."""
     index_of = cut(topology).index_of
     planned = plan(topology, index_of, "")
     prepared_columns(planned)
@@ -138,8 +136,7 @@ def _column(given: ColumnExpr, kind: pa.DataType) -> Column:
 
 
 def packed(content: Any, plan: PhysicalPlan) -> Parcel:
-    """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but
-    a variable may have changed: TopologyError names function, variable and line."""
+    """TopologyError names function, variable and line of what does not travel any more."""
     try:
         return Parcel.of(content)
     except Exception:

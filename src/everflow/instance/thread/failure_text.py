@@ -78,14 +78,12 @@ def short(failure: BatchFailure) -> str:
 
 
 def in_full(failure: BatchFailure) -> str:
-    """The text for the user: the error, where, what to do; several lines."""
     named = "" if failure.record is None else f" (record {failure.record})"
     return "\n  ".join([f"{failure.error}{named}", *_about(failure)])
 
 
 def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
-    """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the
-    few of the batch, ``in-0@7``; empty: there were many."""
+    """The error that ends the instance. ``records``: the few of the batch, ``in-0@7``, or empty."""
     about = _about(failure)
     record = failure.record
     if record is not None and failure.kind not in ("column", "fatal"):

@@ -57,8 +57,7 @@ class BatchPlanner:
         most = self.retries.size.records(self.retries.bounds)
         available = self._available(tasks)
         few = sum(r.end - r.start for r in available.values()) < most
-        # Records that came during the last batch need not wait for the one after the next. Where
-        # the brokers report new records by themselves, a thread without any need not ask.
+        # For records that came during the last batch. Brokers that report need not be asked.
         asks = few and bool(available or not self.ends.reports)
         if asks and self.ends.refresh(FRESH_ENDS_MS):
             available = self._available(tasks)
@@ -126,8 +125,6 @@ def nothing_of(tasks: Iterable[ActiveTask]) -> dict[TopicPartition, OffsetRange]
     return {tp: OffsetRange(at, at) for task in tasks for tp, at in task.positions.items()}
 
 
-# --- tasks that wait for an input -----------------------------------------------------------------
-
 NEVER = -1
 """``max.task.idle.ms``: whatever is there is processed."""
 
@@ -144,9 +141,8 @@ class ReadableInputs(NamedTuple):
 
 @dataclass
 class TaskIdling:
-    """Decides which tasks wait for an input that has nothing, and for how long. Pure; monotonic ms.
-    Asked before each micro-batch, not each record as in Kafka Streams; the merge ends a batch where
-    an input that is still waited for runs dry (`everflow.worker.order`)."""
+    """Decides which tasks wait for an input with nothing, and how long, before each batch. Pure;
+    monotonic ms. The merge ends a batch where such an input runs dry (`everflow.worker.order`)."""
 
     idle_ms: int
     left_ms: float = math.inf
@@ -193,9 +189,8 @@ AGAIN_MS = 1_000.0
 
 @dataclass
 class IdleSources:
-    """Measures how long sources have been idle, by the machine's monotonic clock (ms). ``sources``:
-    those with an idleness time-out, by sub-topology and topic. ``consumed(topics)``: True if the
-    application has consumed all records of them; asks the brokers."""
+    """Measures how long ``sources`` (of sub-topologies, by topic) have been idle; monotonic ms.
+    ``consumed(topics)``: the application has consumed all their records; asks the brokers."""
 
     sources: Mapping[int, Mapping[str, IdleSource]]
     consumed: Callable[[Collection[str]], bool]
@@ -242,7 +237,6 @@ class IdleSources:
                     self._since[tp] = at_ms
 
     def _is_fed(self, source: IdleSource, now_ms: float) -> bool:
-        """True if no record is on its way to the topic."""
         if not source.fed_by:
             return True
         asked_ms, answer = self._asked.get(source.fed_by, (-math.inf, False))

@@ -1,10 +1,9 @@
 """Decides what a stream thread does after a failure. Pure: events in, decisions out.
 
-`StreamThread` reports each event and carries out the `RetryDecision`: it logs its lines, waits and
-runs its batch. An error that the policy raises ends the thread, unless the uncaught exception
-handler replaces it. Design note 042 has the table of events and decisions; see also 041, 047 and
-051. Owned by one stream thread; any thread may read `trouble` and call `troubles`. Times are
-monotonic ms."""
+`StreamThread` reports each event and carries out the `RetryDecision`. An error that the policy
+raises ends the thread, unless the uncaught exception handler replaces it. Design note 042 has the
+table of events and decisions; see also 041, 047 and 051. Owned by one stream thread; any thread may
+read `trouble` and call `troubles`. Times are monotonic ms."""
 
 from __future__ import annotations
 
@@ -127,18 +126,13 @@ class ReplacementLimits:
     within_ms: float = REPLACED_WITHIN_MS
 
 
-# --- repeated failures ----------------------------------------------------------------------------
-
-
 def may_pass(failure: BatchFailure) -> bool:
-    """True if the same batch may succeed later without any repair."""
     return failure.kind in _PASSING
 
 
 def sameness(failure: BatchFailure) -> Sameness:
-    """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and
-    times it names. A loop is met at any of its lines; whatever entry of a store cannot be read,
-    rebuilding it has not helped."""
+    """Equal for failures of one cause: kind, place, text, whatever numbers it names. A hang is met
+    at any line of its loop; all entries of a store that cannot be read are one cause."""
     if failure.entry is not None:
         return (failure.kind, failure.entry.store, failure.entry.task)
     line = None if failure.kind == "hang" else failure.line
@@ -159,8 +153,7 @@ class RepeatedFailures:
         return self.seen.get(sameness(failure), 0)
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
-        """True if the thread gives up after ``failure``, which has been counted. ``smallest``: no
-        smaller batch gets further or tells more (`PlannedBatch.least`)."""
+        """True if the thread gives up after ``failure``. ``smallest``: see `PlannedBatch.least`."""
         if failure.kind in _AT_ONCE:
             return True
         searched = failure.kind in _SMALLER and not smallest
@@ -173,11 +166,7 @@ class RepeatedFailures:
         return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS
 
     def logged_in_full(self, failure: BatchFailure) -> bool:
-        """True if ``failure`` has just repeated unchanged and will not pass."""
         return not may_pass(failure) and self.times(failure) == LOGGED_AFTER
-
-
-# --- the search for a bad record ------------------------------------------------------------------
 
 
 @dataclass
@@ -204,9 +193,6 @@ class BadRecordSearch:
             f"the record is still looked for, {elapsed_s:.0f} s so far: trying "
             f"{planned.records:,} from {tried}"
         )
-
-
-# --- tasks that make no progress ------------------------------------------------------------------
 
 
 @dataclass
@@ -297,8 +283,7 @@ class StalledTasks:
         took_ms: float,
         now_ms: float,
     ) -> None:
-        """A batch brought the tasks ``progressed`` forward. Others of which a log was silent rest.
-        TaskTimeoutError for one whose time is over."""
+        """``progressed``: tasks that got on. Others with a silent log rest. TaskTimeoutError."""
         for task in progressed:
             self.timeouts.progressed(task)
         if not result.silent:
@@ -323,9 +308,6 @@ def troubles_of(
     }
 
 
-# --- the policy -----------------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class RetryPolicy:
     """``may_continue(stage, node)``: whether a record that fails there need not stop the instance.
@@ -341,7 +323,6 @@ class RetryPolicy:
     memory: BatchMemory = field(default_factory=BatchMemory)
     search: BadRecordSearch | None = None
     trouble: Trouble | None = None
-    """Why the thread makes no progress; None since the last progress."""
     _repeated: RepeatedFailures = field(default_factory=RepeatedFailures)
     _pause_ms: float = FIRST_PAUSE_MS
     _failed_after_ms: float = 0.0
@@ -350,8 +331,6 @@ class RetryPolicy:
     _skipped: dict[tuple[str, int, int], BatchFailure] = field(default_factory=dict)
     """By place of a record on which earlier attempts failed: its handler decides."""
     _replaced_ms: deque[float] = field(default_factory=deque)
-
-    # --- what the next batch may have --------------------------------------------------------
 
     @property
     def bounds(self) -> BatchLimits:
@@ -379,8 +358,6 @@ class RetryPolicy:
             **troubles_of(self.quarantine.stalled(), now_ms, wall_ms),
         }
 
-    # --- events ------------------------------------------------------------------------------
-
     def tasks_changed(self, tasks: Collection[TaskId]) -> None:
         self.quarantine.keep(tasks)
         self.stalled.timeouts.keep(tasks)
@@ -396,8 +373,7 @@ class RetryPolicy:
     def batch_failed(
         self, failure: BatchFailure, took_ms: float, now_ms: float, wall_ms: int, cut_off: bool
     ) -> Lines:
-        """Whether it was committed is not known yet. ``cut_off``: the end of the instance killed
-        its workers. Returns what is to be logged: a line, and all once it repeated."""
+        """It may be committed. ``cut_off``: the end of the instance killed its workers."""
         self._failed_after_ms = took_ms
         self._repeated = self._repeated.with_one(failure, now_ms)
         before = self.trouble or Trouble(wall_ms, 0, "")
@@ -435,8 +411,7 @@ class RetryPolicy:
     ) -> RetryDecision:
         """``owned``: partitions that the thread still reads; a bad record of another is its new
         owner's. ``committed``: ``planned``, which failed, had been."""
-        # A commit is no progress here: the next batch meets the same cause, for Spark has ended, or
-        # the disk of the stores is full.
+        # Even a commit is no progress: the next batch meets the same (Spark gone, or a full disk).
         if failure.kind == "spark-gone" or (committed and failure.kind == "fatal"):
             raise ending(failure, 1, "")
         if committed:
@@ -496,8 +471,7 @@ class RetryPolicy:
         elapsed_ms: float,
         now_ms: float,
     ) -> tuple[float, float]:
-        """``read`` offsets brought the tasks ``progressed`` forward. Returns how long the thread
-        rests for more records, and then for the broker, which still ends the transaction; ms."""
+        """Returns the rest for more records, and behind it that for the broker (`held_ms`); ms."""
         for task in progressed:
             self.quarantine.progressed(task)
         self.stalled.committed(result, progressed, tasks, elapsed_ms, now_ms)
@@ -549,8 +523,6 @@ class RetryPolicy:
         )
         return True, ((logging.WARNING, text),)
 
-    # --- parts of the decisions --------------------------------------------------------------
-
     def _forget_failures(self) -> None:
         self._repeated, self.trouble, self._pause_ms = RepeatedFailures(), None, FIRST_PAUSE_MS
 
@@ -567,8 +539,7 @@ class RetryPolicy:
         return again
 
     def _skip(self, failure: BatchFailure, planned: PlannedBatch | None) -> bool:
-        """Leaves the record of a failure to its handler from the next attempt on, if it is known,
-        no handler has said FAIL, and it has not been tried yet."""
+        """Leave a known record to its handler in the next attempt, once, unless it said FAIL."""
         record = failure.record
         if planned is None or failure.judged or failure.kind == "undecodable":
             return False
@@ -618,7 +589,6 @@ class RetryPolicy:
         return None
 
     def _fitting(self, planned: PlannedBatch) -> int:
-        """The number of records that would have ended in the time of a batch."""
         share = self.limits.target_ms / max(self._failed_after_ms, 1.0)
         return max(1, int(planned.records * min(1.0, share)))
 

@@ -58,9 +58,6 @@ from everflow.topology.idle_sources import IdleSource
 log = logging.getLogger("everflow")
 
 
-# --- what a thread runs with ----------------------------------------------------------------------
-
-
 class Job(Protocol):
     """Runs the micro-batches of one thread (`everflow.instance.thread.thread_job.ThreadJob`)."""
 
@@ -170,7 +167,6 @@ class StreamThread:
     wake: threading.Event = field(default_factory=threading.Event)
     tasks: dict[TaskId, ActiveTask] = field(default_factory=dict)
     warm: threading.Event = field(default_factory=threading.Event)
-    """Set once the thread's workers run."""
     batch_since_ms: float | None = None
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
     hung: Hung | None = None
@@ -392,8 +388,7 @@ class StreamThread:
         try:
             result = self._run_batch(planned)
         except BatchFailedError as failure:
-            # 5. It is not known whether the batch was committed: kill, fence, read the committed
-            # offsets, replay, retry (D6).
+            # 5. It is not known whether it was committed: kill, fence, recover, retry (D6).
             self._after_failure(failure.failure, self.clock.monotonic_ms() - started_ms)
             return False
         if result is None or not result.committed:
@@ -402,8 +397,6 @@ class StreamThread:
         # 6. Committed, and in the stores: take over the positions.
         self._take_result(planned, result, self.clock.monotonic_ms() - started_ms)
         return True
-
-    # --- steps 1-3 -------------------------------------------------------------------------------
 
     def _take_commands(self) -> None:
         self.wake.clear()
@@ -448,8 +441,6 @@ class StreamThread:
         woken = self.clock.wait(self.wake, timeout_ms)
         self.services.ends.idle(self.number, False)
         return woken
-
-    # --- step 4 ----------------------------------------------------------------------------------
 
     def _run_batch(self, planned: PlannedBatch) -> BatchResult | None:
         """The job's result; None if a task is no longer owned (a command will remove it)."""
@@ -511,8 +502,6 @@ class StreamThread:
             latest_ends={} if planned.attempt else _latest_ends(planned, served),
         )
 
-    # --- step 5 ----------------------------------------------------------------------------------
-
     def _after_abort(self, reason: str) -> None:
         self._counts.again(reason=reason)
         log.info("Stream thread %d: batch aborted (%s); it is run again", self.number, reason)
@@ -543,9 +532,8 @@ class StreamThread:
             log.log(level, "Stream thread %d: %s", self.number, text)
 
     def _recover_after(self, failure: BatchFailure) -> None:
-        """Find out whether the failed batch was committed: `Recovery.recover` takes the positions
-        from the committed offsets. A task that is lost meanwhile has a new owner, for whose
-        transaction nobody must wait: the recovery begins again without it."""
+        """Take positions from the committed offsets. A task lost meanwhile has another owner,
+        for whose transaction nobody must wait: the recovery begins again without it."""
         restoring = [task for task in self.tasks.values() if task.state is TaskState.RESTORING]
         tasks = [task for task in restoring if not self._lost(task)]
         before = positions_of(tasks)
@@ -598,8 +586,6 @@ class StreamThread:
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
 
-    # --- step 6 ----------------------------------------------------------------------------------
-
     def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
         batch_id = str(self._next._replace(attempt=planned.attempt))
         read, progressed = 0, []
@@ -621,8 +607,6 @@ class StreamThread:
         self._planned = None
         self._counts.add(result)
         self.services.committed(positions_of(self.tasks[task] for task in progressed))
-
-    # --- the end ---------------------------------------------------------------------------------
 
     def _close_job(self) -> None:
         job, self._job = self._job, None
@@ -649,9 +633,6 @@ def _touched(tasks: Mapping[TaskId, ActiveTask], result: BatchResult) -> list[Ac
     ]
 
 
-# --- the handler of uncaught exceptions -----------------------------------------------------------
-
-
 class StreamThreadExceptionResponse(enum.Enum):
     """What a handler answers: REPLACE_THREAD, SHUTDOWN_CLIENT or SHUTDOWN_APPLICATION (all)."""
 
@@ -666,10 +647,8 @@ UncaughtExceptionHandler: TypeAlias = "Callable[[EverflowError], StreamThreadExc
 
 @dataclass(frozen=True)
 class Uncaught:
-    """The user's handler of uncaught exceptions (KIP-671, note 047), and its limits; without a
-    handler every uncaught error ends the instance. ``shut_down_all``: asks every instance to end.
-    Unlike Kafka Streams, `RetryPolicy` replaces a thread only for causes that may pass, after
-    growing rests."""
+    """The user's handler of uncaught exceptions (KIP-671, note 047), and its limits; without one
+    every uncaught error ends the instance. ``shut_down_all``: asks every instance to end."""
 
     shut_down_all: Callable[[EverflowError], None]
     handler: UncaughtExceptionHandler | None = None

@@ -58,9 +58,8 @@ def pack(
     ahead_bytes: int,
     held_bytes: int,
 ) -> Parcel:
-    """The resident step of a plan, with the program's variables as they are now; no secrets, for it
-    is serialised through Spark. ``partitions``: of each input topic; ``held_bytes``: limit of a
-    worker's changed pages of stores (`RetainedPages`). TopologyError with the user's line."""
+    """The resident step of a plan, with the program's variables as they are now; no secrets, as
+    Spark serialises it. ``held_bytes``: limit of changed pages (`RetainedPages`). TopologyError."""
     sink = KafkaSink(handlers.topic, WorkerPorts(held_bytes), layouts)
     resident = ResidentStep(
         step=TaskStep.of(plan, columns.prepared, LmdbAccess(), sink, handlers=handlers),
@@ -78,9 +77,8 @@ _POLL_S = 0.5
 
 
 class ThreadJob:
-    """Runs a stream thread's micro-batches in a resident step, a Spark task that serves batches
-    until it is stopped: requests out, results in, over a socket. It begins with the first batch and
-    after each failed one. Owned by that thread. ``serve(socket path)`` makes the Spark job."""
+    """A resident step: a Spark task that serves a stream thread's batches over a socket, begun with
+    the first and after each failed one. Owned by that thread. ``serve(path)`` makes the job."""
 
     def __init__(self, serve: Callable[[str], ServingJob]) -> None:
         self._serve = serve

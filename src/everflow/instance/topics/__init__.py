@@ -1,2 +1,1 @@
-"""The cluster's topics: what they are, and where they end. May import layers 0 and 1: no engine
-(they ask through ports), no other room."""
+"""The cluster's topics and their ends. May import layers 0 and 1; ports ask the engines."""

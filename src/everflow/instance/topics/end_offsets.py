@@ -23,9 +23,10 @@ FRESH_MS = 3.0
 REPORTED_FRESH_MS = 10.0
 """As `FRESH_MS`, for ends that the brokers reported by themselves."""
 BUSY_PERIOD_MS = 5_000.0
-"""The ends are asked for so often if no thread waits for them, or the brokers report new records"""
+"""The ends are asked for so often if no thread waits, or the brokers report new records."""
 LOG_PERIOD_MS = 20.0
-"""...and of each log no oftener than that: a question costs 20 us for each."""
+"""With many logs that time is longer: so long for each log, as a question costs 20 us for each. A
+log that has shrunk is noticed by the second question, or at once where brokers report."""
 FOLLOW_AFTER_MS = 1_000.0
 """The start has other work to do first."""
 OTHERS_PAUSE_MS = 10.0
@@ -47,12 +48,11 @@ class Growth(Protocol):
 
 @dataclass
 class EndOffsets:
-    """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks
-    otherwise. ``read`` asks the brokers; its answer lacks logs whose leaders do not answer, and it
-    raises RetriableError if no broker answers. ``check`` None: an end before a position is no
-    error. ``stopping``: set once ``read`` may fail because the instance ends. ``open_growth`` None:
-    the ends are polled every ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends`,
-    `idle`: any thread."""
+    """Ends of all watched partitions: last stable offsets under exactly-once, else high watermarks.
+    ``read`` asks the brokers: its answer lacks logs whose leaders do not answer; RetriableError if
+    no broker does. ``check`` None: an end before a position is no error. ``stopping``: set once
+    ``read`` may fail because the instance ends. ``open_growth`` None: the ends are polled every
+    ``period_ms`` while a thread waits. `watch`, `unwatch`, `ends`, `idle`: any thread."""
 
     read: Callable[[Sequence[TopicPartition]], Offsets]
     clock: Clock
@@ -185,8 +185,7 @@ class EndOffsets:
             if self.check is not None and positions:
                 self.check.require(positions, now)
         except RetriableError as error:
-            # The client of an instance that ends refuses: no sign of trouble with the brokers
-            # (a batch in flight was cut off).
+            # The client of an instance that ends refuses: that is no trouble with the brokers.
             if self._failing_since_ms is None and not self.stopping.is_set():
                 self._failing_since_ms = self._asked_ms
                 log.warning("The brokers do not answer where the input topics end: %s", error)
@@ -260,8 +259,6 @@ class EndOffsets:
                 if not self._silent:
                     self._asks_silent = False
                     return
-
-    # --- what the brokers tell --------------------------------------------------------------------
 
     def _follow(self) -> None:
         try:

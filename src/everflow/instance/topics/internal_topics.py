@@ -1,5 +1,4 @@
-"""Creates internal topics at the first start, checks them at every other (invariant I10), and
-watches the application's topics while it runs."""
+"""Creates internal topics at the first start, checks them later (I10), and watches topics."""
 
 from __future__ import annotations
 
@@ -293,9 +292,6 @@ def short_name(application_id: str, topic: str) -> str:
     return topic.removeprefix(f"{application_id}-")
 
 
-# --- output topics (pure) -------------------------------------------------------------------------
-
-
 def fixed_outputs(topology: Topology, dead_letter_topic: str | None) -> dict[str, str | None]:
     """The user's topics that are known at the start, and the line of the user's code."""
     found: dict[str, str | None] = {} if dead_letter_topic is None else {dead_letter_topic: None}
@@ -311,8 +307,7 @@ def missing_outputs(
     partitions: int,
     dead_letter_topic: str | None = None,
 ) -> TopologyError | None:
-    """The error for output topics that will not be created. ``creates_topics``: the brokers'
-    ``auto.create.topics.enable``, None: unknown. ``partitions``: proposed."""
+    """The error for outputs that nobody creates. ``creates_topics`` None: it is unknown."""
     if not missing or creates_topics is not False:
         return None
     command = "  everflow topic create {}:{} --bootstrap-servers ..."
@@ -331,8 +326,6 @@ def missing_outputs(
         code="EF-OUTPUT-TOPIC",
     )
 
-
-# --- topics of the user that are changelogs of tables (pure) --------------------------------------
 
 Configs = Callable[[Iterable[str]], Mapping[str, Mapping[str, str]]]
 

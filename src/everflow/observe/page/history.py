@@ -20,8 +20,7 @@ LONGEST = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A line. ``at_ms``: epoch, of the last time; ``times``: how often in a row; ``about``:
-    ``assignment`` for what moves and why, else empty."""
+    """``at_ms``: epoch, the last time; ``times``: in a row; ``about``: ``assignment`` or empty."""
 
     at_ms: float
     level: str
@@ -57,8 +56,7 @@ class EventBook(logging.Handler):
             events.append(event)
 
     def events(self) -> list[Event]:
-        """The oldest first. Those about the assignment are kept apart: a noisy hour of warnings
-        does not push out why a task has moved."""
+        """The oldest first. Warnings do not push out those about the assignment, kept apart."""
         with cast(Any, self.lock):
             found = [event for events in self._events.values() for event in events]
         return sorted(found, key=lambda event: event.at_ms)

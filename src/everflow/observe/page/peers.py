@@ -139,8 +139,7 @@ class Peers:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusClient:
-    """Asks an instance of this application how it does. Without ``token`` none is sent; without
-    ``tls`` it speaks http."""
+    """Asks an instance of this application how it does; without ``tls`` over http."""
 
     application_id: str
     token: str = ""

@@ -3,9 +3,8 @@
 Dead letters and their replay need a token (note 056). Both ask the brokers, so an open dashboard
 does not load them: a reader requests them, one at a time, and an answer is shared for some seconds.
 
-A browser sends what any site tells it to send, with the password that it knows for this address. So
-a request that does something is a POST of JSON, which a foreign site's form cannot send, and says
-that it comes from this very page. A program says nothing of that kind, and has a token.
+A browser sends what any site tells it to. So a request that does something is a POST of JSON, as no
+foreign form sends, and says that it comes from this very page; a program has a token instead.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ async def posted(request: Request) -> dict[str, Any]:
 
 
 def text_in(content: Mapping[str, Any], name: str) -> str:
-    """A text of a posted object. Raises RefusedRequest."""
     found = content.get(name)
     if not isinstance(found, str):
         raise RefusedRequest(400, f"{name} is a text")
@@ -89,8 +87,7 @@ class LetterCause(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class CauseLetters:
     """``letters`` of a cause, of which ``open`` can be replayed; ``late`` of those are older than
-    the newest record where they go (None: brokers before 3.0 do not tell that); ``sample``: the
-    last one, whole but for what is large, for people."""
+    the newest record where they go (None: brokers before 3.0); ``sample``: the last one, cut."""
 
     cause: LetterCause
     letters: int
@@ -137,9 +134,8 @@ FILES = Path(__file__).parent
 MERMAID = "mermaid-12.0.0.js"
 """What draws the topology: packed beside this file, with where it comes from in mermaid.NOTICE."""
 HEADERS = {
-    # Nothing is loaded from elsewhere, and no script runs but the page's own files, whatever a
-    # topic is called. Mermaid puts a style element into each drawing, so styles may stand in the
-    # page; they can load nothing.
+    # No script runs but the page's own files. Mermaid puts a style element into each drawing, so
+    # styles may stand in the page; they can load nothing.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -155,10 +151,10 @@ KEPT = {"Content-Encoding": "gzip", "Cache-Control": "private, max-age=31536000,
 
 @dataclass(kw_only=True)
 class Page:
-    """``facts`` is called on a worker thread, at most every ``every_s`` seconds, and only while
-    somebody reads. ``drawing``: the topology for Mermaid, as `drawing_json` gives it. ``tokens``:
-    one of them has to come with each request; none where it is empty. ``desk``: who looks at dead
-    letters and replays them; ``peers``: who asks the other instances how they do; None: nobody."""
+    """``facts`` is called on a worker thread, at most every ``every_s`` seconds, while somebody
+    reads. ``drawing``: the topology for Mermaid, as `drawing_json` gives it. ``tokens``: each
+    request needs one, if there are any. ``desk``: for dead letters; ``peers``: asks the other
+    instances; None: nobody."""
 
     facts: Callable[[], Facts]
     drawing: str
@@ -173,7 +169,6 @@ class Page:
     _seen: tuple[float, dict[str, Any]] | None = None
 
     def needs_token(self, path: str) -> bool:
-        """True if it is one of the dashboard's paths, and they need a token."""
         return bool(self.tokens) and (path == "/page" or path.startswith("/page/"))
 
     def routes(self) -> list[Route]:
@@ -238,7 +233,6 @@ class Page:
     # --- dead letters, for who has shown a token; on one event loop -------------------------------
 
     def _offer(self) -> dict[str, str]:
-        """The topic that can be read, or why none can."""
         if self.desk is None or not self.tokens:
             return {"topic": "", "why": NO_TOPIC if self.desk is None else NO_TOKEN}
         return {"topic": self.desk.topic, "why": ""}
@@ -295,7 +289,6 @@ def _file(content: str, media_type: str) -> Answer:
 
 
 def _asked(work: Callable[[Request], Awaitable[dict[str, Any]]]) -> Answer:
-    """The result of requested work, or why it was not done."""
 
     async def answered(request: Request) -> Response:
         try:

@@ -1,10 +1,8 @@
 """The dashboard as plain values: each panel answers one question of an operator. Pure.
 
-First the verdict: how an instance does, and when it will have caught up. The first thing that
-holds is said: an instance that has failed is not also behind.
+First the verdict, the first that holds: an instance that has failed is not also behind.
 
-Texts are users' data, and the page puts them in as text, never as markup. A panel has at most so
-many rows, the worst first, and says how many more there are.
+Texts are users' data, never markup. A panel has the worst rows, and the number of the others.
 """
 
 from __future__ import annotations
@@ -50,7 +48,6 @@ GOOD, BUSY, BAD = "good", "busy", "bad"
 IN_FLIGHT_S = 2.0
 """Records that arrived within this time are being processed; they do not wait."""
 SILENT_S = 5.0
-"""Brokers that have not answered for so long are away."""
 HELD_S = 60.0
 """A transaction that holds readers back for longer is a fault: so long is producers' time-out."""
 
@@ -88,7 +85,6 @@ class Backlog(NamedTuple):
 
 
 def verdict(facts: Facts) -> VerdictLine:
-    """The status of one instance: see the module."""
     blocked = hindered(facts.seen)
     if blocked is not None:
         return blocked
@@ -124,7 +120,6 @@ def hindered(seen: Observation) -> VerdictLine | None:
 
 
 def brokers_away(silent_s: float) -> str:
-    """For how long the brokers have not answered; empty where they are not away."""
     away = silent_s >= SILENT_S
     return f"The brokers have not answered for {duration(silent_s)}" if away else ""
 
@@ -187,7 +182,6 @@ def backlog(waiting: Backlog, goal_s: float) -> VerdictLine:
 
 
 def duration(seconds: float) -> str:
-    """``4 s``, ``3 min``, ``2 h 10 min``, ``3 d``."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -206,8 +200,7 @@ class _Begin(NamedTuple):
 
 
 def with_rates(facts: Facts) -> list[ObservedTask]:
-    """The tasks of the present look; with an earlier one, those that process with their records/s,
-    and with the time to the end of their input where their lag shrinks."""
+    """The tasks, with records/s since an earlier look, and the time left if their lag shrinks."""
     if facts.passed_s <= 0:
         return list(facts.seen.tasks)
     begins, processed = _begins(facts), _processed(facts.seen)
@@ -428,8 +421,7 @@ def _first(rows: Sequence[View], most: int, name: str = "rows") -> View:
 
 
 def _trend(facts: Facts) -> View:
-    """At most `MOST_POINTS` of the last hour, evenly chosen, the last one among them; the most are
-    of all of them, whatever is drawn."""
+    """At most `MOST_POINTS` of the last hour, evenly chosen, with the last; maxima are of all."""
     now = TrendPoint(facts.now_ms, lag_of(facts.seen), facts.total_growth(names.RECORDS_CONSUMED))
     points = [*(point for point in facts.trend if point.at_ms < now.at_ms), now]
     step = max(1, -(-len(points) // MOST_POINTS))
@@ -444,8 +436,7 @@ def _trend(facts: Facts) -> View:
 
 
 def _topology(facts: Facts) -> View:
-    """What is known of a node: records/s of sources and sinks, of all nodes what they drop. Topics
-    as the drawing names them: internal ones without the application's id."""
+    """Records/s of sources and sinks, drops of all nodes. Topics have names as in the drawing."""
     seen, nodes = facts.seen, defaultdict[str, dict[str, float]](dict)
     for (_, _, node), rate in facts.growth(names.PROCESSED).items():
         nodes[node]["rate"] = nodes[node].get("rate", 0.0) + rate
@@ -559,8 +550,7 @@ def _lags(facts: Facts, peers: Sequence[Peer]) -> View:
 
 
 def _threads(facts: Facts) -> View:
-    """Where each thread's time went in the last half minute. A phase's seconds are counted when its
-    batch ends, and may be of longer: they are shown as parts of the time the thread was busy."""
+    """Where the last half minute went. A batch's phases count at its end, as parts of busy time."""
     phases = defaultdict[str, dict[str, float]](dict)
     for (ran_by, phase), share in facts.growth(names.BATCH_SECONDS).items():
         phases[ran_by][phase] = share
@@ -650,7 +640,6 @@ def _transactions(facts: Facts) -> View:
 
 
 def _writers(facts: Facts) -> View:
-    """Each thread's transactions, and the partitions that somebody's holds back."""
     found = transactions(facts.seen)
     for row in found["threads"]:
         at_ms = row.pop("committed_ms")
