@@ -198,7 +198,6 @@ def predicate(column: Column, edge: Edge) -> ColumnExpr:
 
 
 def refuse_calls(expression: ColumnExpr, what: str) -> None:
-    """TopologyError for a Column that calls Python functions."""
     if expression.calls:
         raise TopologyError(
             f"{what} cannot be a Column that calls Python functions; pass a function of (key, "
@@ -264,7 +263,6 @@ def _required(serde: Serde | None, part: str, type_: pa.DataType, operator: str)
 def fields_from_options(
     name: str | Column | None, returns: object, fields: dict[str, Column]
 ) -> tuple[str | None, object, dict[str, Column]]:
-    """Options that are Columns are fields of that name."""
     if isinstance(name, Column):
         fields, name = {"name": name, **fields}, None
     if isinstance(returns, Column):

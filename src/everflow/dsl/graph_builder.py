@@ -1,8 +1,7 @@
 """Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
-`Stream` is a place in it, behind which operators are lowered. `builder_call` wraps each call of the
-DSL. Node names are Kafka Streams': a prefix and a counter that all nodes of one builder share. It
-also advances where the original burns a number, so that unnamed nodes get the same names.
+Node names are Kafka Streams': a prefix and a counter that all nodes of one builder share. It also
+advances where the original burns a number, so that unnamed nodes get the same names.
 """
 
 from __future__ import annotations
@@ -77,13 +76,11 @@ class GraphBuilder:
         return f"reads {topics}" + (f"; keeps {stores}" if stores else "")
 
     def new_name(self, prefix: str) -> str:
-        """The next generated name, e.g. ``KSTREAM-FILTER-0000000001``."""
         name = f"{prefix}{self._counter:010d}"
         self._counter += 1
         return name
 
     def node_name(self, name: str | None, prefix: str) -> str:
-        """``name`` checked, or the next generated one."""
         if name is None:
             return self.new_name(prefix)
         check_name("node", name)
@@ -358,7 +355,6 @@ class Stream:
     key_changed: bool = False
 
     def behind(self, node: str, edge: Edge, changes_key: bool = False) -> Stream:
-        """The stream behind ``node``, which reads this one."""
         return Stream(self.graph, node, edge, self.key_changed or changes_key)
 
     def projected(
@@ -447,7 +443,6 @@ def store_spec(
 
 
 def bytes_store(name: str, *, private: bool = False) -> StoreSpec:
-    """A store of an operator's own bytes."""
     return store_spec(name, (bytes_(), bytes_()), private=private)
 
 

@@ -289,9 +289,9 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `join`; a record without a match, or without a key, comes with a null ``right``: at
-        once beside a table, beside a stream when its window and the grace are over.
-        A result has the headers of the record that made it."""
+        """As `join`, headers included; a record without a match, or without a key, comes with a
+        null ``right``: at once beside a table, beside a stream when its window and the grace are
+        over."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -306,8 +306,7 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `left_join` of two streams, for both sides.
-        A result has the headers of the record that made it."""
+        """As `left_join` of two streams, headers included, for both sides."""
         return self._joined(JoinKind.OUTER, locals())
 
     @builder_call
@@ -359,9 +358,8 @@ class KStream(_StreamOrTable):
         """Each record with each record of ``other`` that has its key and is at most ``before``
         earlier or ``after`` later, both included; ``how``: ``inner``, ``left`` or ``outer``.
 
-        It is the join of two streams in windows, by another name:
+        It is the join of two streams in windows, by another name, headers included:
         ``join(other, windows=JoinWindows(before, after).grace(grace), store=...)``.
-        A result has the headers of the record that made it.
         """
         call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
         return KStream(joins.joined_in_interval(call, _stream_of(other, call), **options))
@@ -390,8 +388,7 @@ class KStream(_StreamOrTable):
         key at most ``most_per_key`` wait: then the one that has waited longest gives way, as if its
         time were over.
 
-        Results have their records' times; those of one key that have waited come in their order.
-        A result has its record's headers.
+        Results have their records' times and headers; those of one key that waited come in order.
         """
         call, options = joins.JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
         if not isinstance(table, KTable | GlobalKTable):
@@ -467,9 +464,8 @@ class KStream(_StreamOrTable):
         name: str | None = None,
     ) -> KStream:
         """As `process`, of processors that keep the key of the record they were given, so that
-        nothing behind has to be repartitioned; ``returns`` is the type of the value. A method that
-        a clock calls cannot forward here: it has no record.
-        Headers are those that are forwarded."""
+        nothing behind has to be repartitioned; ``returns`` is the type of the value. A clock's call
+        cannot forward here: it has no record. Headers are those that are forwarded."""
         call = ProcessorCall("process_values", processor, stores, name)
         edge = self.edge
         if returns is not None:
@@ -677,7 +673,6 @@ class BranchedKStream(Telling):
         return self._branches
 
     def _claimed(self, key: str) -> str:
-        """The name of the node of the branch ``key``."""
         check_name("branch", key)
         if key in self._branches:
             raise TopologyError(f"two branches are called {key!r}; give one of them another name")
@@ -770,9 +765,9 @@ class KTable(_StreamOrTable):
         their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
         `everflow.dsl.lowering.joins` tells what a joiner may be.
 
-        ``store``: keeps the result in a store of its own. ``name``: with
-        ``on`` it is needed, for the topics ``<name>-asks-repartition`` and
-        ``<name>-answers-repartition`` and the store ``<name>-asks``.
+        ``store``: keeps the result in a store of its own. ``on`` needs a ``name``, for the topics
+        ``<name>-asks-repartition`` and ``<name>-answers-repartition`` and the store
+        ``<name>-asks``.
         A result has the headers of the change that made it.
         """
         return self._joined(JoinKind.INNER, locals())
@@ -789,8 +784,7 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, for all keys of this table; ``right`` is null where the other has none.
-        A result has the headers of the change that made it."""
+        """As `join`, headers included, for all keys of this table; ``right`` may be null."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -804,8 +798,7 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, for the keys of either table; the side that has none is null.
-        A result has the headers of the change that made it."""
+        """As `join`, headers included, for the keys of either table; a missing side is null."""
         return self._joined(JoinKind.OUTER, locals())
 
     def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KTable:
@@ -862,8 +855,7 @@ class KTable(_StreamOrTable):
         Columns; or a function that returns the key, with ``returns=type``, or key and value, with
         ``returns=(key type, value type)``.
 
-        An entry without a new key or value is in no group. What an entry was is looked up in the
-        table's store, or in those of what it is made of. Headers stay.
+        An entry without a new key or value is in no group. Headers stay.
         """
         checked_column(value, "value", "group_by")
         written = key_serde, value_serde
@@ -893,9 +885,9 @@ class _Groups(Telling):
     def count(
         self, *, store: Store | None = None, ttl: Duration | None = None, name: str | None = None
     ) -> KTable:
-        """Number of records per key (and window or session), ``bigint``. Records with a null key
-        are skipped; those with a null value where there are no windows, or sliding ones. ``ttl``:
-        as in `aggregate`. A result has the headers of the record that made it."""
+        """Number of records per key (and window or session), ``bigint``. Null keys are skipped;
+        null values where there are no windows, or sliding ones. ``ttl`` and headers: as in
+        `aggregate`."""
         aggregation = self._aggregation("count", store, name, ttl)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
@@ -910,8 +902,7 @@ class _Groups(Telling):
     ) -> KTable:
         """``reducer(aggregate, value)`` over the values of each key (and window or session); the
         first value is taken as it is, None deletes. Sessions that merge are reduced, too:
-        ``reducer(earlier, later)``. ``ttl``: as in `aggregate`.
-        A result has the headers of the record that made it."""
+        ``reducer(earlier, later)``. ``ttl`` and headers: as in `aggregate`."""
         aggregation = self._aggregation("reduce", store, name, ttl)
         return KTable(aggregation.reduce(reducer))
 
@@ -934,10 +925,9 @@ class _Groups(Telling):
         value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
 
         Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may
-        be called like an option: it is told by being an aggregate. ``ttl``: without windows, how
-        long (stream time) a key's aggregate stays behind its latest record; then it is deleted, the
-        table gets a tombstone, and the key's next record begins anew.
-        A result has the headers of the record that made it.
+        be called like an option. ``ttl``: without windows, how long (stream time) a key's aggregate
+        stays behind its latest record; then it is deleted, the table gets a tombstone, and the
+        key's next record begins anew. A result has the headers of the record that made it.
         """
         return self._aggregate(locals())
 
@@ -1057,11 +1047,9 @@ class _WindowedKStream(_Groups):
 
 
 class TimeWindowedKStream(_WindowedKStream):
-    """Groups cut into time windows, sliding windows or count windows. In time windows only null
-    keys are skipped: a null value reaches the aggregate, and ``count()`` counts it; sliding windows
-    skip null values, too: both as in Kafka Streams. Late records, by the operator's own stream time
-    and the window's grace, are dropped. Count windows take what time windows take, and drop nothing
-    for being late. A result has the headers of the record that made it."""
+    """Groups cut into time windows, sliding windows or count windows. Null keys are skipped; so are
+    null values, in sliding windows alone, as in Kafka Streams. Late records, by the operator's own
+    stream time and the window's grace, are dropped; count windows drop none for being late."""
 
 
 class SessionWindowedKStream(_WindowedKStream):
@@ -1083,9 +1071,9 @@ class SessionWindowedKStream(_WindowedKStream):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with
-        (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first, where
-        two become one. A result has the headers of the record that made it."""
+        """As `KGroupedStream.aggregate`, headers included, per session. Functions need a ``merger``
+        of (key, aggregate, aggregate) or (aggregate, aggregate): of two that become one, the
+        earlier first."""
         return self._aggregate(locals())
 
 
@@ -1183,9 +1171,9 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         value: Serde | None = None,
         name: str | None = None,
     ) -> KTable:
-        """As `CogroupedKStream.aggregate`, per session; ``merger`` gets (key, aggregate, aggregate)
-        or (aggregate, aggregate), the earlier session's first, where two become one.
-        A result has the headers of the record that made it."""
+        """As `CogroupedKStream.aggregate`, headers included, per session; ``merger`` of (key,
+        aggregate, aggregate) or (aggregate, aggregate) is for two that become one, the earlier
+        one's first."""
         return self._aggregated(locals())
 
 
@@ -1198,8 +1186,8 @@ class KGroupedTable(Telling):
 
     @builder_call
     def count(self, *, store: Store | None = None, name: str | None = None) -> KTable:
-        """Number of entries per group, ``bigint``; 0 for one that has lost all of them.
-        A result has the headers of the change that made it."""
+        """Number of entries per group, ``bigint``; 0 where all are gone. Headers: as in
+        `aggregate`."""
         aggregation = Aggregation(self._group, None, "count", store, name)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
@@ -1213,8 +1201,7 @@ class KGroupedTable(Telling):
         name: str | None = None,
     ) -> KTable:
         """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
-        it is; the first value is taken as it is, None deletes.
-        A result has the headers of the change that made it."""
+        it is; the first value is taken as it is, None deletes. Headers: as in `aggregate`."""
         aggregation = Aggregation(self._group, None, "reduce", store, name)
         return KTable(aggregation.reduce(adder, subtractor))
 
@@ -1237,8 +1224,7 @@ class KGroupedTable(Telling):
         get (key, value, aggregate) or (value, aggregate).
 
         A group that has lost all its entries has the count 0, the sum and the mean null; None of a
-        function deletes. A field may be called like an option: it is told by being an aggregate.
-        A result has the headers of the change that made it.
+        function deletes. A field may be called like an option. Headers are those of the change.
         """
         functions = ("initializer", "adder", "subtractor")
         fields, options = given_fields(locals(), ("store", "name", *functions, "returns", "value"))

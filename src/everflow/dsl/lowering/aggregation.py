@@ -248,7 +248,6 @@ class Aggregation:
         emit: EmitStrategy | None = None,
         ttl_ms: int | None = None,
     ) -> None:
-        """``emit``: when windows give their results; ``ttl_ms``: entries end."""
         self.emit, self.ttl_ms = emit or EmitStrategy(), ttl_ms
         self.group, self.operator, self.name = group, operator, name
         self.windows, self.graph = windows, group.graph
@@ -271,7 +270,6 @@ class Aggregation:
 
     @property
     def takes_nulls(self) -> bool:
-        """True if null values reach the aggregate: not without windows, and not in sliding ones."""
         return self.windows is not None and not isinstance(self.windows, SlidingWindows)
 
     def aggregate(self, fields: dict[str, Aggregator], options: dict[str, Any]) -> Stream:

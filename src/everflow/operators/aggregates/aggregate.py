@@ -63,9 +63,8 @@ class Folded(NamedTuple):
 
 
 class GroupAggregate(KeyedOperator):
-    """Aggregates per key, or per key and time window. Whole streams skip null keys and null values;
-    windows skip null keys only, so a windowed ``count()`` counts null values, as in Kafka Streams.
-    A result carries max(record's, stored) time."""
+    """Aggregates per key, or per key and time window. Null keys are skipped; null values too, but
+    not in windows, as in Kafka Streams. A result carries max(record's, stored) time."""
 
     emit_every_update: bool = False
 
@@ -101,9 +100,9 @@ class GroupAggregate(KeyedOperator):
 class AggregateSpec(GroupAggregate):
     """Built-in aggregates per key, or per key and window; make it with `of`.
 
-    Input value: a struct that holds the aggregators' fields, or a boolean where records are only
-    counted; null where the record's value was null. Output value: ``result``. ``value_serde`` is
-    the format of the stored state and of the changelog.
+    Input value: a struct of the aggregators' fields, or a boolean where records are only counted;
+    null where the record's value was null. ``value_serde`` is the format of the stored state and of
+    the changelog.
     """
 
     store: str
@@ -313,7 +312,7 @@ def _times(
     return times, running if every else times
 
 
-# --- `aggregate` and `reduce` with functions of the user: one call per record, in processing
+# --- `aggregate` and `reduce` with functions of the user: one call per record, in their order -----
 
 
 @dataclass(frozen=True)
@@ -340,8 +339,8 @@ class PythonReducer:
 
 @dataclass(frozen=True)
 class PythonCogroup:
-    """An aggregator for each of several streams, starting from ``initializer()``; a value is
-    ``{which, v0, v1, ...}`` and belongs to the aggregator ``which``. None = deleted."""
+    """An aggregator for each of several streams; a value is ``{which, v0, v1, ...}``. None =
+    deleted."""
 
     initializer: Callable[[], Any]
     aggregators: tuple[Callable[[Any, Any, Any], Any], ...]
@@ -389,9 +388,8 @@ class PythonAggregateSpec(GroupAggregate):
 
 
 Step: TypeAlias = tuple[int, int, tuple[int, ...], bool, bool]
-"""What a record does to a window, a plain tuple as there is one for each record and window: the
-number of the record; the window; the windows whose aggregates it begins with, if it is new; whether
-the record goes into it; and whether it is an update that is shown."""
+"""What a record does to a window (a plain tuple: there are many): its number; the window; the
+windows whose aggregates it begins with, if new; whether the record goes in; whether it is shown."""
 
 
 def _refuse(key: Any, aggregates: list[Any]) -> Any:
@@ -425,9 +423,9 @@ class FunctionFold:
         remove: Callable[[int, int], object],
         every: bool,
     ) -> None:
-        """``begin``: makes the aggregate of a new window from its key and the aggregates of its
-        parents; ``remove``: is called with record and window where an aggregate becomes None;
-        ``every``: each update is emitted."""
+        """``begin``: makes a new window's aggregate of its key and its parents' aggregates;
+        ``remove``: is called with record and window where one becomes None; ``every``: each update
+        is emitted."""
         states, keys, values = self._states, self._keys, self._values
         aggregator, encode = self._layout.aggregator, self._layout.value_serde.encode
         shown: list[bytes | None] = []
@@ -480,9 +478,9 @@ REVERSIBLE = ("count", "sum", "avg")
 @dataclass(frozen=True, kw_only=True)
 class TableAggregateSpec(AggregateSpec):
     """Counts, sums and means of the entries of each group; make it with `of`. A record is what a
-    change adds, its ``old`` what it takes back, or null. A group that has lost all its entries
-    stays, with 0, null and null. Floats keep what adding and taking back leaves of rounding; a sum
-    that has met NaN or an infinity is not a number any more."""
+    change adds, its ``old`` what it takes back, or null. A group without entries stays, with 0,
+    null and null. Floats keep what is left of rounding; a sum that has met NaN or an infinity is
+    NaN."""
 
     old_sides: ClassVar[tuple[int, ...]] = (0,)
     old_input: ClassVar[bool] = True

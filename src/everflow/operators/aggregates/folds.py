@@ -1,6 +1,5 @@
 """The folds of built-in aggregates: values into stored states, a column at a time, in processing
-order (numpy's ``ufunc.at`` is sequential and unbuffered), so results do not depend on where a
-micro-batch was cut, floating-point sums included."""
+order: so results, floating-point sums included, do not depend on where a micro-batch was cut."""
 
 from __future__ import annotations
 
@@ -40,9 +39,9 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class StateColumn:
-    """One field of the stored state. ``op`` is ``count``, ``sum``, ``min``, ``max``, ``first`` or
-    ``last``, or one of `FOLDS`; ``field`` the field of the input
-    struct that it reads, None to count records. ``bounds``: of a list or a sketch."""
+    """One field of the stored state. ``op``: ``count``, ``sum``, ``min``, ``max``, ``first``,
+    ``last``
+    or one of `FOLDS`; ``field``: the input's field that it reads, None to count records."""
 
     name: str
     type: pa.DataType
@@ -57,7 +56,6 @@ class StateColumn:
 
     @property
     def stored_type(self) -> pa.DataType:
-        """Of the field as it is stored: lists are bytes there."""
         return pa.binary() if pa.types.is_list(self.type) else self.type
 
     @property
@@ -526,10 +524,8 @@ def _lists(elements: _Elements) -> list[pa.Array]:
 
 
 # --- lists as bytes, written and read a column at a time ------------------------------------------
-# Layout, all numbers big endian::
-#
-# count 4 bytes lengths 4 bytes for each element: of its bytes elements each a packed struct of one
-# field (`everflow.serdes.packed`)
+# The number of elements and the length of each, 4 bytes each, big endian; then the elements, each
+# a packed struct of one field (`everflow.serdes.packed`).
 
 
 _WORD = 4

@@ -2,8 +2,7 @@
 
 As in Kafka Streams, a record updates every window that it lies in, and those that it makes; records
 with a null key or value are skipped; a result's time is the latest of its window's records. Of a
-micro-batch the last result per window is given, or, with ``emit_every_update``, every one. A
-window's aggregate is that of its records in the order in which they came.
+micro-batch the last result per window is given, or, with ``emit_every_update``, every one.
 """
 
 from __future__ import annotations
@@ -198,8 +197,8 @@ class SlidingBook(Book):
             self._copy(key, time + 1, row, right, before)
 
     def _add_early(self, key: int, time: int, row: int, closed: int) -> None:
-        """KStreamSlidingWindowAggregate.processEarly: windows do not begin before 0, so the records
-        before the difference share the one from 0."""
+        """KStreamSlidingWindowAggregate.processEarly: records before the difference share the
+        window from 0."""
         starts, numbers, latest = self._starts[key], self._numbers[key], self._latest[key]
         before = len(self.windows)
         low, end = self._seen(starts, 0, time)
@@ -246,7 +245,6 @@ class SlidingBook(Book):
         *,
         backwards: bool = False,
     ) -> None:
-        """Let the record into the open windows from place ``low`` to ``high``."""
         starts, latest = self._starts[key], self._latest[key]
         first = bisect_left(starts, closed - self._difference, low, high)
         self.late += first - low
@@ -327,14 +325,12 @@ def stored_windows(run: _Run, part: slice, store: StoreView) -> Iterator[bytes]:
 
 
 _LOG_ENTRIES = 1 << 18
-"""As many are folded at a time: a record is in as many windows as there are records near it, and
-the log of a whole batch of one key would take gigabytes."""
+"""As many are folded at a time: the log of a whole batch of one key would take gigabytes."""
 
 
 @dataclass(frozen=True)
 class SlidingAggregateSpec(WindowedAggregate):
-    """Aggregates per key and sliding window. A function of the user is called once per record and
-    window; None = the window is deleted."""
+    """Aggregates per key and sliding window. A function's None: the window is deleted."""
 
     windows: SlidingWindows
     retention_ms: int
@@ -464,6 +460,5 @@ class _Run(WindowRun):
         return self.shaped(changes, rows, (starts, starts + self.span_ms), times, shown)
 
     def _places(self, windows: Int64) -> tuple[Int64, Int64]:
-        """Codes of the keys, and the starts, of windows."""
         keys, starts = (np.array(column, np.int64) for column in (self.book.keys, self.book.starts))
         return keys[windows], starts[windows]

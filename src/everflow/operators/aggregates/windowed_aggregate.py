@@ -156,7 +156,6 @@ class WindowRun(ABC):
         self._newest_ms = {partition: view.newest_ms for partition, view in self.views.items()}
 
     def known(self) -> pa.Array:
-        """The stored values, by window."""
         return self.spec.value_serde.decode_array(pa.array(self.stored, pa.binary()))
 
     def take_each_record(self) -> Iterator[int]:
@@ -192,7 +191,6 @@ class WindowRun(ABC):
     def changes(
         self, keys: Int64, stored_keys: pa.Array, entries: pa.Array, times: Int64
     ) -> dict[int, list[StoreChanges]]:
-        """Each task's changes; ``keys``: the codes of the keys."""
         return changes_by_task(
             self.spec.store,
             self.found.owners[keys],
@@ -447,18 +445,16 @@ TOMBSTONE = -1
 
 @dataclass(frozen=True)
 class SessionAggregateSpec(WindowedAggregate):
-    """Aggregates per key and session. Null keys are skipped, null values are not, as in time
-    windows. Where sessions merge, their aggregates are folded in order of time: ``first`` is the
-    earliest one's.
+    """Aggregates per key and session; null keys are skipped, null values are not. Where sessions
+    merge, their aggregates are folded in order of time: ``first`` is the earliest one's.
 
     As in Kafka Streams, a window that a record extends or merges away gets a tombstone, then comes
     the new window's result; its time is the window's end. Of a micro-batch the last result per
-    window is given (as the original's cache does: no tombstone for a window that no batch has
-    shown), or, with ``emit_every_update``, every one.
+    window is given (no tombstone for a window that no batch has shown), or, with
+    ``emit_every_update``, every one.
 
-    Functions of the user: ``merger(key, one, two)`` is called where sessions merge; unlike the
-    original it is not called to merge with a fresh aggregate. A reducer reduces the aggregates
-    themselves. None = the session is deleted.
+    ``merger(key, one, two)`` of the user is called where sessions merge; unlike the original not to
+    merge with a fresh aggregate. A reducer reduces the aggregates. None = the session is deleted.
     """
 
     windows: SessionWindows
@@ -567,7 +563,6 @@ class _SessionRun(WindowRun):
         return self.shaped(changes, rows[order], (starts, ends), ends, values)
 
     def _stored_window(self, session: int) -> tuple[int, int]:
-        """Start and end of a stored session, as they were before the batch."""
         return split_session_key(self.stored_keys[session])[1:]
 
 
@@ -591,10 +586,9 @@ class CountWindowSpec(AroundTable):
     """``layout``: the aggregate, whose windows are over record numbers; ``numbers``: the store of
     how many records of each key there were.
 
-    ``early``: of a window that is not complete each ``early``-th update is a result, 0: none; `
-    EACH_UPDATE`: all, as with ``emit_every_update``. The update that completes a window
-    is always one, and then the window leaves the store. A result has the latest time of its
-    window's records.
+    ``early``: of a window that is not complete each ``early``-th update is a result, 0: none,
+    `EACH_UPDATE`: all. The update that completes a window is always one, and then the window leaves
+    the store. A result has the latest time of its window's records.
     """
 
     layout: Layout

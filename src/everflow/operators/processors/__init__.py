@@ -2,5 +2,4 @@
 
 `processor` is what users write, with its context, `stores` what else it is given; `process` runs
 it, with those that share its stores (note 040).
-May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """
