@@ -241,8 +241,7 @@ def counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, 
 def stream_times(
     times: Int64, owners: Int32, before: Mapping[int, int]
 ) -> tuple[Int64, dict[int, int]]:
-    """The stream time of each record's task at that record, and of all tasks after them;
-    ``owners``: the partition of each record's task."""
+    """The stream time of each record's task at that record, and of all tasks after them."""
     after = dict(before)
     running = times.copy()
     for partition in np.unique(owners).tolist():
@@ -435,8 +434,8 @@ def read_entries(store: str, asked: TaskKeys, low: Int64, high: Int64, stores: S
 def read_as_of(
     store: str, asked: TaskKeys, low: Int64, first: Int64, last: Int64, stores: Stores
 ) -> Kept:
-    """What those who ask from ``first`` to ``last`` (ms) may find of each key: the last entry from
-    ``low`` to ``first``, and those behind it up to ``last``."""
+    """Of each key the last entry from ``low`` to ``first`` (ms), and those behind it to
+    ``last``."""
     kept = _read(store, asked, low, first, stores, _last_entries)
     behind = read_entries(store, asked, _after(first), last, stores)
     return Kept(
@@ -462,7 +461,6 @@ def _read(
     order = order[np.argsort(asked.partitions[order], kind="stable")]
     column, places = asked.keys.take(order), order.tolist()
     keys = column.to_pylist()
-    # Behind all entries of the times before, and in front of those of the time.
     starts = window_store_prefixes(column, np.maximum(low[order], 0)).to_pylist()
     ends = window_store_prefixes(column, _after(high[order])).to_pylist()
     codes: list[int] = []

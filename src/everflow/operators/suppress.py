@@ -74,15 +74,15 @@ class EarlyResults:
 class SuppressSpec(TableOperator):
     """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
     of its window (``by_window``; deletions are dropped), else the time of the first update that was
-    held back. The key's later updates take its place. ``by_start``: of sessions with equal ends the
-    one that began first comes out first, as where the original's sessions give their final results.
+    held back. ``by_start``: of sessions with equal ends the one that began first comes out first,
+    as in Kafka Streams.
 
-    ``early``: of windows, which also show what they are before they close; at their close only what
-    was not shown, and deletions like values.
+    ``early``: windows also show what they are before they close; at their close only what was not
+    shown, and deletions like values.
 
     A result has the time of its update and, unless ``headers_of_last``, its headers; else those of
-    the record that brings it out, as the original's final results have. Buffers are bounded per
-    task: what is the oldest is given early, or BufferFullError.
+    the record that brings it out, as final results have. Buffers are bounded per task: what is the
+    oldest is given early, or BufferFullError.
     """
 
     store: str
@@ -200,8 +200,8 @@ class _Given(NamedTuple):
 @dataclass(kw_only=True)
 class _Buffer:
     """A task's buffer during a batch. ``held``: by key; ``before``: the places of the stored ones
-    that were looked at. ``count``, ``size``: entries and bytes of the whole buffer, where it is
-    bounded; ``booked``: what is stored of them."""
+    that were looked at. ``count``, ``size``: of the whole buffer, where bounded; ``booked``: as
+    stored."""
 
     spec: SuppressSpec
     view: StoreView
@@ -247,7 +247,6 @@ class _Buffer:
             yield from self._out(*due, by)
 
     def changes(self) -> list[StoreChanges]:
-        """The store's changes: entries that are not buffered any more, then new ones."""
         made, more, index = Changes(), 0, not self.spec.by_window
         for key, place in self.before.items():
             entry = self.held.get(key)

@@ -209,9 +209,9 @@ class DeduplicateSpec(TableOperator):
     """A record goes on unless one of its id that went on is at most ``within_ms`` away, before or
     after. Records without an id go on, and do not move stream time.
 
-    Late ones, more than ``grace_ms`` behind stream time, are dropped: what they would repeat may be
-    forgotten; so are those of negative times. ``beside``: the id stands beside the value (see
-    `everflow.topology.graph.beside`); else it is the key.
+    Late ones, more than ``grace_ms`` behind stream time, and those of negative times are dropped.
+    ``beside``: the id stands beside the value (see `everflow.topology.graph.beside`), else it is
+    the key.
     """
 
     store: str

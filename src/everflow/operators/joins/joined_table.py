@@ -69,7 +69,6 @@ class KeepsLeft(Operator):
 
 
 def joined_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    """``struct<left, right>``; a side without a match is null."""
     return pa.struct([("left", left), ("right", right)])
 
 
@@ -172,8 +171,8 @@ class JoinedTable:
         return window_store_keys(keys, start.to_numpy())
 
     def when(self, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
-        """The table's entry for the key of each record of ``asking``, none of them null, after
-        those of its ``updates`` in this batch that came before the record."""
+        """The table's entry for the key of each record of ``asking``, none null, as of that
+        record."""
         asked, known = self.places(asking, updates)
         return self._held(asked, known, updates, stores, side="right" if self.first else "left")
 
@@ -392,8 +391,8 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
 
 
 def held_as_of(table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
-    """The entry of a versioned table for each record, at its time. A time before the history
-    retention finds the latest version or nothing."""
+    """A versioned table's entry for each record, at its time; before the history, the latest or
+    none."""
     asked, known = table.places(asking, updates)
     if table.first:  # an update in the very place of who asks has been put
         asked = asked._replace(at=asked.at + 1)

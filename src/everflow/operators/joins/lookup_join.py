@@ -39,9 +39,8 @@ from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs
 
 # --- holds records of a stream until the entry that they look up is there, or their time is over --
-# The store has entries for each: under the looked-up key and a number, what the record is; under
-# its time, and under the clock's when it came where that limits its wait, which say when it is due;
-# and the next number. Numbers are given as records come.
+# The store has for each, under the looked-up key and a number, the record; under its time, and its
+# clock time where that limits its wait, when it is due; and the next number.
 
 
 _LENGTH, _NUMBER = struct.Struct(">i"), struct.Struct(">Q")
@@ -101,8 +100,7 @@ class TaskEvents:
 @dataclass(frozen=True, kw_only=True)
 class WaitingRoom:
     """A record waits until stream time is more than ``grace_ms`` behind it, and for ``timeout_ms``
-    by the wall clock (None: however long); of one key at most ``most`` wait: then the one that has
-    waited longest gives way, as if its time were over."""
+    by the wall clock (None: however long); beyond ``most`` of one key the longest wait is over."""
 
     store: StoreSpec
     key_serde: Serde
@@ -217,8 +215,8 @@ class TaskWaits:
         self._add(waiter)
 
     def _take_events(self) -> None:
-        """Misses and updates in the order of their places. What is due at a record's place is told
-        before the record waits itself; an update has a place of its own."""
+        """In the order of places. What is due at a record's place is told before the record
+        waits."""
         events = self.events
         missed = {key for _, key in events.misses}
         misses = [(int(events.places[at]), at, key, True) for at, key in events.misses]
@@ -242,7 +240,6 @@ class TaskWaits:
                 self._time_over(BEHIND_ALL, _number_of(due.rest))
 
     def _tell_due(self, count: int) -> None:
-        """The records that are due with the first ``count`` records."""
         running, grace_ms = self.events.stream_times, self.room.grace_ms
         if grace_ms is None or not count:
             return
@@ -345,7 +342,6 @@ class ToldRecords:
         return 0 if self.kept else sum(one.found == NO_ROW for _, one in self.told)
 
     def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
-        """Results of those that have waited; each comes with the record that ended it, if any."""
         waiters = [one.waiter for _, one in told]
         columns = self._records(waiters)
         rows = np.array([one.found for _, one in told], np.int64)
@@ -419,9 +415,8 @@ _Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting(KeepsLeft):
-    """The base of both joins. A record without an entry waits in ``room``: until an update of the
-    table brings it, or until its time is over. Then it is given with a null right, where the
-    ``kind`` keeps it, or dropped. Results have their records' times.
+    """The base of both joins. A record without an entry waits in ``room``; when its time is over,
+    it is given with a null right, where the ``kind`` keeps it. Results have their records' times.
     """
 
     table: TableRead
@@ -555,9 +550,8 @@ class LookupJoin(TableLookup, _Waiting):
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalLookupJoin(_Waiting):
-    """With a global table, of values ``struct<fk, value>`` (see `StreamGlobalJoin`). Its updates
-    are no events of the task: where it is another one than a task's records were looked up in, all
-    that wait are looked up before the batch's records."""
+    """With a global table, of values ``struct<fk, value>`` (see `StreamGlobalJoin`). Where it is
+    not the one that a task's records were looked up in, all that wait are looked up first."""
 
     table: JoinedTable
     marks: ClassVar[tuple[str, ...]] = (SEEN,)

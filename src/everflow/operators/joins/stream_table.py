@@ -60,9 +60,9 @@ class StreamTableJoin(TableLookup, KeepsLeft):
     do not.
 
     A versioned table is looked up as of the record's time. A record without a value is dropped; one
-    without a key, or without an entry in the table, too, unless the ``kind`` keeps the left side:
-    then its right is null (KIP-962). A result has the record's key, time and headers. The sides
-    behind the stream are updates of what the table is made of.
+    without a key or an entry too, unless the ``kind`` keeps the left side: then its right is null
+    (KIP-962). A result has the record's key, time and headers. Sides behind the stream are updates
+    of what the table is made of.
     """
 
     table: TableRead
@@ -85,7 +85,6 @@ class StreamTableJoin(TableLookup, KeepsLeft):
 
 
 def mapped_type(left: pa.DataType, right: pa.DataType, key: pa.DataType) -> pa.DataType:
-    """``struct<left, right, mapped>``: a match, and the key that was looked up."""
     return pa.struct([("left", left), ("right", right), ("mapped", key)])
 
 
@@ -102,9 +101,8 @@ class StreamGlobalJoin(KeepsLeft):
     """Inner or left join (KStream-GlobalKTable) of values ``struct<fk, value>``, ``fk`` the mapped
     key (see `everflow.operators.joins.table_table.selected_type`).
 
-    A record without a value is dropped; one whose mapped key is null, too, unless the ``kind``
-    keeps the left side: then its right is null. A result has the record's own key, null or not, its
-    time and headers. ``mapped``: the mapped key stands beside both sides (KIP-1340).
+    As `StreamTableJoin`, with the mapped key for the record's, which may be null. ``mapped``: the
+    mapped key stands beside both sides (KIP-1340).
     """
 
     table: JoinedTable
@@ -150,8 +148,7 @@ class StreamGlobalJoin(KeepsLeft):
 
 
 # --- holds a stream's records back until stream time has passed them by a grace (KIP-923) ---------
-# They wait in a store, under time, key and a number that tells apart those of one key and time, and
-# come out in that order. Negative times wait as zero does.
+# They wait under time, key and a number, and come out in that order. Negative times wait as zero.
 
 
 _INDEX = DueIndex()
@@ -180,9 +177,9 @@ class HeldBack:
     grace_ms: int
 
     def release(self, batch: EdgeBatch, at: Int64, clock: EdgeBatch, inputs: Inputs) -> Released:
-        """Takes the batch's records, all with key and value; ``at`` is the place of each among
-        those of the ``clock``, which make stream time, in order: their times are the tasks' stream
-        times. One that is later than the grace comes out at once."""
+        """Takes the batch's records, all with key and value; ``at``: the place of each among those
+        of the ``clock``, in order, whose times are the tasks' stream times. One later than the
+        grace comes out at once."""
         name = self.store.name
         keys = written_bytes(self.key_serde, batch.key, name, batch)
         due = np.full(len(batch), _NOTHING)
@@ -294,9 +291,8 @@ def _numbers(place: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class GraceWait(Operator):
-    """A record goes on when the stream's own stream time has reached its time and the grace, at the
-    place of the record that brings it out; a later one at once, and one without a key, where those
-    are ``kept``. `StreamTableJoin` then looks up what the table holds as of its time."""
+    """A record goes on when the stream's own time has reached its time and the grace, at the place
+    of the record that brings it out; a later one, and one without a key (``kept``), at once."""
 
     held: HeldBack
     kept: bool
@@ -330,20 +326,19 @@ class GraceWait(Operator):
 
 
 # --- as-of join of two streams: each left record with the latest right one that is not later ------
-# Stream time is that of both sides. The right side's records are kept for tolerance and grace
-# behind it: a left record that is not later than the grace finds all it may meet.
+# Stream time is that of both sides; right records are kept for tolerance and grace behind it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsOfJoin(KeepsLeft):
-    """Inner or left. A left record at t meets, of the right records with its key from
-    t - ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have
-    come when stream time has reached t and the grace (``held``; without one: when it comes itself).
-    One that is later than that is joined at once.
+    """Inner or left. A left record at t meets, of the right records with its key from t -
+    ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have come
+    when stream time has reached t and the grace (``held``; without one, or if it is later: when it
+    comes itself).
 
     Right records are dropped as late once no left record within the grace can meet them. Null
-    values are dropped; null keys too, but of a left join's left side, which comes at once with a
-    null right. A result has the left record's time and headers.
+    values are dropped; null keys too, but of a left join's left side: they get a null right at
+    once. A result has the left record's time and headers.
     """
 
     kind: JoinKind
@@ -441,8 +436,8 @@ class AsOfJoin(KeepsLeft):
         return column.take(pa.array(np.where(met, index, 0), mask=~met))
 
     def _stored(self, released: Released, codes: Int64, low: Int64, stores: Stores) -> Kept:
-        """The stored right records that the left ones may meet; each key is read once: from the one
-        that holds for the earliest of them."""
+        """The stored right records that the left ones may meet, from the earliest one's on, read
+        once."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
         least, _ = extent(group, len(ones), low, low)
         left = released.output

@@ -207,8 +207,8 @@ class Results:
         return one.record._replace(key=key, value=value)
 
     def made(self, partition: int, forwarded: Sequence[Forwarded]) -> EdgeBatch:
-        """The results of a task's records, of one origin. UserFunctionError for a key or value that
-        is not of its type, of the record it came from."""
+        """The results of a task's records, of one origin. UserFunctionError for a misfit, of its
+        record."""
         origin = forwarded[0].origin
         batch, out = self.members[origin].batch, self.spec.out
         rows = np.array([one.row for one in forwarded], np.int64)
@@ -353,7 +353,6 @@ class Running:
             self._called(name, now_ms)
 
     def end(self) -> None:
-        """Close it; what it has forwarded becomes results."""
         turn = self.turn
         turn.origin, turn.row = self._results.own, NO_ROW
         turn.metadata, turn.time = None, self._place.around.wall_clock_ms
@@ -727,7 +726,6 @@ class _Task:
         return self._stream_time(entries.spec.name) if own is None else own
 
     def _stream_time(self, store: str) -> int:
-        """The latest of those that share a store."""
         return max(
             turn.stream_time
             for turn, member in zip(self.turns, self.members, strict=True)
