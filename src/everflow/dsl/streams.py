@@ -289,9 +289,8 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `join`, headers included; a record without a match, or without a key, comes with a
-        null ``right``: at once beside a table, beside a stream when its window and the grace are
-        over."""
+        """As `join`, headers included; a record without a match, or without a key, has a null
+        ``right``: at once beside a table, else when its window and the grace are over."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -765,9 +764,8 @@ class KTable(_StreamOrTable):
         their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
         `everflow.dsl.lowering.joins` tells what a joiner may be.
 
-        ``store``: keeps the result in a store of its own. ``on`` needs a ``name``, for the topics
-        ``<name>-asks-repartition`` and ``<name>-answers-repartition`` and the store
-        ``<name>-asks``.
+        ``store``: keeps the result in a store of its own. ``on`` needs a ``name``: for the topics
+        ``<name>-asks-repartition``, ``<name>-answers-repartition`` and the store ``<name>-asks``.
         A result has the headers of the change that made it.
         """
         return self._joined(JoinKind.INNER, locals())
@@ -885,9 +883,8 @@ class _Groups(Telling):
     def count(
         self, *, store: Store | None = None, ttl: Duration | None = None, name: str | None = None
     ) -> KTable:
-        """Number of records per key (and window or session), ``bigint``. Null keys are skipped;
-        null values where there are no windows, or sliding ones. ``ttl`` and headers: as in
-        `aggregate`."""
+        """Number of records per key (and window or session), ``bigint``. Null keys are skipped, and
+        null values unless in time or session windows. ``ttl``, headers: as in `aggregate`."""
         aggregation = self._aggregation("count", store, name, ttl)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
@@ -1071,9 +1068,8 @@ class SessionWindowedKStream(_WindowedKStream):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """As `KGroupedStream.aggregate`, headers included, per session. Functions need a ``merger``
-        of (key, aggregate, aggregate) or (aggregate, aggregate): of two that become one, the
-        earlier first."""
+        """As `KGroupedStream.aggregate`, headers included, per session; ``merger``, for two that
+        meet, gets (key, aggregate, aggregate) or (aggregate, aggregate), the earlier one first."""
         return self._aggregate(locals())
 
 
@@ -1171,9 +1167,8 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         value: Serde | None = None,
         name: str | None = None,
     ) -> KTable:
-        """As `CogroupedKStream.aggregate`, headers included, per session; ``merger`` of (key,
-        aggregate, aggregate) or (aggregate, aggregate) is for two that become one, the earlier
-        one's first."""
+        """As `CogroupedKStream.aggregate`, headers included, per session. ``merger`` gets (key,
+        aggregate, aggregate) or (aggregate, aggregate), the earlier one first, to make one."""
         return self._aggregated(locals())
 
 
@@ -1186,8 +1181,7 @@ class KGroupedTable(Telling):
 
     @builder_call
     def count(self, *, store: Store | None = None, name: str | None = None) -> KTable:
-        """Number of entries per group, ``bigint``; 0 where all are gone. Headers: as in
-        `aggregate`."""
+        """Entries per group, ``bigint``; 0 for one that lost all. Headers: as in `aggregate`."""
         aggregation = Aggregation(self._group, None, "count", store, name)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 

@@ -99,8 +99,7 @@ class DueQueue:
         return found
 
     def read_on(self) -> Entry | None:
-        """Adds and returns the next stored entry, if it is before the whole queue. Call `load`
-        first."""
+        """Adds and returns the next stored entry, if it is before the queue; None. After `load`."""
         if self._further is None:
             self._further = self.index.stored(self.view, None, self._read)
             self._next = next(self._further, None)

@@ -434,8 +434,7 @@ def read_entries(store: str, asked: TaskKeys, low: Int64, high: Int64, stores: S
 def read_as_of(
     store: str, asked: TaskKeys, low: Int64, first: Int64, last: Int64, stores: Stores
 ) -> Kept:
-    """Of each key the last entry from ``low`` to ``first`` (ms), and those behind it to
-    ``last``."""
+    """Of each key the last entry from ``low`` to ``first`` (ms), and those behind, to ``last``."""
     kept = _read(store, asked, low, first, stores, _last_entries)
     behind = read_entries(store, asked, _after(first), last, stores)
     return Kept(

@@ -74,15 +74,12 @@ class EarlyResults:
 class SuppressSpec(TableOperator):
     """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
     of its window (``by_window``; deletions are dropped), else the time of the first update that was
-    held back. ``by_start``: of sessions with equal ends the one that began first comes out first,
-    as in Kafka Streams.
+    held back. ``by_start``: of sessions with equal ends the one that began first is out first.
 
-    ``early``: windows also show what they are before they close; at their close only what was not
-    shown, and deletions like values.
+    ``early``: windows also show what they are before they close, and then only what is new.
 
     A result has the time of its update and, unless ``headers_of_last``, its headers; else those of
-    the record that brings it out, as final results have. Buffers are bounded per task: what is the
-    oldest is given early, or BufferFullError.
+    the record that brings it out. Full, a task's buffer gives the oldest early, or BufferFullError.
     """
 
     store: str

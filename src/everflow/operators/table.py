@@ -210,8 +210,7 @@ class DeduplicateSpec(TableOperator):
     after. Records without an id go on, and do not move stream time.
 
     Late ones, more than ``grace_ms`` behind stream time, and those of negative times are dropped.
-    ``beside``: the id stands beside the value (see `everflow.topology.graph.beside`), else it is
-    the key.
+    ``beside``: the id is beside the value (`everflow.topology.graph.beside`), else it is the key.
     """
 
     store: str

@@ -45,8 +45,8 @@ class UserFunctionError(EverflowError):
 
 def require_users(error: BaseException) -> None:
     """Whatever a function of the user raises is its failure at that record, ``sys.exit()``
-    included. Raises ``error`` again if a signal made it (Ctrl-C): it comes at a line that raises
-    nothing."""
+    included. Raises ``error`` again if it is an interrupt that a signal made (Ctrl-C in a test
+    driver): such a KeyboardInterrupt comes at a line that raises nothing."""
     if not isinstance(error, KeyboardInterrupt):
         return
     at = error.__traceback__

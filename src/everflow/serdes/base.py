@@ -132,7 +132,6 @@ def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
 
 
 def with_nulls_of(values: pa.Array, source: pa.Array) -> pa.Array:
-    """``values`` with null wherever ``source`` is null."""
     if source.null_count == 0:
         return values
     return pc.if_else(source.is_valid(), values, pa.scalar(None, values.type))
@@ -165,7 +164,6 @@ def ranges(begins: Int64, sizes: Int64) -> Int64:
 
 
 def rest(data: pa.Array, start: int) -> pa.Array:
-    """The bytes of every row from ``start`` on."""
     # a finite stop: without one Arrow 26 overflows (stop - start) * rows
     return pc.binary_slice(data, start, np.iinfo(np.int32).max)
 
@@ -222,8 +220,7 @@ _BY_COLUMN = frozenset({"json", "packed"})
 
 
 def encode_each(serde: Serde, values: Sequence[Any]) -> pa.Array:
-    """As ``serde.encode`` of each value, and what that raises for one of them; at once where it
-    goes by columns anyway (`encode_one`)."""
+    """As ``serde.encode`` of each value, and what that raises; at once where it goes by columns."""
     if serde.kind in _BY_COLUMN:
         try:
             return serde.encode_array(column_of(values, serde.type))

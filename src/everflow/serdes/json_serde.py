@@ -74,7 +74,6 @@ class Unfit(dict[int, TypeMismatch]):
         self.doubtful: set[int] = set()
 
     def take(self, inner: Unfit, step: str) -> None:
-        """Take over the faults of a field of the same rows."""
         for row, mismatch in inner.items():
             self.setdefault(row, mismatch.below(step))
         self.doubtful |= inner.doubtful
@@ -145,8 +144,7 @@ def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
 
 
 def _parse_exactly(row: bytes) -> Any:
-    """The standard library's parser: orjson reads every fraction as a double, which loses digits of
-    decimals. What is JSON, orjson says."""
+    """By the standard library, as orjson's doubles lose digits; orjson says what is JSON."""
     orjson.loads(row)
     try:
         return json.loads(row, parse_float=_fraction)
@@ -246,8 +244,7 @@ def _text_reader(type_: pa.DataType, by_value: _Column) -> _Column:
 
 
 def from_texts(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
-    """Dates, timestamps or integers; None where one of the texts is none, or written in a way in
-    which Arrow does not read it as `everflow.exact_texts` does."""
+    """Dates, timestamps or integers; None where one is none, or Arrow would read it otherwise."""
     usual = _DAY if pa.types.is_date(type_) else _MOMENT
     if pa.types.is_integer(type_):
         usual = _WHOLE
@@ -262,8 +259,7 @@ def from_texts(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
 def _array(
     values: Sequence[Any], start: int, expected: str, type_: pa.DataType, faults: Unfit
 ) -> pa.Array:
-    """Searches values that Arrow refuses (an integer beyond its type, say) by halves; each is a
-    fault and null. ``start`` is the row of the first value."""
+    """Searches values that Arrow refuses by halves: faults, and null. ``start``: the first row."""
     try:
         if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):  # which would cut them
             return pa.array(values, pa.timestamp("us", type_.tz)).cast(type_)
@@ -452,7 +448,6 @@ def _take_items(
     step: Callable[[int], str],
     faults: Unfit,
 ) -> None:
-    """Take over the faults of items, for the rows that have them."""
     for at, mismatch in sorted(inner.items()):
         faults.setdefault(int(owners[at]), mismatch.below(step(at)))
     faults.doubtful.update(int(owners[at]) for at in inner.doubtful)

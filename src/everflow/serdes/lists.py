@@ -63,8 +63,7 @@ class _Entries(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ListSerde(ByColumn):
-    """Lists of ``inner``'s values; Java's ListSerializer. Read are both forms, as Java reads them;
-    bytes behind the last entry are an error."""
+    """Lists of ``inner``'s values, Java's ListSerializer; bytes behind the last are an error."""
 
     inner: Serde
     kind: str = "list"
@@ -207,8 +206,7 @@ class _Rows(NamedTuple):
         return _Entries(counts, begins, np.where(present, width, _NULL))
 
     def variable(self) -> _Entries:
-        """As `constant`, of form 1: the n-th entries of all lists at a time, or, where there are
-        few lists for that, one entry after the other."""
+        """As `constant`, of form 1: the n-th entries of all lists at a time, or else one by one."""
         counts = self._ints(self.begins + 1)
         room = self.ends - self.begins - 1 - _INT
         self.require((counts >= 0) & (counts * _INT <= room), "room for its entries")
@@ -258,6 +256,5 @@ class _Rows(NamedTuple):
         return SerdeError(f"a list of {size} bytes, expected {expected}", index=index)
 
     def _ints(self, places: Int64) -> Int64:
-        """The numbers in the 4 bytes from each place on."""
         found: Int64 = self.content[places[:, None] + np.arange(_INT)].view(">i4").astype(np.int64)
         return found.reshape(-1)

@@ -35,8 +35,7 @@ TIME_MAX = (1 << 63) - 1
 
 
 class _WindowedSerde(ByColumn):
-    """``inner`` key bytes and the window's times in ms, 8 bytes each, big endian; decodes to a
-    `Windowed`, in Arrow ``struct<key, start, end>``."""
+    """``inner`` key bytes and the window's times in ms, 8 bytes each, big endian: a `Windowed`."""
 
     inner: Serde
     kind: str

@@ -1,13 +1,12 @@
 """The order in which a record reaches nodes, which is that in which Kafka Streams forwards. Pure.
 
 A record goes depth first, through children in the order in which they were added (note 020). Where
-several results of one record come to one place by two ways, no order of the ways is right: the
-first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says how
-a record comes to each operator, in bytes that have the order of arrival (note 031).
+several results of one record come to one place by two ways, the first result goes both ways, and
+then the second one. `ways_in_turn` finds such places, and says how a record comes to each operator,
+in bytes that have the order of arrival (note 031).
 
-Processors that share a store run together, in one step (note 040). One that reads another one's
-results *directly* (through merges and children at most) is handed each while the other one still
-runs. Anything else between them takes the batch as a whole.
+Processors that share a store run together (note 040). One that reads another's results *directly*
+(through merges and children) gets each while the other runs; else it takes whole batches.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
 
 
 def hands_on_first(nodes: Iterable[Node], first: str, second: str) -> bool:
-    """True if a child that is added to both nodes now gets a record from ``first`` before it gets
-    the same from ``second``. True where no record reaches both."""
+    """True if a child added to both now gets a record from ``first`` first, or from neither."""
     children = _children(nodes)
     if first != second and second in _order(children, first):
         return False
@@ -101,8 +99,7 @@ def ways_in_turn(
     subtopology_of: Mapping[str, int],
 ) -> dict[str, Ways]:
     """The ways to the operators and sinks of sub-topologies that have a place to which several
-    results of one record come by two ways; nothing of the others. ``sides_of``: the nodes that each
-    side of an operator or sink reads; ``together``: see `together`."""
+    results of one record come by two ways. ``sides_of``: the nodes that each side reads."""
     listed = list(nodes)
     children, found = _children(listed), dict[str, tuple[Way, ...]]()
     read: dict[str, tuple[tuple[Way, ...], ...]] = {}

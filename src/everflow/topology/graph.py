@@ -331,9 +331,8 @@ class Inputs(NamedTuple):
 
 
 class Operator:
-    """The operator of a `StatefulNode`: a frozen dataclass without state of its own, which workers
-    get by pickle. One that gives every intermediate result on demand has a field
-    ``emit_every_update``. The operators that exist: `everflow.operators`."""
+    """The operator of a `StatefulNode`: a frozen dataclass that workers get by pickle. One that
+    gives every intermediate result on demand has a field ``emit_every_update``."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     joins: ClassVar[bool] = False
@@ -345,8 +344,7 @@ class Operator:
     """As `old_sides`, where its own results are asked what they were: it gives their ``old``
     itself. Empty: its store tells."""
     old_input: ClassVar[bool] = False
-    """True if the node's last input is no side, but what the entries of its first one were, row
-    by row: no table behind that tells it."""
+    """True if the last input is no side, but what its first one's entries were, row by row."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes
@@ -506,8 +504,7 @@ class ProcessorOperator(Operator):
 
 @dataclass(frozen=True)
 class Part:
-    """One of several nodes as which Kafka Streams describes a node. ``inputs``: parts, or inputs of
-    the node. Those that no part reads are read by whoever reads the node."""
+    """One of several nodes that Kafka Streams has for a node. ``inputs``: parts, or its inputs."""
 
     name: str
     inputs: tuple[str, ...]
@@ -527,7 +524,6 @@ class StatefulNode(Node):
     """The nodes that ``describe()`` shows for it; empty: itself."""
 
     def giving_every_update(self) -> StatefulNode:
-        """The node whose operator gives every intermediate result, if it is one that can."""
         operator: Any = self.operator
         if not hasattr(operator, "emit_every_update"):
             return self
@@ -598,7 +594,6 @@ class Graph:
     repartition_topics: tuple[RepartitionTopic, ...] = ()
 
     def node(self, name: str) -> Node:
-        """The node called ``name``; KeyError if there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -617,7 +612,6 @@ class Graph:
 
 
 def same_type(left: pa.DataType, right: pa.DataType) -> bool:
-    """True if two edges of these types can meet."""
     return bool(normal_type(left) == normal_type(right))
 
 

@@ -1,10 +1,9 @@
 """The physical plan of a topology: its operators in one order, Columns among them. Pure.
 
 `everflow.worker.task_step` runs the operators. Merges are dissolved: a projection behind a merge
-exists once per input path, and an operator behind it has several input slots. Projections that are
-computed by the same means, over the same records, are one operator.
-Columns that call Python functions are computed by stages, where Spark's optimiser cuts a selection:
-`everflow.spark.columns.staged` finds them; a worker runs them.
+exists once per input path, and an operator behind it has several input slots. Projections of the
+same records that are computed alike are one operator. Columns that call Python functions are
+computed by stages (`everflow.spark.columns.staged`); a worker runs them.
 """
 
 from __future__ import annotations
@@ -105,9 +104,8 @@ class Slot:
 @dataclass(frozen=True, kw_only=True)
 class Projection:
     """Columns over the records of one slot, by what they make, with its types. Of a ProjectNode:
-    which records are ``kept``, their ``key``, their ``value``. Of a sink or a source: what is said
-    of each record beside its value, a ``topic``, a ``partition`` or a ``time``; the output's value
-    is a struct of it, called so, and the value."""
+    which are ``kept``, their ``key``, their ``value``. Of a sink or a source: a ``topic``,
+    ``partition`` or ``time``, a field of the output's value beside the value itself."""
 
     node: ProjectNode | SinkNode | SourceNode
     columns: Mapping[str, tuple[ColumnExpr, pa.DataType]]
@@ -256,7 +254,6 @@ class StatefulOp:
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """Stores of global tables that it reads."""
         return self.operator.looks_up
 
 
@@ -385,7 +382,6 @@ class PhysicalPlan:
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
-        """Sub-topologies that the wall clock runs, and how often (ms)."""
         found: dict[int, int] = {}
         for op in self.stateful:
             if (every_ms := op.operator.wall_clock_interval_ms) is not None:
@@ -508,8 +504,7 @@ def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str
 
 
 def emitting_every_update(topology: Graph) -> Graph:
-    """The topology with ``emit.every.update``: every intermediate result, instead of the last one
-    per key (and window) of a micro-batch."""
+    """The topology with ``emit.every.update``: each result, not the last of a micro-batch."""
     nodes = (
         node.giving_every_update() if isinstance(node, StatefulNode) else node
         for node in topology.nodes
@@ -711,7 +706,6 @@ class _Planner:
     # -- tables that are asked (note 035) ----------------------------------------------------------
 
     def _place_through(self, node: StatefulNode, names: tuple[str, ...]) -> Through:
-        """The stateless nodes ``names`` on slots of their own, for rows that ``node`` looks up."""
         stages = [self._topology.node(name) for name in names]
         source = self._topology.node(stages[0].inputs[0])
         given = slot = self._slot(names[0], source.out)

@@ -284,8 +284,7 @@ def _meetings(subs: SubTopologies) -> list[_Meeting]:
 
 def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) -> dict[str, int]:
     """Partition counts of all source and repartition topics (without prefix): the enforced number,
-    else that of the user's topics it meets in a stateful operator, else the largest of the topics
-    its writers read, through other repartition topics too."""
+    else that of the user's topics it meets, else the largest that its writers read at all."""
     declared = {topic.name: topic for topic in subs.topology.repartition_topics}
     external = {
         topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics

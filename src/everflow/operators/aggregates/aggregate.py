@@ -101,8 +101,7 @@ class AggregateSpec(GroupAggregate):
     """Built-in aggregates per key, or per key and window; make it with `of`.
 
     Input value: a struct of the aggregators' fields, or a boolean where records are only counted;
-    null where the record's value was null. ``value_serde`` is the format of the stored state and of
-    the changelog.
+    null where the record's value was. ``value_serde``: the format of stored state and changelog.
     """
 
     store: str

@@ -39,9 +39,8 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class StateColumn:
-    """One field of the stored state. ``op``: ``count``, ``sum``, ``min``, ``max``, ``first``,
-    ``last``
-    or one of `FOLDS`; ``field``: the input's field that it reads, None to count records."""
+    """One field of the stored state. ``op``: ``count``, ``sum``, ``min``, ``max``, ``first`` or
+    ``last``, or one of `FOLDS`; ``field``: the input's field it reads, None to count records."""
 
     name: str
     type: pa.DataType

@@ -197,8 +197,7 @@ class SlidingBook(Book):
             self._copy(key, time + 1, row, right, before)
 
     def _add_early(self, key: int, time: int, row: int, closed: int) -> None:
-        """KStreamSlidingWindowAggregate.processEarly: records before the difference share the
-        window from 0."""
+        """No window begins before 0: records before the difference share one (processEarly)."""
         starts, numbers, latest = self._starts[key], self._numbers[key], self._latest[key]
         before = len(self.windows)
         low, end = self._seen(starts, 0, time)

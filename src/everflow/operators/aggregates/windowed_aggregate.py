@@ -449,9 +449,8 @@ class SessionAggregateSpec(WindowedAggregate):
     merge, their aggregates are folded in order of time: ``first`` is the earliest one's.
 
     As in Kafka Streams, a window that a record extends or merges away gets a tombstone, then comes
-    the new window's result; its time is the window's end. Of a micro-batch the last result per
-    window is given (no tombstone for a window that no batch has shown), or, with
-    ``emit_every_update``, every one.
+    the new window's result; its time is the window's end. Of a micro-batch the last result of a
+    window is given (no tombstone of one that was not shown), or, with ``emit_every_update``, all.
 
     ``merger(key, one, two)`` of the user is called where sessions merge; unlike the original not to
     merge with a fresh aggregate. A reducer reduces the aggregates. None = the session is deleted.

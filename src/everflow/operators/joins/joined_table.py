@@ -171,8 +171,7 @@ class JoinedTable:
         return window_store_keys(keys, start.to_numpy())
 
     def when(self, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
-        """The table's entry for the key of each record of ``asking``, none null, as of that
-        record."""
+        """The table's entry for the key of each record of ``asking``, none null, at that record."""
         asked, known = self.places(asking, updates)
         return self._held(asked, known, updates, stores, side="right" if self.first else "left")
 
@@ -391,8 +390,7 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
 
 
 def held_as_of(table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
-    """A versioned table's entry for each record, at its time; before the history, the latest or
-    none."""
+    """A versioned table's entry at each record's time; before its history the latest or none."""
     asked, known = table.places(asking, updates)
     if table.first:  # an update in the very place of who asks has been put
         asked = asked._replace(at=asked.at + 1)

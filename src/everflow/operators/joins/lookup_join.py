@@ -215,8 +215,7 @@ class TaskWaits:
         self._add(waiter)
 
     def _take_events(self) -> None:
-        """In the order of places. What is due at a record's place is told before the record
-        waits."""
+        """By their places. What is due at a record's place is told before the record waits."""
         events = self.events
         missed = {key for _, key in events.misses}
         misses = [(int(events.places[at]), at, key, True) for at, key in events.misses]

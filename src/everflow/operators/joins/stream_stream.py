@@ -44,9 +44,9 @@ from everflow.windows import JoinWindows
 
 @dataclass(frozen=True, kw_only=True)
 class JoinSide:
-    """A side's records, in a window store by key, time and a number. A record at t meets those of
-    the other side from t - ``back_ms`` to t + ``ahead_ms``. ``kept``: one without a match has a
-    result."""
+    """A side's records, kept in a window store by key, time and a number that tells apart those of
+    one key and time. A record at t meets those of the other side from t - ``back_ms`` to t +
+    ``ahead_ms``. ``kept``: one that nothing has met gives a result without a match."""
 
     left: bool
     store: StoreSpec
@@ -210,8 +210,7 @@ MISSING = -1
 
 
 class JoinedResults:
-    """Results as references to values, of the batch and what `extend` adds, copied once at the
-    end."""
+    """Results as references to values of the batch, and of `extend`, copied once at the end."""
 
     def __init__(self, records: BatchRecords, left: EdgeBatch, right: EdgeBatch) -> None:
         self._records = records
@@ -243,8 +242,7 @@ class JoinedResults:
         closed_keys: Int64 | None = None,
     ) -> None:
         """Results that the records at ``places`` bring, in order; ``refs``: by whether it is the
-        left side. ``closed_keys``: of records whose windows closed; they come first at their
-        places."""
+        left side. ``closed_keys``: of records whose windows closed, which come first at a place."""
         keys = places if closed_keys is None else closed_keys
         ranks = np.full(len(places), int(closed_keys is None))
         self._found.append((places, ranks, keys, refs[True], refs[False], times))
@@ -418,8 +416,7 @@ class WaitingRecords:
                 yield _Closed(place, key, (0, number), -1, value)
 
     def _may_close(self, task: _Task, stream_time: int) -> list[Entry]:
-        """The stored records that may close; those that one side leaves open for longer are not
-        reread."""
+        """The stored records that may close; what one side leaves open for longer is not reread."""
         closes_ms = [side.closes_ms for side in self.sides.values() if side.kept]
         last, all_close = stream_time - min(closes_ms) - 1, stream_time - max(closes_ms) - 1
         entries = list(_INDEX.stored(task.view, all_close))

@@ -177,9 +177,9 @@ class HeldBack:
     grace_ms: int
 
     def release(self, batch: EdgeBatch, at: Int64, clock: EdgeBatch, inputs: Inputs) -> Released:
-        """Takes the batch's records, all with key and value; ``at``: the place of each among those
-        of the ``clock``, in order, whose times are the tasks' stream times. One later than the
-        grace comes out at once."""
+        """Takes the batch's records, all with key and value; ``at`` is the place of each among
+        those of the ``clock``, which make stream time, in order: their times are the tasks' stream
+        times. One that is later than the grace comes out at once."""
         name = self.store.name
         keys = written_bytes(self.key_serde, batch.key, name, batch)
         due = np.full(len(batch), _NOTHING)
@@ -333,8 +333,7 @@ class GraceWait(Operator):
 class AsOfJoin(KeepsLeft):
     """Inner or left. A left record at t meets, of the right records with its key from t -
     ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have come
-    when stream time has reached t and the grace (``held``; without one, or if it is later: when it
-    comes itself).
+    when stream time has reached t and the grace; at once without ``held``, or if it is late.
 
     Right records are dropped as late once no left record within the grace can meet them. Null
     values are dropped; null keys too, but of a left join's left side: they get a null right at
@@ -436,8 +435,8 @@ class AsOfJoin(KeepsLeft):
         return column.take(pa.array(np.where(met, index, 0), mask=~met))
 
     def _stored(self, released: Released, codes: Int64, low: Int64, stores: Stores) -> Kept:
-        """The stored right records that the left ones may meet, from the earliest one's on, read
-        once."""
+        """The stored right records that the left ones may meet; each key is read once: from the one
+        that holds for the earliest of them."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
         least, _ = extent(group, len(ones), low, low)
         left = released.output

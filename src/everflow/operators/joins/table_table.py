@@ -499,8 +499,8 @@ class AskAgain(_ReadsAnswers):
     joins: ClassVar[bool] = True
 
     def run(self, inputs: Inputs) -> TasksResult:
-        """See `Operator`: one question for each entry; a foreign key that it lost has to forget
-        it."""
+        """See `Operator`: one question for each entry. Where it has no foreign key any more,
+        the one that it had is told to forget it, and answers that there is nothing."""
         left, stale = inputs.sides[0], self._stale(inputs)
         both = appended([stale, left if len(stale) else left.take(np.empty(0, np.int64))])
         entries = written_bytes(self.key_serde, both.key, "subscriptions", both)

@@ -207,8 +207,8 @@ class Results:
         return one.record._replace(key=key, value=value)
 
     def made(self, partition: int, forwarded: Sequence[Forwarded]) -> EdgeBatch:
-        """The results of a task's records, of one origin. UserFunctionError for a misfit, of its
-        record."""
+        """The results of a task's records, of one origin. UserFunctionError for a key or value that
+        is not of its type, of the record it came from."""
         origin = forwarded[0].origin
         batch, out = self.members[origin].batch, self.spec.out
         rows = np.array([one.row for one in forwarded], np.int64)

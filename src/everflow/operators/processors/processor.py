@@ -82,8 +82,7 @@ class Place(NamedTuple):
 
 @dataclass(kw_only=True)
 class Turn:
-    """What is being processed: the row of the batch of the processor ``origin``, its time and
-    place."""
+    """What is being processed: the row of the batch of the processor ``origin``, time and place."""
 
     origin: int = 0
     row: int = NO_ROW

@@ -157,8 +157,7 @@ class _Named(Telling):
 
 class _Store(_Named, StoreReads):
     """A store with an order of keys. Longer results are of the moment of the call, and read as they
-    are taken: the first entry costs as much in a large store. Take them before the micro-batch
-    ends."""
+    are taken, so the first entry of a large store comes soon. Take them before the batch ends."""
 
     def __init__(self, entries: Entries, clock: StoreClock) -> None:
         super().__init__(entries)
@@ -474,8 +473,7 @@ def shown_changes(table: JoinedTable, batch: EdgeBatch) -> StoreChanges:
 
 
 class Updates:
-    """The updates of a table in one task, put one by one; ``entries``: its store before the
-    batch."""
+    """The updates of a table in one task, put one by one; ``entries``: its store as before."""
 
     def __init__(self, table: JoinedTable, batch: EdgeBatch, view: StoreView) -> None:
         results = table.results
