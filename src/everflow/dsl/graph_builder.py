@@ -87,8 +87,7 @@ class GraphBuilder:
         return name
 
     def add(self, node: Node) -> str:
-        """Append ``node`` and return its name; TopologyError if the name is taken, or if its
-        functions or serdes cannot be sent to the workers."""
+        """Append ``node``; its name. TopologyError if that is taken or the node cannot travel."""
         node = _with_line(node)
         taken = self.nodes.get(node.name)
         if taken is not None:
@@ -239,9 +238,8 @@ class GraphBuilder:
         serdes: tuple[Serde, Serde],
         topic_of: tuple[int | None, Partitioner | None] = (None, None),
     ) -> str:
-        """Write ``source`` to a new repartition topic; returns the name of the source node that
-        reads it. ``topic_of``: the number of its partitions, and what gives a record's, if not its
-        key. The caller burns the original's numbers."""
+        """Write ``source`` to a new repartition topic; the source node that reads it. ``topic_of``:
+        its partitions, and what gives a record's if not its key. The caller burns the numbers."""
         topic = f"{self.check_repartition_name(name, 'repartition')}-repartition"
         partitions, partitioner = topic_of
         self._repartitions[topic] = (RepartitionTopic(topic, partitions), user_line())
@@ -507,7 +505,6 @@ def _misfit(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> str:
-    """Why the arguments do not fit, and how to write them."""
     parameters = list(signature.parameters.values())[1:]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     by_place = [p.name for p in parameters if p.kind in positional]

@@ -484,9 +484,8 @@ class KStream(_StreamOrTable):
         store: Store | None = None,
         name: str | None = None,
     ) -> KStream:
-        """Drop records that repeat another one: of those with one key the first in processing
-        order goes on, and with it those that are more than ``within`` away, before and after, from
-        all that went on. The results are the records as they came.
+        """Drop records that repeat another one: of one key the first in processing order goes on,
+        and those more than ``within`` away, before and after, from all that went on.
 
         ``by``: an id instead of the key, a Column, or a function with ``returns=type``; repetitions
         of an id must have one key, since tasks do not know of each other's. A record without an id
@@ -742,8 +741,7 @@ class KTable(_StreamOrTable):
         that makes one, or a function of (key, value) or (key, value, context). Called for
         deletions, too, with None. ``returns``: the type of the new value, where it is another one;
         ``stores``: what it may use, as of `KStream.process`; ``store``: keeps the result, for
-        queries; joins and groupings need it of a transformer with stores or a clock alone, and have
-        another one made otherwise. Headers stay."""
+        queries; joins and groupings need it if there are ``stores`` or a clock. Headers stay."""
         call = TableCall(self._stream, "transform_values", store, name)
         return KTable(call.transformed(transformer, returns, stores))
 
@@ -871,8 +869,6 @@ class GlobalKTable(_StreamOrTable):
 
 
 class _Groups(Telling):
-    """What groups have in common, whole, in windows and in sessions."""
-
     _windows: Windows | None = None
     _emit = EmitStrategy()
 
@@ -1074,8 +1070,6 @@ class SessionWindowedKStream(_WindowedKStream):
 
 
 class _Cogroups(Telling):
-    """What cogrouped streams have in common, whole, in time windows and in sessions."""
-
     def __init__(self, members: tuple[Member, ...], windows: Windows | None = None) -> None:
         self._members, self._windows = members, windows
         self.graph = members[0][0].graph

@@ -197,8 +197,8 @@ class _Given(NamedTuple):
 @dataclass(kw_only=True)
 class _Buffer:
     """A task's buffer during a batch. ``held``: by key; ``before``: the places of the stored ones
-    that were looked at. ``count``, ``size``: of the whole buffer, where bounded; ``booked``: as
-    stored."""
+    that were looked at. ``count``, ``size``: entries and bytes of the whole buffer, where it is
+    bounded; ``booked``: what is stored of them."""
 
     spec: SuppressSpec
     view: StoreView
@@ -271,7 +271,6 @@ class _Buffer:
         return made.of(self.spec.store)
 
     def _book(self, more: int) -> bytes | None:
-        """The count and size to be stored; ``more``: the number of new entries."""
         if not self.spec.bounds.given or not self.count:
             return None
         entries = self.view.entries() + more + (self.booked is None)
@@ -316,7 +315,6 @@ class _Buffer:
             self.size += _size(_HELD.rest_of(stored_key), self._entry(0, stored))
 
     def _keep(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Take over stored entries; those that were not known."""
         kept = []
         for stored_key, stored in entries:
             place, key = _HELD.time_of(stored_key), _HELD.rest_of(stored_key)

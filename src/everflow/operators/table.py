@@ -1,5 +1,4 @@
-"""Tables: the last value per key, materialised (``table(topic)`` and ``to_table``), every version
-of it, or the times at which an id has gone by (``deduplicate``)."""
+"""Tables: the last value per key, every version of it, or when an id has gone by."""
 
 from __future__ import annotations
 

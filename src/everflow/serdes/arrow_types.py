@@ -87,7 +87,6 @@ class TypeMismatch(NamedTuple):
     why: str
 
     def below(self, step: str) -> TypeMismatch:
-        """The same, seen from one level above."""
         return self._replace(path=step + self.path)
 
     def __str__(self) -> str:
@@ -233,7 +232,6 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _refused_by_arrow(value: Any, type_: pa.DataType) -> str:
-    """The text for a value of the right class that Arrow refuses."""
     if pa.types.is_integer(type_):
         most = 1 << (type_.bit_width - 1)
         expected = f"an int from {-most} to {most - 1}"
@@ -275,8 +273,7 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _check_of(type_: pa.DataType) -> _Check:
-    """The check of a column of ``type_``: by the classes that occur, of which there are few, not
-    value by value."""
+    """The check of a column of ``type_``: by the few classes that occur, not value by value."""
     if pa.types.is_struct(type_):
         return _struct_check(type_)
     if pa.types.is_map(type_):

@@ -112,7 +112,6 @@ def bytes_of(data: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int3
 
 
 def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = None) -> SerdeError:
-    """The error of bytes that are not ``width``, and what they may be of."""
     registry = of_a_registry(data) if len(data) == REGISTRY_HEAD + width else None
     cause = f": {registry}" if registry else ""
     return SerdeError(f"{expected}, found {len(data)}{cause}", index=index)

@@ -130,7 +130,6 @@ def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> 
 
 
 def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
-    """Describes a text that is no JSON."""
     if (written := of_a_registry(row)) is not None:
         return written
     if not row.strip():
@@ -153,9 +152,8 @@ def _parse_exactly(row: bytes) -> Any:
 
 
 def _fraction(text: str) -> decimal.Decimal:
-    """A number of JSON that is no integer, and that orjson read. The exponents of decimals end,
-    with 18 digits, those of JSON do not: what is written with such a one is zero, or so near to it
-    that no type holds it."""
+    """A number of JSON that is no integer. The exponents of decimals end with 18 digits: what is
+    written with a longer one is zero, or so near to it that no type holds it."""
     try:
         return decimal.Decimal(text)
     except decimal.InvalidOperation:
@@ -303,7 +301,6 @@ def _each(
 def _of_class(
     values: Sequence[Any], class_: type, expected: str, type_: pa.DataType, faults: Unfit
 ) -> Sequence[Any]:
-    """``values``, without those that are of another class."""
     classes = set(map(type, values))
     if classes <= {class_, type(None)}:
         return values

@@ -1,9 +1,8 @@
-"""Lists in the bytes of Java's ListSerializer (`Serdes.ListSerde`).
+"""Lists in the bytes of Java's ListSerializer (`Serdes.ListSerde`); numbers: 4 bytes, big endian.
 
-A byte says how the entries lie. 0, where each has the same number of bytes (Java's Short, Integer,
-Long, Float and Double): how many are null, the place of each of these, the number of entries, and
-the others' bytes. 1, for all others: the number of entries, and for each its length (-1: null) and
-its bytes. All numbers are 4 bytes, big endian.
+A byte says how entries lie. 0, where all have as many bytes (Java's Short, Integer, Long, Float,
+Double): how many are null, the place of each, the number of entries, the others' bytes. 1, for
+others: the number of entries, and of each length (-1: null) and bytes.
 """
 
 from __future__ import annotations
@@ -242,7 +241,6 @@ class _Rows(NamedTuple):
         return _Entries(counts, np.array(begins, np.int64), np.array(sizes, np.int64))
 
     def require(self, good: npt.NDArray[np.bool_], expected: str) -> None:
-        """SerdeError with the index of the first row that is not ``good``."""
         bad = np.flatnonzero(~good)
         if len(bad):
             raise self._not(int(bad[0]), expected)

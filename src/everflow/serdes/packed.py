@@ -239,7 +239,6 @@ def _from_numbers(numbers: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _mask(rows: _Bytes, index: int) -> pa.Array:
-    """An array that is null where field ``index`` is."""
     nulls = (rows[:, index // 8] >> np.uint8(index % 8)) & np.uint8(1)
     return pa.array(nulls, pa.uint8(), mask=nulls != 0)
 

@@ -1,9 +1,9 @@
 """The order in which a record reaches nodes, which is that in which Kafka Streams forwards. Pure.
 
 A record goes depth first, through children in the order in which they were added (note 020). Where
-several results of one record come to one place by two ways, the first result goes both ways, and
-then the second one. `ways_in_turn` finds such places, and says how a record comes to each operator,
-in bytes that have the order of arrival (note 031).
+several results of one record come to one place by two ways, no order of the ways is right: the
+first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says how
+a record comes to each operator, in bytes that have the order of arrival (note 031).
 
 Processors that share a store run together (note 040). One that reads another's results *directly*
 (through merges and children) gets each while the other runs; else it takes whole batches.

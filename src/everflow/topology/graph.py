@@ -170,14 +170,12 @@ class FunctionExpr:
 
 
 Partitioner = ColumnExpr | FunctionExpr | str
-"""Gives each record's partition, several or none; or names the hash of its key, one of
-`everflow.columns.key_partitions.BY_HASH`."""
+"""Gives each record's partition, several or none, or names a hash of `key_partitions.BY_HASH`."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """Base: ``name`` unique in the topology (``KSTREAM-FILTER-0000000001``), ``where`` = file:line
-    of the user's call."""
+    """Base: ``name`` unique in the topology, ``where``: file and line of the user's call."""
 
     name: str
     inputs: tuple[str, ...]
@@ -473,8 +471,7 @@ class SharingProcessor:
 
 class ProcessorOperator(Operator):
     """A processor (notes 023, 040). Its first input are its records, the others the tables that it
-    reads. It runs with all that share stores with it, so `run_together` takes the place of `run`
-    and `advance`."""
+    reads. It runs with all that share stores with it, by `run_together`, not by `run`."""
 
     if TYPE_CHECKING:
 
@@ -533,8 +530,7 @@ class StatefulNode(Node):
 @dataclass(frozen=True, kw_only=True)
 class WholeTableNode(Node):
     """A table that every instance has as a whole, in ``store``. ``source``: what Kafka Streams
-    calls the node that reads it. No node's input, and nothing of it runs in a batch: nodes look its
-    store up."""
+    calls the node that reads it. Nothing of it runs in a batch: nodes look its store up."""
 
     source: str
     store: StoreSpec
@@ -565,9 +561,8 @@ class LoadedTableNode(WholeTableNode):
 
 @dataclass(frozen=True)
 class SinkNode(Node):
-    """``topic``: a name, what gives one per record, or for ``kind='repartition'`` the internal name
-    without the application id. That kind drops null keys, unless a join behind it takes those
-    (KIP-962)."""
+    """``topic``: a name, what gives one per record, or for ``kind='repartition'`` one without the
+    application id. That kind drops null keys, unless a join behind it takes those (KIP-962)."""
 
     topic: str | ColumnExpr | FunctionExpr
     key_serde: Serde

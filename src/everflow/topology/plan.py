@@ -523,8 +523,6 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
 
 
 class _Planner:
-    """One pass over the nodes in topological order."""
-
     def __init__(self, topology: Graph, subtopology_of: Mapping[str, int], app: str) -> None:
         self._topology = topology
         self._sub = subtopology_of
@@ -547,8 +545,6 @@ class _Planner:
         """The nodes that each side of an operator or a sink reads."""
         self._old: dict[str, int] = {}
         """By a table's node, the slot of what its entries were before its updates."""
-
-    # -- slots -------------------------------------------------------------------------------------
 
     def _slot(self, name: str, edge: EdgeType) -> int:
         self._slots.append(Slot(len(self._slots), name, edge))
@@ -582,8 +578,6 @@ class _Planner:
 
     def _inputs(self, node: Node) -> tuple[int, ...]:
         return tuple(slot for name in node.inputs for slot in self._outputs[name])
-
-    # -- placing -----------------------------------------------------------------------------------
 
     def _place(self, node: Node) -> Iterator[int]:
         match node:
@@ -803,7 +797,6 @@ class _Planner:
         self._ops.append(op)
 
     def _null_keys_are_taken(self, sink: SinkNode) -> bool:
-        """True if a join that takes null keys is anywhere behind the repartition topic."""
         behind, topics = set[str](), {sink.topic}
         for node in self._topology.nodes:  # inputs, and those who write a topic, first
             reads = topics & set(node.topics) if isinstance(node, SourceNode) else set(node.inputs)
@@ -830,8 +823,6 @@ class _Planner:
         out = self._slot(node.name, EdgeType(edge.key, value))
         columns = {what: (column, kind)}
         return self._computed(Projection(node=node, columns=columns, input=slot, output=out), ops)
-
-    # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
         for node in self._topology.nodes:

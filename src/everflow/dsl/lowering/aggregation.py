@@ -136,8 +136,7 @@ class GroupedStream(Groups):
 
 
 class GroupedTable(Groups):
-    """Entries of a table by group. ``changes``: the node of changes; ``name``: of the repartition
-    topic, which several aggregations share."""
+    """Entries of a table by group. ``changes``: their node; ``name``: of the repartition topic."""
 
     nodes = "KTABLE-{label}-"
     numbers = 2  # sink and source come first in the original
@@ -179,8 +178,7 @@ Member = tuple[GroupedStream, Callable[..., Any]]
 
 
 class CogroupedStreams(Groups):
-    """The members' records as one stream of ``struct<which, v0, v1, ...>``: the value of member
-    ``which`` in its field, null in the others."""
+    """The members' records as one stream of ``struct<which, v0, v1, ...>``; null but for which."""
 
     nodes = "COGROUPKSTREAM-MERGE-"
 

@@ -171,7 +171,6 @@ class JoinCall:
         return joined.called(name, JOINER, "map_values", called, made)
 
     def _function(self, joiner: Callable[..., Any]) -> Callable[..., Any]:
-        """The joiner as a function of (key, joined value)."""
         if self.mapped:
             check_parameters(joiner, ("key", "mapped_key", "left", "right"), self.operator)
             return OfMappedSides(joiner)
@@ -663,8 +662,7 @@ class _ForeignKeyJoin:
         return self._joined(name, answers, value_serde)
 
     def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> Stream:
-        """The subscriptions: of what each entry was, and of what it is. ``written``: as what its
-        key, its value and foreign keys are."""
+        """The subscriptions. ``written``: the serdes of its key, its value and foreign keys."""
         if not tells_old(self.graph, updates, forced=True):
             stored_table(self.graph, self.left.node, self.operator)  # says what it lacks
             raise AssertionError("a table that can be looked up knows what it was")

@@ -357,7 +357,6 @@ def _check_pair(operator: str, type_: pa.DataType) -> tuple[pa.DataType, pa.Data
 
 
 def key_partitioner_of(given: object, operator: str) -> str | FunctionExpr | None:
-    """``partitioner`` of a source, checked; None stays None."""
     part = f"{operator}: partitioner"
     if given is None:
         return None
@@ -382,7 +381,6 @@ def target_of(topic: str | Expression, edge: Edge) -> str | ColumnExpr | Functio
 def partitioner_of(
     given: object, edge: Edge, operator: str, topic: object = ""
 ) -> Partitioner | None:
-    """``partitioner`` of ``operator``, checked; None stays None."""
     if given is None:
         return None
     part = f"{operator}: partitioner"

@@ -105,7 +105,6 @@ def table_stores(
 
 
 def is_versioned(graph: GraphBuilder, name: str) -> bool:
-    """True if the updates that a table's node gives are those of a versioned table."""
     node = graph.nodes[name]
     transformed = isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator)
     if isinstance(node, StatefulNode) and node.stores and not transformed:

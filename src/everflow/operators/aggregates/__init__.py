@@ -1,3 +1,1 @@
-"""Aggregates of groups: built-in ones as columns, functions record by record, in every window kind.
-
-"""
+"""Aggregates of groups: built-in ones as columns, functions by record, in every kind of window."""

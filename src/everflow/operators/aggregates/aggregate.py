@@ -338,8 +338,8 @@ class PythonReducer:
 
 @dataclass(frozen=True)
 class PythonCogroup:
-    """An aggregator for each of several streams; a value is ``{which, v0, v1, ...}``. None =
-    deleted."""
+    """An aggregator for each of several streams, starting from ``initializer()``; a value is
+    ``{which, v0, v1, ...}`` and belongs to the aggregator ``which``. None = deleted."""
 
     initializer: Callable[[], Any]
     aggregators: tuple[Callable[[Any, Any, Any], Any], ...]
@@ -354,8 +354,7 @@ class PythonCogroup:
 class PythonAggregateSpec(GroupAggregate):
     """`PythonAggregator`, `PythonReducer`, or their like for tables, per key, or per key and
     window; null and time rules as in `AggregateSpec`. Functions get Python values (a dict for a
-    struct, a `Windowed` for a windowed key) and may change the aggregate they are given.
-    UserFunctionError."""
+    struct, a `Windowed` for a windowed key) and may change the aggregate. UserFunctionError."""
 
     store: str
     key_serde: Serde
@@ -422,9 +421,9 @@ class FunctionFold:
         remove: Callable[[int, int], object],
         every: bool,
     ) -> None:
-        """``begin``: makes a new window's aggregate of its key and its parents' aggregates;
-        ``remove``: is called with record and window where one becomes None; ``every``: each update
-        is emitted."""
+        """``begin``: makes the aggregate of a new window from its key and the aggregates of its
+        parents; ``remove``: is called with record and window where an aggregate becomes None;
+        ``every``: each update is emitted."""
         states, keys, values = self._states, self._keys, self._values
         aggregator, encode = self._layout.aggregator, self._layout.value_serde.encode
         shown: list[bytes | None] = []
@@ -477,9 +476,9 @@ REVERSIBLE = ("count", "sum", "avg")
 @dataclass(frozen=True, kw_only=True)
 class TableAggregateSpec(AggregateSpec):
     """Counts, sums and means of the entries of each group; make it with `of`. A record is what a
-    change adds, its ``old`` what it takes back, or null. A group without entries stays, with 0,
-    null and null. Floats keep what is left of rounding; a sum that has met NaN or an infinity is
-    NaN."""
+    change adds, its ``old`` what it takes back, or null. A group that has lost all its entries
+    stays, with 0, null and null. Floats keep what adding and taking back leaves of rounding; a sum
+    that has met NaN or an infinity is not a number any more."""
 
     old_sides: ClassVar[tuple[int, ...]] = (0,)
     old_input: ClassVar[bool] = True

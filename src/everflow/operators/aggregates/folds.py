@@ -30,8 +30,7 @@ _CUT = ("largest", "smallest")
 
 
 class Bounds(NamedTuple):
-    """The length of a list, or a sketch's precision; ``when_full``: what a list does beyond it,
-    ``fail``, ``keep_first`` or ``keep_last``."""
+    """The length of a list, or a sketch's precision; ``when_full``: see `agg.collect_list`."""
 
     limit: int
     when_full: str = "fail"
@@ -786,8 +785,7 @@ def running(
     values: Sequence[pa.Array],
     merges: Sequence[Merge] = (),
 ) -> list[pa.Array]:
-    """The state columns of the group of each value after it: a loop, for `emit_every_update`.
-    ``stored``: by group; ``codes``: the group of each value."""
+    """The state columns of each value's group after it: a loop, for `emit_every_update`."""
     parents = {merge.at: merge.parents for merge in merges}
     states: dict[int, list[pa.Array]] = {}
     found = [[state.slice(0, 0)] for state in stored]

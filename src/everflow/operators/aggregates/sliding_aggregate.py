@@ -100,8 +100,7 @@ class Contributions:
 
 
 # --- which sliding windows a batch's records go into and make: intervals, no values (pure)
-# Records are taken one by one, as KStreamSlidingWindowAggregate does: what a record finds, and
-# which windows it makes, depends on all before it.
+# Records are taken one by one, as in KStreamSlidingWindowAggregate: each depends on all before it.
 
 
 class Copy(NamedTuple):
@@ -390,7 +389,6 @@ class _Run(WindowRun):
                 yield row, window, (), at not in alone, True
 
     def _end_log(self) -> None:
-        """Begin another log, when the updates in this one are noted and folded."""
         book = self.book
         updates = np.array([book.windows, book.rows, book.times], np.int64)
         windows, rows, times = updates

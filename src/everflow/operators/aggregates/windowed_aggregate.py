@@ -570,9 +570,8 @@ def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Int64:
 
 
 # --- aggregates of windows over the records of a key: built-in ones and those with functions ------
-# A key's records are numbered from 0, in processing order, in place of times (note 036). How many
-# there were stands in a store of its own, the aggregates of incomplete windows in the operator's.
-# Records with a null key are skipped; no record is late.
+# A key's records are numbered from 0, in processing order, in place of times (note 036); the
+# operator's store has the aggregates of incomplete windows. Null keys are skipped; none is late.
 
 
 _SEQUENCE_BYTES = STORE_SUFFIX_BYTES - START_BYTES
@@ -627,7 +626,6 @@ class CountWindowSpec(AroundTable):
     def _numbered(
         self, batch: EdgeBatch, groups: Groups, inputs: Inputs
     ) -> tuple[Int64, dict[int, list[StoreChanges]]]:
-        """The number of each record among its key's, and the changes of the numbers' store."""
         known = stored(groups.entries(inputs, self.numbers), _COUNT)
         counts: Int64 = known.values.fill_null(0).to_numpy().astype(np.int64)
         order = np.argsort(groups.codes, kind="stable")
@@ -647,7 +645,6 @@ class CountWindowSpec(AroundTable):
 
 
 def _without(changes: list[StoreChanges], complete: Flags) -> list[StoreChanges]:
-    """Changes of windows, of which the complete ones are deletions."""
     (one,) = changes
     values = [
         None if is_complete else value

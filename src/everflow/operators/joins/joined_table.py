@@ -1,6 +1,5 @@
 """A table as an operator looks it up: what it held for a key when a record was processed.
-`MappedTable` and `TableOfBoth` are made of tables with stores: Kafka Streams' value getters (note
-035)."""
+`MappedTable` and `TableOfBoth` are made of tables with stores: value getters (note 035)."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ _STEPS = 4
 
 
 class Held(NamedTuple):
-    """What a table held, row by row: ``values`` null where it had no entry, ``times`` (ms) of the
-    entries (`NEVER` where there is none)."""
+    """What a table held, by row: ``values``, ``times`` (ms): null and `NEVER` without an entry."""
 
     values: pa.Array
     times: Int64

@@ -173,7 +173,6 @@ class TaskWaits:
         return made.of(self.room.store.name)
 
     def _load(self, view: StoreView) -> None:
-        """The records that wait for keys of the batch's events, or are due with its records."""
         (number,) = view.get_many([_NEXT])
         if number is None and not self.events.misses:
             return  # nobody has ever waited here

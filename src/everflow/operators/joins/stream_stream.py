@@ -343,8 +343,7 @@ class _Closed(NamedTuple):
 @dataclass(kw_only=True)
 class _Task:
     """A task's part: its store, where what it holds was met, its places at which stream time may
-    have passed on, and the changes of the store. ``newest_ms``: the highest time of a record that
-    was kept before the batch."""
+    have passed on, and the changes. ``newest_ms``: the highest time kept before the batch."""
 
     view: StoreView
     newest_ms: int
@@ -519,8 +518,7 @@ MOST_AT_ONCE = 4_000_000
 
 
 class Asking(NamedTuple):
-    """Records of one side that look for matches: group, first and last time (ms) of a match, place
-    in the batch, and the stream time there."""
+    """Records that look for matches: group, first and last time (ms), place, stream time there."""
 
     codes: Int64
     first: Int64

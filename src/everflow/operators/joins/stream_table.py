@@ -60,9 +60,9 @@ class StreamTableJoin(TableLookup, KeepsLeft):
     do not.
 
     A versioned table is looked up as of the record's time. A record without a value is dropped; one
-    without a key or an entry too, unless the ``kind`` keeps the left side: then its right is null
-    (KIP-962). A result has the record's key, time and headers. Sides behind the stream are updates
-    of what the table is made of.
+    without a key, or without an entry in the table, too, unless the ``kind`` keeps the left side:
+    then its right is null (KIP-962). A result has the record's key, time and headers. The sides
+    behind the stream are updates of what the table is made of.
     """
 
     table: TableRead
@@ -98,8 +98,7 @@ def looked_up(table: JoinedTable, keys: pa.Array, view: StoreView) -> pa.Array:
 
 @dataclass(frozen=True)
 class StreamGlobalJoin(KeepsLeft):
-    """Inner or left join (KStream-GlobalKTable) of values ``struct<fk, value>``, ``fk`` the mapped
-    key (see `everflow.operators.joins.table_table.selected_type`).
+    """Inner or left join (KStream-GlobalKTable) of ``struct<fk, value>``, ``fk`` the mapped key.
 
     As `StreamTableJoin`, with the mapped key for the record's, which may be null. ``mapped``: the
     mapped key stands beside both sides (KIP-1340).
@@ -157,9 +156,8 @@ _NOTHING = -1
 
 
 class Released(NamedTuple):
-    """Records that are not held back any more, in their order, each at the position of the record
-    of the clock that brings it out. ``at``: the number of that one; ``keys``: key bytes;
-    ``changes`` of the store, by task."""
+    """Records that are not held back any more, in their order. ``at``: the number of the record of
+    the clock that brings each out; ``keys``: key bytes; ``changes`` of the store, by task."""
 
     output: EdgeBatch
     at: Int64
@@ -435,8 +433,7 @@ class AsOfJoin(KeepsLeft):
         return column.take(pa.array(np.where(met, index, 0), mask=~met))
 
     def _stored(self, released: Released, codes: Int64, low: Int64, stores: Stores) -> Kept:
-        """The stored right records that the left ones may meet; each key is read once: from the one
-        that holds for the earliest of them."""
+        """The stored right records that the left ones may meet; each key is read once."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
         least, _ = extent(group, len(ones), low, low)
         left = released.output

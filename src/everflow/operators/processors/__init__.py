@@ -1,5 +1,4 @@
 """The processor API (note 023): what a user's processor is given, and the operator that runs it.
 
-`processor` is what users write, with its context, `stores` what else it is given; `process` runs
-it, with those that share its stores (note 040).
+`processor` is what users write, `stores` what it is given; `process` runs it (note 040).
 """

@@ -136,8 +136,6 @@ class StoreClock(NamedTuple):
 
 
 class _Named(Telling):
-    """The base of a processor's stores."""
-
     def __init__(self, entries: Entries | VersionEntries) -> None:
         self._spec: StoreSpec = entries.spec
         self._keys: Serde = entries.spec.key_serde
