@@ -110,7 +110,6 @@ def column_named(name: str, type_: EdgeType) -> str | None:
 
 
 def in_expressions(column: str) -> str:
-    """How a column is used, for messages."""
     return (
         f"its columns are named in expressions, e.g. map_values(F.col({column!r})) or "
         f"filter(F.col({column!r}).isNotNull())"

@@ -390,7 +390,6 @@ class Stream:
         *,
         changes_key: bool = False,
     ) -> Stream:
-        """The stream behind a new node that calls a function of (key, value) for each record."""
         node = FunctionNode(name, (self.node,), edge.type, label, op, fn, changes_key)
         return self.behind(self.graph.add(node), edge, changes_key)
 

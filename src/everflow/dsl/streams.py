@@ -780,7 +780,7 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, headers included, for all keys of this table; ``right`` may be null."""
+        """As `join`, headers included, for all keys; ``right`` is null where the other has none."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -879,8 +879,8 @@ class _Groups(Telling):
     def count(
         self, *, store: Store | None = None, ttl: Duration | None = None, name: str | None = None
     ) -> KTable:
-        """Number of records per key (and window or session), ``bigint``. Null keys are skipped, and
-        null values unless in time or session windows. ``ttl``, headers: as in `aggregate`."""
+        """Number of records per key (and window or session), ``bigint``. Null keys are skipped;
+        null values without windows or in sliding ones. ``ttl``, headers: as in `aggregate`."""
         aggregation = self._aggregation("count", store, name, ttl)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 

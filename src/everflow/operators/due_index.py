@@ -98,7 +98,8 @@ class DueQueue:
         return found
 
     def read_on(self) -> Entry | None:
-        """Adds and returns the next stored entry, if it is before the queue; None. After `load`."""
+        """Adds and returns the next stored entry, if it comes before all that are in the queue;
+        None otherwise. `load` comes before, never after."""
         if self._further is None:
             self._further = self.index.stored(self.view, None, self._read)
             self._next = next(self._further, None)

@@ -457,6 +457,7 @@ def _read(
     order = order[np.argsort(asked.partitions[order], kind="stable")]
     column, places = asked.keys.take(order), order.tolist()
     keys = column.to_pylist()
+    # Behind all entries of the times before, and in front of those of the time.
     starts = window_store_prefixes(column, np.maximum(low[order], 0)).to_pylist()
     ends = window_store_prefixes(column, _after(high[order])).to_pylist()
     codes: list[int] = []

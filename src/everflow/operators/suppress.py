@@ -76,7 +76,7 @@ class SuppressSpec(TableOperator):
     of its window (``by_window``; deletions are dropped), else the time of the first update that was
     held back. ``by_start``: of sessions with equal ends the one that began first is out first.
 
-    ``early``: windows also show what they are before they close, and then only what is new.
+    ``early``: windows also show what they are before they close; at the close only what is new.
 
     A result has the time of its update and, unless ``headers_of_last``, its headers; else those of
     the record that brings it out. Full, a task's buffer gives the oldest early, or BufferFullError.

@@ -119,8 +119,7 @@ class VersionedTableSpec(KeyedOperator):
 
 @dataclass(frozen=True)
 class LatestUpdates(Operator):
-    """The updates of a versioned table that are the latest of their key when they come; the others
-    are dropped, and counted as ``out-of-order``."""
+    """A versioned table's updates that are the latest when they come; others: ``out-of-order``."""
 
     table: JoinedTable
     emit_every_update: bool = True

@@ -173,7 +173,6 @@ def shown(value: Any) -> str:
 
 
 def reader(type_: pa.DataType) -> _Column:
-    """Makes a column of what JSON holds."""
     if pa.types.is_struct(type_):
         return _struct_reader(type_)
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):

@@ -65,7 +65,8 @@ def reaches_first(nodes: Iterable[Node], first: str, second: str) -> bool:
 
 
 def hands_on_first(nodes: Iterable[Node], first: str, second: str) -> bool:
-    """True if a child added to both now gets a record from ``first`` first, or from neither."""
+    """True if a child that is added to both nodes now gets a record from ``first`` before it gets
+    the same from ``second``. True where no record reaches both."""
     children = _children(nodes)
     if first != second and second in _order(children, first):
         return False
@@ -84,7 +85,6 @@ def in_order_of_arrival(nodes: Iterable[Node], node: MergeNode) -> list[str]:
 
 
 def gives_several(node: Node) -> bool:
-    """True if one record may give several results there: unless an operator says ``one_result``."""
     if isinstance(node, StatefulNode):
         return not node.operator.one_result
     if isinstance(node, FunctionNode):

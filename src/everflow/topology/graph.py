@@ -501,7 +501,8 @@ class ProcessorOperator(Operator):
 
 @dataclass(frozen=True)
 class Part:
-    """One of several nodes that Kafka Streams has for a node. ``inputs``: parts, or its inputs."""
+    """One of several nodes as which Kafka Streams describes a node. ``inputs``: parts, or inputs of
+    the node. Those that no part reads are read by whoever reads the node."""
 
     name: str
     inputs: tuple[str, ...]

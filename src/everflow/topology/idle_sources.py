@@ -33,7 +33,8 @@ class IdleSource:
 def idle_sources(graph: Graph, application_id: str) -> dict[str, dict[str, IdleSource]]:
     """Idle sources by source node and topic (as the node names it).
 
-    A repartition topic is idle when all that feed it are; it waits for the longest of them.
+    A repartition topic is idle when every source that it is written from is; it waits for the
+    longest of them, since a record may be on its way from there.
     """
     found: dict[str, dict[str, IdleSource]] = {}
     for node in graph.nodes:

@@ -159,7 +159,6 @@ def may_grow(
 def _differing(
     topology: Graph, counts: Mapping[str, int], more: Mapping[str, int], application_id: str
 ) -> bool:
-    """True if an internal topic would need other partitions, or equal counts would differ."""
     before = _internal_partitions(topology, counts, application_id)
     try:
         return _internal_partitions(topology, {**counts, **more}, application_id) != before

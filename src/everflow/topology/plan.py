@@ -307,8 +307,7 @@ def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
 
 @dataclass(frozen=True)
 class GlobalTable:
-    """A `GlobalTableNode`: the number of its sub-topology, its store, and how its topic is read
-    (a source of no slot, whose index is 0)."""
+    """A `GlobalTableNode`: its sub-topology, its store, and its topic, a source without a slot."""
 
     subtopology: int
     store: StoreSpec
@@ -382,6 +381,7 @@ class PhysicalPlan:
 
     @property
     def wall_clocks(self) -> Mapping[int, int]:
+        """Sub-topologies that the wall clock runs, and how often (ms)."""
         found: dict[int, int] = {}
         for op in self.stateful:
             if (every_ms := op.operator.wall_clock_interval_ms) is not None:
@@ -700,6 +700,7 @@ class _Planner:
     # -- tables that are asked (note 035) ----------------------------------------------------------
 
     def _place_through(self, node: StatefulNode, names: tuple[str, ...]) -> Through:
+        """The stateless nodes ``names`` on slots of their own, for rows that ``node`` looks up."""
         stages = [self._topology.node(name) for name in names]
         source = self._topology.node(stages[0].inputs[0])
         given = slot = self._slot(names[0], source.out)
@@ -856,7 +857,6 @@ class _Planner:
         )
 
     def _needs_headers(self) -> bool:
-        """True if the user's code may read headers, or a sink writes them."""
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (isinstance(node, SinkNode) and node.kind != "repartition")

@@ -1,7 +1,8 @@
 """Says what a store's bytes mean; refuses to read them as something else. Pure.
 
-Equal words mean bytes that are read alike (note 013); they stand beside every committed offset.
-`fingerprint`: what must be the same in all instances of a group; stateless operators may change.
+Equal words mean bytes that are read alike (note 013). They are written beside every committed
+offset, so that an instance with nothing but changelogs knows them. `fingerprint` lists what must be
+the same in all instances of a group: stateless operators may change in a rolling upgrade.
 """
 
 from __future__ import annotations
@@ -290,6 +291,7 @@ def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
 def differing_lines(mine: Sequence[str], theirs: Sequence[str]) -> str:
     """The lines that only one side has (``+`` here, ``-`` there), at most 12."""
     only_mine, only_theirs = set(mine) - set(theirs), set(theirs) - set(mine)
+    # Sorted by the line, so that the two versions of a store stand side by side.
     lines = sorted(
         [(line, "+", "only here") for line in only_mine]
         + [(line, "-", "only there") for line in only_theirs]

@@ -77,7 +77,6 @@ class SubTopologies:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The user's topics, those of global tables included, sorted."""
         read = {topic for sub in self.subtopologies for topic in sub.source_topics}
         return tuple(sorted(read | set(self.global_topics)))
 
@@ -279,7 +278,8 @@ def _meetings(subs: SubTopologies) -> list[_Meeting]:
 
 def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) -> dict[str, int]:
     """Partition counts of all source and repartition topics (without prefix): the enforced number,
-    else that of the user's topics it meets, else the largest that its writers read at all."""
+    else that of the user's topics it meets in a stateful operator, else the largest of the topics
+    its writers read, through other repartition topics too."""
     declared = {topic.name: topic for topic in subs.topology.repartition_topics}
     external = {
         topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics

@@ -178,7 +178,7 @@ Member = tuple[GroupedStream, Callable[..., Any]]
 
 
 class CogroupedStreams(Groups):
-    """The members' records as one stream of ``struct<which, v0, v1, ...>``; null but for which."""
+    """The members' records as one stream of ``struct<which, v0, v1, ...>``; others are null."""
 
     nodes = "COGROUPKSTREAM-MERGE-"
 

@@ -1,5 +1,6 @@
 """The folds of built-in aggregates: values into stored states, a column at a time, in processing
-order: so results, floating-point sums included, do not depend on where a micro-batch was cut."""
+order (numpy's ``ufunc.at`` is sequential and unbuffered), so results do not depend on where a
+micro-batch was cut, floating-point sums included."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 As in Kafka Streams, a record updates every window that it lies in, and those that it makes; records
 with a null key or value are skipped; a result's time is the latest of its window's records. Of a
-micro-batch the last result per window is given, or, with ``emit_every_update``, every one.
+micro-batch the last result per window is given, or, with ``emit_every_update``, every one. A
+window's aggregate is that of its records in the order in which they came.
 """
 
 from __future__ import annotations

@@ -581,8 +581,7 @@ EACH_UPDATE = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CountWindowSpec(AroundTable):
-    """``layout``: the aggregate, whose windows are over record numbers; ``numbers``: the store of
-    how many records of each key there were.
+    """``layout``: the aggregate; ``numbers``: the store of how many records of each key there were.
 
     ``early``: of a window that is not complete each ``early``-th update is a result, 0: none,
     `EACH_UPDATE`: all. The update that completes a window is always one, and then the window leaves

@@ -169,7 +169,8 @@ class JoinedTable:
         return window_store_keys(keys, start.to_numpy())
 
     def when(self, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
-        """The table's entry for the key of each record of ``asking``, none null, at that record."""
+        """The table's entry for the key of each record of ``asking``, none of them null, after
+        those of its ``updates`` in this batch that came before the record."""
         asked, known = self.places(asking, updates)
         return self._held(asked, known, updates, stores, side="right" if self.first else "left")
 

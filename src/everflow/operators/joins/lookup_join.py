@@ -340,6 +340,7 @@ class ToldRecords:
         return 0 if self.kept else sum(one.found == NO_ROW for _, one in self.told)
 
     def _of(self, told: Sequence[tuple[int, Told]]) -> EdgeBatch:
+        """Results of those that have waited; each comes with the record that ended it, if any."""
         waiters = [one.waiter for _, one in told]
         columns = self._records(waiters)
         rows = np.array([one.found for _, one in told], np.int64)
@@ -413,8 +414,9 @@ _Updates = Mapping[int, Sequence[tuple[int, int, bytes]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting(KeepsLeft):
-    """The base of both joins. A record without an entry waits in ``room``; when its time is over,
-    it is given with a null right, where the ``kind`` keeps it. Results have their records' times.
+    """The base of both joins. A record without an entry waits in ``room``: until an update of the
+    table brings it, or until its time is over. Then it is given with a null right, where the
+    ``kind`` keeps it, or dropped. Results have their records' times.
     """
 
     table: TableRead
