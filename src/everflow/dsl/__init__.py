@@ -2,10 +2,9 @@
 
 `streams_builder` begins a program; `streams` has the classes of streams, tables and groups. Their
 methods call `lowering`, whose functions check Columns and Python functions (`expressions`), and
-append nodes to `graph_builder`, which freezes them into a `topology.program.Topology`. What
-operators are given is in `stores`.
-A module imports those below it alone, in this order: `streams_builder`, `streams`, `lowering`,
-`graph_builder`, `stores`, `expressions`.
+append nodes to `graph_builder`, which freezes them into a `topology.program.Topology`. A module
+imports those below it alone: `streams_builder`, `streams`, `lowering`, `graph_builder`, `stores`
+(what operators are given), `expressions`.
 May import layers 0 and 1, travel, and spark's session and expressions (what does this Column
 mean?). It runs where the program is built.
 """

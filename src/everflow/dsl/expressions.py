@@ -110,7 +110,6 @@ def column_named(name: str, type_: EdgeType) -> str | None:
 
 
 def in_expressions(column: str) -> str:
-    """How a column is used, for messages."""
     return (
         f"its columns are named in expressions, e.g. map_values(F.col({column!r})) or "
         f"filter(F.col({column!r}).isNotNull())"
@@ -198,7 +197,6 @@ def predicate(column: Column, edge: Edge) -> ColumnExpr:
 
 
 def refuse_calls(expression: ColumnExpr, what: str) -> None:
-    """TopologyError for a Column that calls Python functions."""
     if expression.calls:
         raise TopologyError(
             f"{what} cannot be a Column that calls Python functions; pass a function of (key, "
@@ -264,7 +262,6 @@ def _required(serde: Serde | None, part: str, type_: pa.DataType, operator: str)
 def fields_from_options(
     name: str | Column | None, returns: object, fields: dict[str, Column]
 ) -> tuple[str | None, object, dict[str, Column]]:
-    """Options that are Columns are fields of that name."""
     if isinstance(name, Column):
         fields, name = {"name": name, **fields}, None
     if isinstance(returns, Column):

@@ -1,8 +1,7 @@
 """Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
-`Stream` is a place in it, behind which operators are lowered. `builder_call` wraps each call of the
-DSL. Node names are Kafka Streams': a prefix and a counter that all nodes of one builder share. It
-also advances where the original burns a number, so that unnamed nodes get the same names.
+Node names are Kafka Streams': a prefix and a counter that all nodes of one builder share. It also
+advances where the original burns a number, so that unnamed nodes get the same names.
 """
 
 from __future__ import annotations
@@ -77,21 +76,18 @@ class GraphBuilder:
         return f"reads {topics}" + (f"; keeps {stores}" if stores else "")
 
     def new_name(self, prefix: str) -> str:
-        """The next generated name, e.g. ``KSTREAM-FILTER-0000000001``."""
         name = f"{prefix}{self._counter:010d}"
         self._counter += 1
         return name
 
     def node_name(self, name: str | None, prefix: str) -> str:
-        """``name`` checked, or the next generated one."""
         if name is None:
             return self.new_name(prefix)
         check_name("node", name)
         return name
 
     def add(self, node: Node) -> str:
-        """Append ``node`` and return its name; TopologyError if the name is taken, or if its
-        functions or serdes cannot be sent to the workers."""
+        """Append ``node``; its name. TopologyError if that is taken or the node cannot travel."""
         node = _with_line(node)
         taken = self.nodes.get(node.name)
         if taken is not None:
@@ -242,9 +238,8 @@ class GraphBuilder:
         serdes: tuple[Serde, Serde],
         topic_of: tuple[int | None, Partitioner | None] = (None, None),
     ) -> str:
-        """Write ``source`` to a new repartition topic; returns the name of the source node that
-        reads it. ``topic_of``: the number of its partitions, and what gives a record's, if not its
-        key. The caller burns the original's numbers."""
+        """Write ``source`` to a new repartition topic; the source node that reads it. ``topic_of``:
+        its partitions, and what gives a record's if not its key. The caller burns the numbers."""
         topic = f"{self.check_repartition_name(name, 'repartition')}-repartition"
         partitions, partitioner = topic_of
         self._repartitions[topic] = (RepartitionTopic(topic, partitions), user_line())
@@ -358,7 +353,6 @@ class Stream:
     key_changed: bool = False
 
     def behind(self, node: str, edge: Edge, changes_key: bool = False) -> Stream:
-        """The stream behind ``node``, which reads this one."""
         return Stream(self.graph, node, edge, self.key_changed or changes_key)
 
     def projected(
@@ -396,7 +390,6 @@ class Stream:
         *,
         changes_key: bool = False,
     ) -> Stream:
-        """The stream behind a new node that calls a function of (key, value) for each record."""
         node = FunctionNode(name, (self.node,), edge.type, label, op, fn, changes_key)
         return self.behind(self.graph.add(node), edge, changes_key)
 
@@ -447,7 +440,6 @@ def store_spec(
 
 
 def bytes_store(name: str, *, private: bool = False) -> StoreSpec:
-    """A store of an operator's own bytes."""
     return store_spec(name, (bytes_(), bytes_()), private=private)
 
 
@@ -512,7 +504,6 @@ def _misfit(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> str:
-    """Why the arguments do not fit, and how to write them."""
     parameters = list(signature.parameters.values())[1:]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     by_place = [p.name for p in parameters if p.kind in positional]

@@ -289,9 +289,8 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `join`; a record without a match, or without a key, comes with a null ``right``: at
-        once beside a table, beside a stream when its window and the grace are over.
-        A result has the headers of the record that made it."""
+        """As `join`, headers included; a record without a match, or without a key, has a null
+        ``right``: at once beside a table, else when its window and the grace are over."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -306,8 +305,7 @@ class KStream(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """As `left_join` of two streams, for both sides.
-        A result has the headers of the record that made it."""
+        """As `left_join` of two streams, headers included, for both sides."""
         return self._joined(JoinKind.OUTER, locals())
 
     @builder_call
@@ -359,9 +357,8 @@ class KStream(_StreamOrTable):
         """Each record with each record of ``other`` that has its key and is at most ``before``
         earlier or ``after`` later, both included; ``how``: ``inner``, ``left`` or ``outer``.
 
-        It is the join of two streams in windows, by another name:
+        It is the join of two streams in windows, by another name, headers included:
         ``join(other, windows=JoinWindows(before, after).grace(grace), store=...)``.
-        A result has the headers of the record that made it.
         """
         call, options = joins.JoinCall.of(self._stream, JoinKind.INNER, locals(), "join_interval")
         return KStream(joins.joined_in_interval(call, _stream_of(other, call), **options))
@@ -390,8 +387,7 @@ class KStream(_StreamOrTable):
         key at most ``most_per_key`` wait: then the one that has waited longest gives way, as if its
         time were over.
 
-        Results have their records' times; those of one key that have waited come in their order.
-        A result has its record's headers.
+        Results have their records' times and headers; those of one key that waited come in order.
         """
         call, options = joins.JoinCall.of(self._stream, JoinKind.LEFT, locals(), "lookup_join")
         if not isinstance(table, KTable | GlobalKTable):
@@ -467,9 +463,8 @@ class KStream(_StreamOrTable):
         name: str | None = None,
     ) -> KStream:
         """As `process`, of processors that keep the key of the record they were given, so that
-        nothing behind has to be repartitioned; ``returns`` is the type of the value. A method that
-        a clock calls cannot forward here: it has no record.
-        Headers are those that are forwarded."""
+        nothing behind has to be repartitioned; ``returns`` is the type of the value. A clock's call
+        cannot forward here: it has no record. Headers are those that are forwarded."""
         call = ProcessorCall("process_values", processor, stores, name)
         edge = self.edge
         if returns is not None:
@@ -489,9 +484,8 @@ class KStream(_StreamOrTable):
         store: Store | None = None,
         name: str | None = None,
     ) -> KStream:
-        """Drop records that repeat another one: of those with one key the first in processing
-        order goes on, and with it those that are more than ``within`` away, before and after, from
-        all that went on. The results are the records as they came.
+        """Drop records that repeat another one: of one key the first in processing order goes on,
+        and those more than ``within`` away, before and after, from all that went on.
 
         ``by``: an id instead of the key, a Column, or a function with ``returns=type``; repetitions
         of an id must have one key, since tasks do not know of each other's. A record without an id
@@ -677,7 +671,6 @@ class BranchedKStream(Telling):
         return self._branches
 
     def _claimed(self, key: str) -> str:
-        """The name of the node of the branch ``key``."""
         check_name("branch", key)
         if key in self._branches:
             raise TopologyError(f"two branches are called {key!r}; give one of them another name")
@@ -748,8 +741,7 @@ class KTable(_StreamOrTable):
         that makes one, or a function of (key, value) or (key, value, context). Called for
         deletions, too, with None. ``returns``: the type of the new value, where it is another one;
         ``stores``: what it may use, as of `KStream.process`; ``store``: keeps the result, for
-        queries; joins and groupings need it of a transformer with stores or a clock alone, and have
-        another one made otherwise. Headers stay."""
+        queries; joins and groupings need it if there are ``stores`` or a clock. Headers stay."""
         call = TableCall(self._stream, "transform_values", store, name)
         return KTable(call.transformed(transformer, returns, stores))
 
@@ -770,9 +762,8 @@ class KTable(_StreamOrTable):
         their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
         `everflow.dsl.lowering.joins` tells what a joiner may be.
 
-        ``store``: keeps the result in a store of its own. ``name``: with
-        ``on`` it is needed, for the topics ``<name>-asks-repartition`` and
-        ``<name>-answers-repartition`` and the store ``<name>-asks``.
+        ``store``: keeps the result in a store of its own. ``on`` needs a ``name``: for the topics
+        ``<name>-asks-repartition``, ``<name>-answers-repartition`` and the store ``<name>-asks``.
         A result has the headers of the change that made it.
         """
         return self._joined(JoinKind.INNER, locals())
@@ -789,8 +780,7 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, for all keys of this table; ``right`` is null where the other has none.
-        A result has the headers of the change that made it."""
+        """As `join`, headers included, for all keys; ``right`` is null where the other has none."""
         return self._joined(JoinKind.LEFT, locals())
 
     @builder_call
@@ -804,8 +794,7 @@ class KTable(_StreamOrTable):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """As `join`, for the keys of either table; the side that has none is null.
-        A result has the headers of the change that made it."""
+        """As `join`, headers included, for the keys of either table; a missing side is null."""
         return self._joined(JoinKind.OUTER, locals())
 
     def _joined(self, kind: JoinKind, given: dict[str, Any]) -> KTable:
@@ -862,8 +851,7 @@ class KTable(_StreamOrTable):
         Columns; or a function that returns the key, with ``returns=type``, or key and value, with
         ``returns=(key type, value type)``.
 
-        An entry without a new key or value is in no group. What an entry was is looked up in the
-        table's store, or in those of what it is made of. Headers stay.
+        An entry without a new key or value is in no group. Headers stay.
         """
         checked_column(value, "value", "group_by")
         written = key_serde, value_serde
@@ -881,8 +869,6 @@ class GlobalKTable(_StreamOrTable):
 
 
 class _Groups(Telling):
-    """What groups have in common, whole, in windows and in sessions."""
-
     _windows: Windows | None = None
     _emit = EmitStrategy()
 
@@ -893,9 +879,8 @@ class _Groups(Telling):
     def count(
         self, *, store: Store | None = None, ttl: Duration | None = None, name: str | None = None
     ) -> KTable:
-        """Number of records per key (and window or session), ``bigint``. Records with a null key
-        are skipped; those with a null value where there are no windows, or sliding ones. ``ttl``:
-        as in `aggregate`. A result has the headers of the record that made it."""
+        """Number of records per key (and window or session), ``bigint``. Null keys are skipped;
+        null values without windows or in sliding ones. ``ttl``, headers: as in `aggregate`."""
         aggregation = self._aggregation("count", store, name, ttl)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
@@ -910,8 +895,7 @@ class _Groups(Telling):
     ) -> KTable:
         """``reducer(aggregate, value)`` over the values of each key (and window or session); the
         first value is taken as it is, None deletes. Sessions that merge are reduced, too:
-        ``reducer(earlier, later)``. ``ttl``: as in `aggregate`.
-        A result has the headers of the record that made it."""
+        ``reducer(earlier, later)``. ``ttl`` and headers: as in `aggregate`."""
         aggregation = self._aggregation("reduce", store, name, ttl)
         return KTable(aggregation.reduce(reducer))
 
@@ -934,10 +918,9 @@ class _Groups(Telling):
         value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
 
         Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may
-        be called like an option: it is told by being an aggregate. ``ttl``: without windows, how
-        long (stream time) a key's aggregate stays behind its latest record; then it is deleted, the
-        table gets a tombstone, and the key's next record begins anew.
-        A result has the headers of the record that made it.
+        be called like an option. ``ttl``: without windows, how long (stream time) a key's aggregate
+        stays behind its latest record; then it is deleted, the table gets a tombstone, and the
+        key's next record begins anew. A result has the headers of the record that made it.
         """
         return self._aggregate(locals())
 
@@ -1057,11 +1040,9 @@ class _WindowedKStream(_Groups):
 
 
 class TimeWindowedKStream(_WindowedKStream):
-    """Groups cut into time windows, sliding windows or count windows. In time windows only null
-    keys are skipped: a null value reaches the aggregate, and ``count()`` counts it; sliding windows
-    skip null values, too: both as in Kafka Streams. Late records, by the operator's own stream time
-    and the window's grace, are dropped. Count windows take what time windows take, and drop nothing
-    for being late. A result has the headers of the record that made it."""
+    """Groups cut into time windows, sliding windows or count windows. Null keys are skipped; so are
+    null values, in sliding windows alone, as in Kafka Streams. Late records, by the operator's own
+    stream time and the window's grace, are dropped; count windows drop none for being late."""
 
 
 class SessionWindowedKStream(_WindowedKStream):
@@ -1083,15 +1064,12 @@ class SessionWindowedKStream(_WindowedKStream):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with
-        (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first, where
-        two become one. A result has the headers of the record that made it."""
+        """As `KGroupedStream.aggregate`, headers included, per session; ``merger``, for two that
+        meet, gets (key, aggregate, aggregate) or (aggregate, aggregate), the earlier one first."""
         return self._aggregate(locals())
 
 
 class _Cogroups(Telling):
-    """What cogrouped streams have in common, whole, in time windows and in sessions."""
-
     def __init__(self, members: tuple[Member, ...], windows: Windows | None = None) -> None:
         self._members, self._windows = members, windows
         self.graph = members[0][0].graph
@@ -1183,9 +1161,8 @@ class SessionWindowedCogroupedKStream(_Cogroups):
         value: Serde | None = None,
         name: str | None = None,
     ) -> KTable:
-        """As `CogroupedKStream.aggregate`, per session; ``merger`` gets (key, aggregate, aggregate)
-        or (aggregate, aggregate), the earlier session's first, where two become one.
-        A result has the headers of the record that made it."""
+        """As `CogroupedKStream.aggregate`, headers included, per session. ``merger`` gets (key,
+        aggregate, aggregate) or (aggregate, aggregate), the earlier one first, to make one."""
         return self._aggregated(locals())
 
 
@@ -1198,8 +1175,7 @@ class KGroupedTable(Telling):
 
     @builder_call
     def count(self, *, store: Store | None = None, name: str | None = None) -> KTable:
-        """Number of entries per group, ``bigint``; 0 for one that has lost all of them.
-        A result has the headers of the change that made it."""
+        """Entries per group, ``bigint``; 0 for one that lost all. Headers: as in `aggregate`."""
         aggregation = Aggregation(self._group, None, "count", store, name)
         return KTable(aggregation.built_in({"count": agg.count()}, bare=True))
 
@@ -1213,8 +1189,7 @@ class KGroupedTable(Telling):
         name: str | None = None,
     ) -> KTable:
         """``subtractor(aggregate, old)`` for what an entry was, ``adder(aggregate, new)`` for what
-        it is; the first value is taken as it is, None deletes.
-        A result has the headers of the change that made it."""
+        it is; the first value is taken as it is, None deletes. Headers: as in `aggregate`."""
         aggregation = Aggregation(self._group, None, "reduce", store, name)
         return KTable(aggregation.reduce(adder, subtractor))
 
@@ -1237,8 +1212,7 @@ class KGroupedTable(Telling):
         get (key, value, aggregate) or (value, aggregate).
 
         A group that has lost all its entries has the count 0, the sum and the mean null; None of a
-        function deletes. A field may be called like an option: it is told by being an aggregate.
-        A result has the headers of the change that made it.
+        function deletes. A field may be called like an option. Headers are those of the change.
         """
         functions = ("initializer", "adder", "subtractor")
         fields, options = given_fields(locals(), ("store", "name", *functions, "returns", "value"))

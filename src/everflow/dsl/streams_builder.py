@@ -211,11 +211,10 @@ class StreamsBuilder(Telling):
         store: str | None = None,
         name: str | None = None,
     ) -> GlobalKTable:
-        """A `global_table` of the rows of a DataFrame, as every instance has it as a whole: for
-        ``stream.join(table, on=...)``, ``left_join``, ``lookup_join`` and queries. Spark loads it
-        when an instance starts, before that processes anything, and again every ``refresh`` (for
-        example ``timedelta(minutes=10)``): what is new takes the place of all that was, between two
-        micro-batches, and a refresh that fails leaves what was loaded last.
+        """A `global_table` of the rows of a DataFrame: for ``stream.join(table, on=...)``,
+        ``left_join``, ``lookup_join`` and queries. Spark loads it when an instance starts, before
+        that processes anything, and again every ``refresh``: what is new takes the place of all
+        that was, between two micro-batches, and a refresh that fails leaves what was loaded last.
 
         ``frame`` is a DataFrame, or a function that returns one and is called for each load (a
         DataFrame of files lists them once). ``key``: a Column of it, a name, or a list of names

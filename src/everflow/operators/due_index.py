@@ -70,10 +70,9 @@ class Due(NamedTuple):
 
 @dataclass(kw_only=True)
 class DueQueue:
-    """The waiting entries that a batch meets, ordered by time and ``rest``; from the store (`load`,
-    `read_on`) and from the batch (`put`). Its user checks whether an entry has gone or has another
-    time by now. ``by_tail``: entries of one time are ordered by the last 8 bytes of their ``rest``
-    first."""
+    """Waiting entries by time and ``rest``, from the store (`load`, `read_on`) and the batch
+    (`put`). Its user checks whether an entry has gone or has another time by now. ``by_tail``:
+    those of one time are ordered by the last 8 bytes of their ``rest`` first."""
 
     index: DueIndex
     view: StoreView

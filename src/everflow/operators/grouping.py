@@ -38,8 +38,7 @@ _NUMBER_BYTES = STORE_SUFFIX_BYTES - START_BYTES
 
 class KeyedOperator(TableOperator):
     """The base of specs with one store, whose keys are the records', or with a window. All tasks'
-    records are grouped, read and folded together: a batch costs what its records cost, not its
-    tasks."""
+    records are folded together: a batch costs what its records cost, not its tasks."""
 
     store: str
     key_serde: Serde
@@ -60,10 +59,9 @@ class KeyedOperator(TableOperator):
         """Groups ``batch`` by task, by the bytes of its keys, and by window. UserFunctionError for
         a key that cannot be written.
 
-        A task's stream time is a running maximum over the records with a key (and a value, where
-        those are skipped); each record is judged by the maximum up to and including itself.
-        Dropped: ``null-key``, ``null-value``, ``negative-timestamp``, and ``late`` once per closed
-        window of a record, as Kafka Streams counts.
+        A record is judged by its task's stream time, the highest of the records with a key (and a
+        value, where nulls are skipped) up to and including it. Dropped: ``null-key``,
+        ``null-value``, ``negative-timestamp``, and ``late``, once per closed window.
         """
         window = self.window
         rows, dropped = counted(batch, skip_null_values)
@@ -195,8 +193,7 @@ def grouped(
     *,
     by_key: bool = True,
 ) -> Groups:
-    """``by_key``: a task's groups are in the order of their keys, else in that in which they came
-    first."""
+    """``by_key``: a task's groups are in the order of their keys, else in that of their arrival."""
     codes, unique, starts = _codes(given.keys, given.starts, window)
     codes, found, members = by_task(codes, given.owners)
     if found is not None:
@@ -241,8 +238,7 @@ def counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, 
 def stream_times(
     times: Int64, owners: Int32, before: Mapping[int, int]
 ) -> tuple[Int64, dict[int, int]]:
-    """The stream time of each record's task at that record, and of all tasks after them;
-    ``owners``: the partition of each record's task."""
+    """The stream time of each record's task at that record, and of all tasks after them."""
     after = dict(before)
     running = times.copy()
     for partition in np.unique(owners).tolist():
@@ -435,8 +431,7 @@ def read_entries(store: str, asked: TaskKeys, low: Int64, high: Int64, stores: S
 def read_as_of(
     store: str, asked: TaskKeys, low: Int64, first: Int64, last: Int64, stores: Stores
 ) -> Kept:
-    """What those who ask from ``first`` to ``last`` (ms) may find of each key: the last entry from
-    ``low`` to ``first``, and those behind it up to ``last``."""
+    """Of each key the last entry from ``low`` to ``first`` (ms), and those behind, to ``last``."""
     kept = _read(store, asked, low, first, stores, _last_entries)
     behind = read_entries(store, asked, _after(first), last, stores)
     return Kept(

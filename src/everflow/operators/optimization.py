@@ -25,8 +25,7 @@ from everflow.topology.program import Topology
 
 REUSE_SOURCE_TOPICS = "reuse.ktable.source.topics"
 _WRITTEN_BACK = (BytesSerde, StringSerde, BooleanSerde, IntegerSerde, FloatSerde, DoubleSerde)
-"""Serdes that write a key in the very bytes in which they read it. Of others (JSON, lists) an entry
-that was restored could lie under other bytes than one that was processed."""
+"""Serdes that write a key as the bytes that they have read: it is restored under the same ones."""
 
 
 def optimized(topology: Topology, optimization: str) -> Topology:
@@ -34,8 +33,7 @@ def optimized(topology: Topology, optimization: str) -> Topology:
 
     Left as they are: tables with a history, whose versions compaction would take away; tables
     without a changelog; those whose keys are not written as they were read; and those whose source
-    says where it begins, or what time a record has: the topic's records would be restored with
-    others. (What processing leaves out of the topic is known when it is restored, see note 065.)
+    says where it begins, or what time a record has. (Of what processing leaves out: note 065.)
     """
     if optimization != REUSE_SOURCE_TOPICS:
         return topology

@@ -74,15 +74,12 @@ class EarlyResults:
 class SuppressSpec(TableOperator):
     """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
     of its window (``by_window``; deletions are dropped), else the time of the first update that was
-    held back. The key's later updates take its place. ``by_start``: of sessions with equal ends the
-    one that began first comes out first, as where the original's sessions give their final results.
+    held back. ``by_start``: of sessions with equal ends the one that began first is out first.
 
-    ``early``: of windows, which also show what they are before they close; at their close only what
-    was not shown, and deletions like values.
+    ``early``: windows also show what they are before they close; at the close only what is new.
 
     A result has the time of its update and, unless ``headers_of_last``, its headers; else those of
-    the record that brings it out, as the original's final results have. Buffers are bounded per
-    task: what is the oldest is given early, or BufferFullError.
+    the record that brings it out. Full, a task's buffer gives the oldest early, or BufferFullError.
     """
 
     store: str
@@ -247,7 +244,6 @@ class _Buffer:
             yield from self._out(*due, by)
 
     def changes(self) -> list[StoreChanges]:
-        """The store's changes: entries that are not buffered any more, then new ones."""
         made, more, index = Changes(), 0, not self.spec.by_window
         for key, place in self.before.items():
             entry = self.held.get(key)
@@ -275,7 +271,6 @@ class _Buffer:
         return made.of(self.spec.store)
 
     def _book(self, more: int) -> bytes | None:
-        """The count and size to be stored; ``more``: the number of new entries."""
         if not self.spec.bounds.given or not self.count:
             return None
         entries = self.view.entries() + more + (self.booked is None)
@@ -320,7 +315,6 @@ class _Buffer:
             self.size += _size(_HELD.rest_of(stored_key), self._entry(0, stored))
 
     def _keep(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Take over stored entries; those that were not known."""
         kept = []
         for stored_key, stored in entries:
             place, key = _HELD.time_of(stored_key), _HELD.rest_of(stored_key)

@@ -1,5 +1,4 @@
-"""Tables: the last value per key, materialised (``table(topic)`` and ``to_table``), every version
-of it, or the times at which an id has gone by (``deduplicate``)."""
+"""Tables: the last value per key, every version of it, or when an id has gone by."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ class VersionedTableSpec(KeyedOperator):
 
 @dataclass(frozen=True)
 class LatestUpdates(Operator):
-    """The updates of a versioned table that are the latest of their key when they come; the others
-    are dropped, and counted as ``out-of-order``."""
+    """A versioned table's updates that are the latest when they come; others: ``out-of-order``."""
 
     table: JoinedTable
     emit_every_update: bool = True
@@ -209,9 +207,8 @@ class DeduplicateSpec(TableOperator):
     """A record goes on unless one of its id that went on is at most ``within_ms`` away, before or
     after. Records without an id go on, and do not move stream time.
 
-    Late ones, more than ``grace_ms`` behind stream time, are dropped: what they would repeat may be
-    forgotten; so are those of negative times. ``beside``: the id stands beside the value (see
-    `everflow.topology.graph.beside`); else it is the key.
+    Late ones, more than ``grace_ms`` behind stream time, and those of negative times are dropped.
+    ``beside``: the id is beside the value (`everflow.topology.graph.beside`), else it is the key.
     """
 
     store: str

@@ -138,7 +138,6 @@ class _Task:
         return self._result(due, now, stored)
 
     def run(self) -> TasksResult:
-        """All records, one by one where it matters."""
         batch, rows, ttl_ms = self.batch, self.rows, self.spec.ttl_ms
         found = stream_times(
             batch.timestamp[rows][self.counted],

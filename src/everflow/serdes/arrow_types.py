@@ -87,7 +87,6 @@ class TypeMismatch(NamedTuple):
     why: str
 
     def below(self, step: str) -> TypeMismatch:
-        """The same, seen from one level above."""
         return self._replace(path=step + self.path)
 
     def __str__(self) -> str:
@@ -98,7 +97,6 @@ class TypeMismatch(NamedTuple):
 
 
 def holds(type_: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
-    """True if the type, or a type in it, is ``wanted``."""
     if wanted(type_):
         return True
     count = type_.num_fields if pa.types.is_nested(type_) else 0
@@ -200,7 +198,6 @@ def mismatch_of(value: Any, type_: pa.DataType) -> TypeMismatch | None:
 
 
 def _parts(value: Any, type_: pa.DataType) -> Iterator[TypeMismatch | None]:
-    """Why a part of ``value`` does not fit, part by part."""
     if pa.types.is_struct(type_):
         given = value._asdict() if hasattr(value, "_asdict") else value
         if isinstance(given, dict):
@@ -233,7 +230,6 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _refused_by_arrow(value: Any, type_: pa.DataType) -> str:
-    """The text for a value of the right class that Arrow refuses."""
     if pa.types.is_integer(type_):
         most = 1 << (type_.bit_width - 1)
         expected = f"an int from {-most} to {most - 1}"
@@ -276,8 +272,7 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _check_of(type_: pa.DataType) -> _Check:
-    """The check of a column of ``type_``: by the classes that occur, of which there are few, not
-    value by value."""
+    """The check of a column of ``type_``: by the few classes that occur, not value by value."""
     if pa.types.is_struct(type_):
         return _struct_check(type_)
     if pa.types.is_map(type_):

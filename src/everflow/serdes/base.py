@@ -112,7 +112,6 @@ def bytes_of(data: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int3
 
 
 def wrong_width(expected: str, width: int, data: bytes, *, index: int | None = None) -> SerdeError:
-    """The error of bytes that are not ``width``, and what they may be of."""
     registry = of_a_registry(data) if len(data) == REGISTRY_HEAD + width else None
     cause = f": {registry}" if registry else ""
     return SerdeError(f"{expected}, found {len(data)}{cause}", index=index)
@@ -132,7 +131,6 @@ def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
 
 
 def with_nulls_of(values: pa.Array, source: pa.Array) -> pa.Array:
-    """``values`` with null wherever ``source`` is null."""
     if source.null_count == 0:
         return values
     return pc.if_else(source.is_valid(), values, pa.scalar(None, values.type))
@@ -165,7 +163,6 @@ def ranges(begins: Int64, sizes: Int64) -> Int64:
 
 
 def rest(data: pa.Array, start: int) -> pa.Array:
-    """The bytes of every row from ``start`` on."""
     # a finite stop: without one Arrow 26 overflows (stop - start) * rows
     return pc.binary_slice(data, start, np.iinfo(np.int32).max)
 
@@ -222,8 +219,7 @@ _BY_COLUMN = frozenset({"json", "packed"})
 
 
 def encode_each(serde: Serde, values: Sequence[Any]) -> pa.Array:
-    """As ``serde.encode`` of each value, and what that raises for one of them; at once where it
-    goes by columns anyway (`encode_one`)."""
+    """As ``serde.encode`` of each value, and what that raises; at once where it goes by columns."""
     if serde.kind in _BY_COLUMN:
         try:
             return serde.encode_array(column_of(values, serde.type))

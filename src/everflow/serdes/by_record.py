@@ -1,7 +1,4 @@
-"""`ByRecord` does the columns of a serde that takes one value at a time.
-
-And what is said of an object that is no serde is here.
-"""
+"""`ByRecord` does the columns of a serde that takes one value at a time; `no_serde` judges it."""
 
 from __future__ import annotations
 

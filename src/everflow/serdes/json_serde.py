@@ -74,7 +74,6 @@ class Unfit(dict[int, TypeMismatch]):
         self.doubtful: set[int] = set()
 
     def take(self, inner: Unfit, step: str) -> None:
-        """Take over the faults of a field of the same rows."""
         for row, mismatch in inner.items():
             self.setdefault(row, mismatch.below(step))
         self.doubtful |= inner.doubtful
@@ -131,7 +130,6 @@ def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> 
 
 
 def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
-    """Describes a text that is no JSON."""
     if (written := of_a_registry(row)) is not None:
         return written
     if not row.strip():
@@ -145,8 +143,7 @@ def _no_json(row: bytes, error: json.JSONDecodeError) -> str:
 
 
 def _parse_exactly(row: bytes) -> Any:
-    """The standard library's parser: orjson reads every fraction as a double, which loses digits of
-    decimals. What is JSON, orjson says."""
+    """By the standard library, as orjson's doubles lose digits; orjson says what is JSON."""
     orjson.loads(row)
     try:
         return json.loads(row, parse_float=_fraction)
@@ -155,9 +152,8 @@ def _parse_exactly(row: bytes) -> Any:
 
 
 def _fraction(text: str) -> decimal.Decimal:
-    """A number of JSON that is no integer, and that orjson read. The exponents of decimals end,
-    with 18 digits, those of JSON do not: what is written with such a one is zero, or so near to it
-    that no type holds it."""
+    """A number of JSON that is no integer. The exponents of decimals end with 18 digits: what is
+    written with a longer one is zero, or so near to it that no type holds it."""
     try:
         return decimal.Decimal(text)
     except decimal.InvalidOperation:
@@ -177,7 +173,6 @@ def shown(value: Any) -> str:
 
 
 def reader(type_: pa.DataType) -> _Column:
-    """Makes a column of what JSON holds."""
     if pa.types.is_struct(type_):
         return _struct_reader(type_)
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
@@ -246,8 +241,7 @@ def _text_reader(type_: pa.DataType, by_value: _Column) -> _Column:
 
 
 def from_texts(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
-    """Dates, timestamps or integers; None where one of the texts is none, or written in a way in
-    which Arrow does not read it as `everflow.exact_texts` does."""
+    """Dates, timestamps or integers; None where one is none, or Arrow would read it otherwise."""
     usual = _DAY if pa.types.is_date(type_) else _MOMENT
     if pa.types.is_integer(type_):
         usual = _WHOLE
@@ -262,8 +256,7 @@ def from_texts(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
 def _array(
     values: Sequence[Any], start: int, expected: str, type_: pa.DataType, faults: Unfit
 ) -> pa.Array:
-    """Searches values that Arrow refuses (an integer beyond its type, say) by halves; each is a
-    fault and null. ``start`` is the row of the first value."""
+    """Searches values that Arrow refuses by halves: faults, and null. ``start``: the first row."""
     try:
         if pa.types.is_timestamp(type_) and type_.unit in ("s", "ms"):  # which would cut them
             return pa.array(values, pa.timestamp("us", type_.tz)).cast(type_)
@@ -307,7 +300,6 @@ def _each(
 def _of_class(
     values: Sequence[Any], class_: type, expected: str, type_: pa.DataType, faults: Unfit
 ) -> Sequence[Any]:
-    """``values``, without those that are of another class."""
     classes = set(map(type, values))
     if classes <= {class_, type(None)}:
         return values
@@ -452,7 +444,6 @@ def _take_items(
     step: Callable[[int], str],
     faults: Unfit,
 ) -> None:
-    """Take over the faults of items, for the rows that have them."""
     for at, mismatch in sorted(inner.items()):
         faults.setdefault(int(owners[at]), mismatch.below(step(at)))
     faults.doubtful.update(int(owners[at]) for at in inner.doubtful)

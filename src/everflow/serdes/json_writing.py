@@ -47,8 +47,7 @@ _NO_JSON = {
 
 
 def write(values: pa.Array) -> pa.Array:
-    """``pa.binary()``, null where ``values`` is null. SerdeError names the first row that cannot
-    be written."""
+    """``pa.binary()``, null where ``values`` is. SerdeError names the first row without JSON."""
     if len(values) >= _FEW:
         try:
             return write_columns(values)
@@ -226,8 +225,7 @@ def _map_converter(type_: pa.DataType, finite: bool) -> _Convert:
 
 
 def key_text(type_: pa.DataType) -> Callable[[Any], str]:
-    """The name of a key of a map, which is text in JSON: the key's own JSON, without its quotes
-    where that is a text."""
+    """The name of a key of a map in JSON: the key's own JSON, without the quotes of a text."""
     if type_ in (pa.string(), pa.large_string()):
         return lambda key: key
     if pa.types.is_integer(type_):
@@ -309,8 +307,7 @@ def _quoted_texts(column: pa.Array) -> pa.Array:
 
 
 def _time_texts(column: pa.Array) -> pa.Array:
-    """Texts of dates and times; ArrowInvalid beyond the years that Python has, where no row has a
-    text."""
+    """Texts of dates and times; ArrowInvalid beyond Python's years, where no row has a text."""
     zone = getattr(column.type, "tz", None)
     moments = column.cast(pa.timestamp("us", zone))  # of dates: ArrowInvalid beyond 64 bits
     first, last = (pa.scalar(year, pa.timestamp("us")).cast(moments.type) for year in _YEARS)

@@ -1,9 +1,8 @@
-"""Lists in the bytes of Java's ListSerializer (`Serdes.ListSerde`).
+"""Lists in the bytes of Java's ListSerializer (`Serdes.ListSerde`); numbers: 4 bytes, big endian.
 
-A byte says how the entries lie. 0, where each has the same number of bytes (Java's Short, Integer,
-Long, Float and Double): how many are null, the place of each of these, the number of entries, and
-the others' bytes. 1, for all others: the number of entries, and for each its length (-1: null) and
-its bytes. All numbers are 4 bytes, big endian.
+A byte says how entries lie. 0, where all have as many bytes (Java's Short, Integer, Long, Float,
+Double): how many are null, the place of each, the number of entries, the others' bytes. 1, for
+others: the number of entries, and of each length (-1: null) and bytes.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class _Entries(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ListSerde(ByColumn):
-    """Lists of ``inner``'s values; Java's ListSerializer. Read are both forms, as Java reads them;
-    bytes behind the last entry are an error."""
+    """Lists of ``inner``'s values, Java's ListSerializer; bytes behind the last are an error."""
 
     inner: Serde
     kind: str = "list"
@@ -207,8 +205,7 @@ class _Rows(NamedTuple):
         return _Entries(counts, begins, np.where(present, width, _NULL))
 
     def variable(self) -> _Entries:
-        """As `constant`, of form 1: the n-th entries of all lists at a time, or, where there are
-        few lists for that, one entry after the other."""
+        """As `constant`, of form 1: the n-th entries of all lists at a time, or else one by one."""
         counts = self._ints(self.begins + 1)
         room = self.ends - self.begins - 1 - _INT
         self.require((counts >= 0) & (counts * _INT <= room), "room for its entries")
@@ -244,7 +241,6 @@ class _Rows(NamedTuple):
         return _Entries(counts, np.array(begins, np.int64), np.array(sizes, np.int64))
 
     def require(self, good: npt.NDArray[np.bool_], expected: str) -> None:
-        """SerdeError with the index of the first row that is not ``good``."""
         bad = np.flatnonzero(~good)
         if len(bad):
             raise self._not(int(bad[0]), expected)
@@ -258,6 +254,5 @@ class _Rows(NamedTuple):
         return SerdeError(f"a list of {size} bytes, expected {expected}", index=index)
 
     def _ints(self, places: Int64) -> Int64:
-        """The numbers in the 4 bytes from each place on."""
         found: Int64 = self.content[places[:, None] + np.arange(_INT)].view(">i4").astype(np.int64)
         return found.reshape(-1)

@@ -260,7 +260,6 @@ class _Ddl:
         return _SIMPLE[word]
 
     def unknown(self, word: str) -> SerdeError:
-        """The error of ``word``, the token at hand, which is no type."""
         token, place = self.tokens[self.at]
         name, begin = self.tokens[self.at - 1] if self.at else ("", 0)
         after = self.tokens[self.at + 1][0].lower() if self.at + 1 < len(self.tokens) else ""
@@ -293,7 +292,6 @@ class _Ddl:
 
 
 def _unexpected(text: str, position: int) -> SerdeError:
-    """The error of a schema in which no token begins at ``position``."""
     at = position + len(text[position:]) - len(text[position:].lstrip())
     found = f"cannot read the schema {text!r}: unexpected {text[at]!r} (character {at})"
     if text[at] == "`":

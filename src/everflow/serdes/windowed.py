@@ -35,8 +35,7 @@ TIME_MAX = (1 << 63) - 1
 
 
 class _WindowedSerde(ByColumn):
-    """``inner`` key bytes and the window's times in ms, 8 bytes each, big endian; decodes to a
-    `Windowed`, in Arrow ``struct<key, start, end>``."""
+    """``inner`` key bytes and the window's times in ms, 8 bytes each, big endian: a `Windowed`."""
 
     inner: Serde
     kind: str
@@ -182,7 +181,6 @@ def split_session_key(stored: bytes) -> tuple[bytes, int, int]:
 
 
 def _windowed(value: Any) -> Windowed:
-    """``value`` if it is a windowed key; SerdeError."""
     if not isinstance(value, Windowed) or not all(isinstance(time, int) for time in value[1:]):
         raise SerdeError(
             f"expected everflow.Windowed(key, start, end), with times in ms, found {value!r:.100}"
@@ -191,8 +189,7 @@ def _windowed(value: Any) -> Windowed:
 
 
 def python_keys(column: pa.Array) -> list[Any]:
-    """Keys as Python functions get them: ``to_pylist``, with a `Windowed` for each ``struct<key,
-    start, end>``."""
+    """Keys as Python functions get them: ``to_pylist``, with a `Windowed` for a windowed one."""
     if not _is_windowed(column.type):
         plain: list[Any] = column.to_pylist()
         return plain

@@ -5,9 +5,8 @@ several results of one record come to one place by two ways, no order of the way
 first result goes both ways, and then the second one. `ways_in_turn` finds such places, and says how
 a record comes to each operator, in bytes that have the order of arrival (note 031).
 
-Processors that share a store run together, in one step (note 040). One that reads another one's
-results *directly* (through merges and children at most) is handed each while the other one still
-runs. Anything else between them takes the batch as a whole.
+Processors that share a store run together (note 040). One that reads another's results *directly*
+(through merges and children) gets each while the other runs; else it takes whole batches.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def in_order_of_arrival(nodes: Iterable[Node], node: MergeNode) -> list[str]:
 
 
 def gives_several(node: Node) -> bool:
-    """True if one record may give several results there: unless an operator says ``one_result``."""
     if isinstance(node, StatefulNode):
         return not node.operator.one_result
     if isinstance(node, FunctionNode):
@@ -101,8 +99,7 @@ def ways_in_turn(
     subtopology_of: Mapping[str, int],
 ) -> dict[str, Ways]:
     """The ways to the operators and sinks of sub-topologies that have a place to which several
-    results of one record come by two ways; nothing of the others. ``sides_of``: the nodes that each
-    side of an operator or sink reads; ``together``: see `together`."""
+    results of one record come by two ways. ``sides_of``: the nodes that each side reads."""
     listed = list(nodes)
     children, found = _children(listed), dict[str, tuple[Way, ...]]()
     read: dict[str, tuple[tuple[Way, ...], ...]] = {}

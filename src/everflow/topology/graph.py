@@ -170,14 +170,12 @@ class FunctionExpr:
 
 
 Partitioner = ColumnExpr | FunctionExpr | str
-"""Gives each record's partition, several or none; or names the hash of its key, one of
-`everflow.columns.key_partitions.BY_HASH`."""
+"""Gives each record's partition, several or none, or names a hash of `key_partitions.BY_HASH`."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """Base: ``name`` unique in the topology (``KSTREAM-FILTER-0000000001``), ``where`` = file:line
-    of the user's call."""
+    """Base: ``name`` unique in the topology, ``where``: file and line of the user's call."""
 
     name: str
     inputs: tuple[str, ...]
@@ -331,9 +329,8 @@ class Inputs(NamedTuple):
 
 
 class Operator:
-    """The operator of a `StatefulNode`: a frozen dataclass without state of its own, which workers
-    get by pickle. One that gives every intermediate result on demand has a field
-    ``emit_every_update``. The operators that exist: `everflow.operators`."""
+    """The operator of a `StatefulNode`: a frozen dataclass that workers get by pickle. One that
+    gives every intermediate result on demand has a field ``emit_every_update``."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     joins: ClassVar[bool] = False
@@ -345,8 +342,7 @@ class Operator:
     """As `old_sides`, where its own results are asked what they were: it gives their ``old``
     itself. Empty: its store tells."""
     old_input: ClassVar[bool] = False
-    """True if the node's last input is no side, but what the entries of its first one were, row
-    by row: no table behind that tells it."""
+    """True if the last input is no side, but what its first one's entries were, row by row."""
 
     def run(self, inputs: Inputs) -> TasksResult:
         """Results and changes of several tasks' records, and the tasks' new stream times. Writes
@@ -475,8 +471,7 @@ class SharingProcessor:
 
 class ProcessorOperator(Operator):
     """A processor (notes 023, 040). Its first input are its records, the others the tables that it
-    reads. It runs with all that share stores with it, so `run_together` takes the place of `run`
-    and `advance`."""
+    reads. It runs with all that share stores with it, by `run_together`, not by `run`."""
 
     if TYPE_CHECKING:
 
@@ -527,7 +522,6 @@ class StatefulNode(Node):
     """The nodes that ``describe()`` shows for it; empty: itself."""
 
     def giving_every_update(self) -> StatefulNode:
-        """The node whose operator gives every intermediate result, if it is one that can."""
         operator: Any = self.operator
         if not hasattr(operator, "emit_every_update"):
             return self
@@ -537,8 +531,7 @@ class StatefulNode(Node):
 @dataclass(frozen=True, kw_only=True)
 class WholeTableNode(Node):
     """A table that every instance has as a whole, in ``store``. ``source``: what Kafka Streams
-    calls the node that reads it. No node's input, and nothing of it runs in a batch: nodes look its
-    store up."""
+    calls the node that reads it. Nothing of it runs in a batch: nodes look its store up."""
 
     source: str
     store: StoreSpec
@@ -569,9 +562,8 @@ class LoadedTableNode(WholeTableNode):
 
 @dataclass(frozen=True)
 class SinkNode(Node):
-    """``topic``: a name, what gives one per record, or for ``kind='repartition'`` the internal name
-    without the application id. That kind drops null keys, unless a join behind it takes those
-    (KIP-962)."""
+    """``topic``: a name, what gives one per record, or for ``kind='repartition'`` one without the
+    application id. That kind drops null keys, unless a join behind it takes those (KIP-962)."""
 
     topic: str | ColumnExpr | FunctionExpr
     key_serde: Serde
@@ -598,7 +590,6 @@ class Graph:
     repartition_topics: tuple[RepartitionTopic, ...] = ()
 
     def node(self, name: str) -> Node:
-        """The node called ``name``; KeyError if there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -617,7 +608,6 @@ class Graph:
 
 
 def same_type(left: pa.DataType, right: pa.DataType) -> bool:
-    """True if two edges of these types can meet."""
     return bool(normal_type(left) == normal_type(right))
 
 

@@ -76,7 +76,6 @@ def _feeding(graph: Graph, source: SourceNode) -> list[SourceNode]:
 
 
 def sources_of(graph: Graph, node: Node) -> list[SourceNode]:
-    """The sources from which records reach a node in its sub-topology."""
     before = graph.before(node.name)
     return [one for one in graph.nodes if one.name in before and isinstance(one, SourceNode)]
 

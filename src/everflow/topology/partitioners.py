@@ -43,8 +43,7 @@ class KeyFunction:
 
 
 OF_WINDOWS = "windowed"
-"""Of windowed keys: by murmur2 of the key without its window, so that all windows of a key lie in
-one partition (Kafka Streams' ``WindowedStreamPartitioner``)."""
+"""Of windowed keys: by murmur2, without windows (Kafka Streams' ``WindowedStreamPartitioner``)."""
 KeyPartitioner = str | KeyFunction
 """One of `everflow.columns.key_partitions.BY_HASH`, or `OF_WINDOWS`, or a function."""
 
@@ -71,8 +70,7 @@ def partitions_of(
 
 def key_partitioners(graph: Graph) -> dict[str, KeyPartitioner]:
     """The partitioner of each user topic that a task reads, and of each repartition topic (without
-    the application id) whose writer has none of its own. TopologyError for topics that meet and
-    have several."""
+    the application id) without its own. TopologyError for topics that meet and have several."""
     found: dict[str, KeyPartitioner] = {
         topic: key_partitioner(node.reading.partitioner or usual(node.key_serde), node.topics)
         for node in graph.nodes

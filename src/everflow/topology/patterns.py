@@ -1,8 +1,7 @@
 """Sources whose topics a pattern names: which of the existing topics they read. Pure (note 037).
 
-Until a start, such a source has its pattern in the place of a topic. Of topics that are created, or
-get partitions, while a program runs, `growth` finds those that it can read: sub-topologies,
-internal topics and existing tasks stay as they are.
+Until a start, such a source has its pattern in the place of a topic. Of topics that appear or grow
+while a program runs, `growth` finds those that it can read: all that there is stays as it is.
 """
 
 from __future__ import annotations
@@ -160,7 +159,6 @@ def may_grow(
 def _differing(
     topology: Graph, counts: Mapping[str, int], more: Mapping[str, int], application_id: str
 ) -> bool:
-    """True if an internal topic would need other partitions, or equal counts would differ."""
     before = _internal_partitions(topology, counts, application_id)
     try:
         return _internal_partitions(topology, {**counts, **more}, application_id) != before

@@ -1,10 +1,9 @@
 """The physical plan of a topology: its operators in one order, Columns among them. Pure.
 
 `everflow.worker.task_step` runs the operators. Merges are dissolved: a projection behind a merge
-exists once per input path, and an operator behind it has several input slots. Projections that are
-computed by the same means, over the same records, are one operator.
-Columns that call Python functions are computed by stages, where Spark's optimiser cuts a selection:
-`everflow.spark.columns.staged` finds them; a worker runs them.
+exists once per input path, and an operator behind it has several input slots. Projections of the
+same records that are computed alike are one operator. Columns that call Python functions are
+computed by stages (`everflow.spark.columns.staged`); a worker runs them.
 """
 
 from __future__ import annotations
@@ -105,9 +104,8 @@ class Slot:
 @dataclass(frozen=True, kw_only=True)
 class Projection:
     """Columns over the records of one slot, by what they make, with its types. Of a ProjectNode:
-    which records are ``kept``, their ``key``, their ``value``. Of a sink or a source: what is said
-    of each record beside its value, a ``topic``, a ``partition`` or a ``time``; the output's value
-    is a struct of it, called so, and the value."""
+    which are ``kept``, their ``key``, their ``value``. Of a sink or a source: a ``topic``,
+    ``partition`` or ``time``, a field of the output's value beside the value itself."""
 
     node: ProjectNode | SinkNode | SourceNode
     columns: Mapping[str, tuple[ColumnExpr, pa.DataType]]
@@ -256,7 +254,6 @@ class StatefulOp:
 
     @property
     def looks_up(self) -> tuple[StoreSpec, ...]:
-        """Stores of global tables that it reads."""
         return self.operator.looks_up
 
 
@@ -310,8 +307,7 @@ def in_turn(ops: Sequence[PlanOp]) -> tuple[PlanOp, ...]:
 
 @dataclass(frozen=True)
 class GlobalTable:
-    """A `GlobalTableNode`: the number of its sub-topology, its store, and how its topic is read
-    (a source of no slot, whose index is 0)."""
+    """A `GlobalTableNode`: its sub-topology, its store, and its topic, a source without a slot."""
 
     subtopology: int
     store: StoreSpec
@@ -508,8 +504,7 @@ def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str
 
 
 def emitting_every_update(topology: Graph) -> Graph:
-    """The topology with ``emit.every.update``: every intermediate result, instead of the last one
-    per key (and window) of a micro-batch."""
+    """The topology with ``emit.every.update``: each result, not the last of a micro-batch."""
     nodes = (
         node.giving_every_update() if isinstance(node, StatefulNode) else node
         for node in topology.nodes
@@ -528,8 +523,6 @@ def with_default_extractor(topology: _Graph, extractor: TimestampExtractor | Non
 
 
 class _Planner:
-    """One pass over the nodes in topological order."""
-
     def __init__(self, topology: Graph, subtopology_of: Mapping[str, int], app: str) -> None:
         self._topology = topology
         self._sub = subtopology_of
@@ -552,8 +545,6 @@ class _Planner:
         """The nodes that each side of an operator or a sink reads."""
         self._old: dict[str, int] = {}
         """By a table's node, the slot of what its entries were before its updates."""
-
-    # -- slots -------------------------------------------------------------------------------------
 
     def _slot(self, name: str, edge: EdgeType) -> int:
         self._slots.append(Slot(len(self._slots), name, edge))
@@ -587,8 +578,6 @@ class _Planner:
 
     def _inputs(self, node: Node) -> tuple[int, ...]:
         return tuple(slot for name in node.inputs for slot in self._outputs[name])
-
-    # -- placing -----------------------------------------------------------------------------------
 
     def _place(self, node: Node) -> Iterator[int]:
         match node:
@@ -809,7 +798,6 @@ class _Planner:
         self._ops.append(op)
 
     def _null_keys_are_taken(self, sink: SinkNode) -> bool:
-        """True if a join that takes null keys is anywhere behind the repartition topic."""
         behind, topics = set[str](), {sink.topic}
         for node in self._topology.nodes:  # inputs, and those who write a topic, first
             reads = topics & set(node.topics) if isinstance(node, SourceNode) else set(node.inputs)
@@ -836,8 +824,6 @@ class _Planner:
         out = self._slot(node.name, EdgeType(edge.key, value))
         columns = {what: (column, kind)}
         return self._computed(Projection(node=node, columns=columns, input=slot, output=out), ops)
-
-    # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
         for node in self._topology.nodes:
@@ -871,7 +857,6 @@ class _Planner:
         )
 
     def _needs_headers(self) -> bool:
-        """True if the user's code may read headers, or a sink writes them."""
         return any(
             (isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator))
             or (isinstance(node, SinkNode) and node.kind != "repartition")

@@ -162,8 +162,7 @@ def layouts_to_keep(
 
 
 def require_readable(application_id: str, graph: Graph) -> None:
-    """StoreLayoutError where the program has stores whose bytes Kafka Streams, which ran the
-    application before, writes otherwise."""
+    """StoreLayoutError for stores whose bytes Kafka Streams, which ran before, writes otherwise."""
     stores = [
         (node, store, why)
         for node in graph.nodes

@@ -1,8 +1,7 @@
 """Cuts a topology at its repartition topics; finds internal topics, partitions and tasks. Pure.
 
-Numbers are Kafka Streams': groups of connected nodes (nodes that share a store are connected),
-numbered in the order of their sources' *names*, so task ids of a Java application with the same
-names are the same.
+Numbers are Kafka Streams': groups of nodes that are connected or share a store, in the order of
+their sources' *names*, so a Java application with the same names has the same task ids.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ TopicSpec = tuple[int, Mapping[str, str]]
 class SubTopology:
     """One connected part: every partition of its source topics is a task.
 
-    ``source_topics`` are the user's; ``repartition_sources`` and ``repartition_sinks`` internal
-    ones without the application id prefix.
+    ``source_topics``: the user's; the others: internal ones, without the application id.
     """
 
     index: int
@@ -70,8 +68,7 @@ class GlobalSubTopology:
 
 @dataclass(frozen=True)
 class SubTopologies:
-    """All sub-topologies, by their numbers, which those of global tables have a share in.
-    ``index_of`` maps node names to numbers."""
+    """All sub-topologies, also of global tables, by their numbers; ``index_of``: by node name."""
 
     topology: Graph
     subtopologies: tuple[SubTopology, ...]
@@ -80,7 +77,6 @@ class SubTopologies:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The user's topics, those of global tables included, sorted."""
         read = {topic for sub in self.subtopologies for topic in sub.source_topics}
         return tuple(sorted(read | set(self.global_topics)))
 
@@ -132,9 +128,7 @@ def internal_topics(
 
     ``partition_counts`` holds the user's source topics. ``topic_config``, from the ``topic.``
     prefix, wins over Kafka Streams' values and loses against a store's or repartition's own.
-
-    Raises TopologyError for a missing source topic and for partition counts that keep equal keys
-    apart.
+    TopologyError for a missing source topic and for partition counts that keep equal keys apart.
     """
     _check_sources_exist(subs, partition_counts)
     counts = _resolve_counts(subs, partition_counts)

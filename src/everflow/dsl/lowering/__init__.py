@@ -3,6 +3,5 @@
 Each checks what the user gave (TopologyError), appends nodes behind a `graph_builder.Stream`, and
 returns the one behind them. All calls belong to the thread that builds the topology.
 
-Lowest first: `stateless`, `processors`, `tables`, `joins`, `aggregation`. They import
-what `everflow.dsl` may, and of that nothing above themselves.
+Lowest first: `stateless`, `processors`, `tables`, `joins`, `aggregation`; none imports those above.
 """

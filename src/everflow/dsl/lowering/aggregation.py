@@ -136,8 +136,7 @@ class GroupedStream(Groups):
 
 
 class GroupedTable(Groups):
-    """Entries of a table by group. ``changes``: the node of changes; ``name``: of the repartition
-    topic, which several aggregations share."""
+    """Entries of a table by group. ``changes``: their node; ``name``: of the repartition topic."""
 
     nodes = "KTABLE-{label}-"
     numbers = 2  # sink and source come first in the original
@@ -179,8 +178,7 @@ Member = tuple[GroupedStream, Callable[..., Any]]
 
 
 class CogroupedStreams(Groups):
-    """The members' records as one stream of ``struct<which, v0, v1, ...>``: the value of member
-    ``which`` in its field, null in the others."""
+    """The members' records as one stream of ``struct<which, v0, v1, ...>``; others are null."""
 
     nodes = "COGROUPKSTREAM-MERGE-"
 
@@ -248,7 +246,6 @@ class Aggregation:
         emit: EmitStrategy | None = None,
         ttl_ms: int | None = None,
     ) -> None:
-        """``emit``: when windows give their results; ``ttl_ms``: entries end."""
         self.emit, self.ttl_ms = emit or EmitStrategy(), ttl_ms
         self.group, self.operator, self.name = group, operator, name
         self.windows, self.graph = windows, group.graph
@@ -271,7 +268,6 @@ class Aggregation:
 
     @property
     def takes_nulls(self) -> bool:
-        """True if null values reach the aggregate: not without windows, and not in sliding ones."""
         return self.windows is not None and not isinstance(self.windows, SlidingWindows)
 
     def aggregate(self, fields: dict[str, Aggregator], options: dict[str, Any]) -> Stream:

@@ -5,9 +5,7 @@ A join gives ``struct<left, right>``. A joiner makes a value of it: a Column ove
 a Python function of (left, right) or (key, left, right) with ``returns=``. A side without a match
 is null.
 
-Joins with global tables: note 026; lookup joins, whose records wait for their entry: note 027. In a
-join by a foreign key (KIP-213; note 022) an entry asks the task of that key, through the topic
-``<name>-asks-repartition``; the answer comes back through ``<name>-answers-repartition``.
+Joins with global tables: note 026; lookup joins: note 027; by foreign keys: KIP-213, note 022.
 """
 
 from __future__ import annotations
@@ -148,14 +146,12 @@ class JoinCall:
             )
 
     def copartitioned(self, side: Stream, suffix: str) -> Stream:
-        """The side's stream, behind a repartition topic if its key may have changed."""
         if not side.key_changed:
             return side
         checked = side.graph.check_repartition_name(self.name, self.operator)
         return side.repartitioned(f"{checked}{suffix}", self.operator)
 
     def edge(self, left: Stream, right: Stream) -> Edge:
-        """Of the joined records, before the joiner."""
         value = joined_type(left.edge.type.value, right.edge.type.value)
         return Edge(EdgeType(left.edge.type.key, value), left.edge.key_serde, default_serde(value))
 
@@ -175,7 +171,6 @@ class JoinCall:
         return joined.called(name, JOINER, "map_values", called, made)
 
     def _function(self, joiner: Callable[..., Any]) -> Callable[..., Any]:
-        """The joiner as a function of (key, joined value)."""
         if self.mapped:
             check_parameters(joiner, ("key", "mapped_key", "left", "right"), self.operator)
             return OfMappedSides(joiner)
@@ -667,8 +662,7 @@ class _ForeignKeyJoin:
         return self._joined(name, answers, value_serde)
 
     def _asks(self, name: str, updates: str, written: tuple[Serde, Serde, Serde]) -> Stream:
-        """The subscriptions: of what each entry was, and of what it is. ``written``: as what its
-        key, its value and foreign keys are."""
+        """The subscriptions. ``written``: the serdes of its key, its value and foreign keys."""
         if not tells_old(self.graph, updates, forced=True):
             stored_table(self.graph, self.left.node, self.operator)  # says what it lacks
             raise AssertionError("a table that can be looked up knows what it was")

@@ -212,7 +212,6 @@ class ProcessorCall:
     def made(
         self, stream: Stream, edge: Edge, children: tuple[str, ...], *, keeps_key: bool
     ) -> Stream | dict[str, Stream]:
-        """The stream behind the processor, or those of its children."""
         for child in children:
             check_name("child", child)
         if len(set(children)) < len(children):
@@ -240,7 +239,6 @@ class ProcessorCall:
         keeps_key: bool = True,
         label: str = "PROCESSOR",
     ) -> StatefulNode:
-        """Adds the processor's node; ``edge``: of its results."""
         made_by, kind = supplier(form, self.given, self.operator)
         kept = ConnectedStores(given, self.stores, self.operator)
         spec = ProcessSpec(

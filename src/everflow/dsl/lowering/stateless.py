@@ -67,7 +67,6 @@ def mapped(
     returns: object,
     name: str | None,
 ) -> Stream:
-    """New keys and values: of a ``mapper``, or of a ``pair`` of Columns."""
     label, (key, value) = "MAP", pair
     if mapper is not None and not is_column(mapper, "map"):
         edge = _pair_edge(stream, "map", mapper, returns)
@@ -230,7 +229,6 @@ class Split:
         return self._where(child, self._condition())
 
     def _where(self, name: str, condition: Column | None, label: str = "BRANCHCHILD") -> Stream:
-        """Those of the rest for which ``condition`` is true (None = all)."""
         wanted = None if condition is None else predicate(condition, self._stream.edge)
         return self._rest.projected(name, label, predicate=wanted)
 
@@ -247,7 +245,6 @@ class Split:
         return behind
 
     def _condition(self, own: Column | None = None) -> Column | None:
-        """``own``, and none of the Columns of earlier branches of the rest."""
         condition = None if own is None else is_true(own)
         for earlier in self._columns:
             refused = ~is_true(earlier)
@@ -360,7 +357,6 @@ def _check_pair(operator: str, type_: pa.DataType) -> tuple[pa.DataType, pa.Data
 
 
 def key_partitioner_of(given: object, operator: str) -> str | FunctionExpr | None:
-    """``partitioner`` of a source, checked; None stays None."""
     part = f"{operator}: partitioner"
     if given is None:
         return None
@@ -385,7 +381,6 @@ def target_of(topic: str | Expression, edge: Edge) -> str | ColumnExpr | Functio
 def partitioner_of(
     given: object, edge: Edge, operator: str, topic: object = ""
 ) -> Partitioner | None:
-    """``partitioner`` of ``operator``, checked; None stays None."""
     if given is None:
         return None
     part = f"{operator}: partitioner"

@@ -105,7 +105,6 @@ def table_stores(
 
 
 def is_versioned(graph: GraphBuilder, name: str) -> bool:
-    """True if the updates that a table's node gives are those of a versioned table."""
     node = graph.nodes[name]
     transformed = isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator)
     if isinstance(node, StatefulNode) and node.stores and not transformed:
@@ -439,8 +438,7 @@ def held_back(table: Stream, name: str, store: str, **how: Any) -> Stream:
 
 
 def closes_after_ms(graph: GraphBuilder, name: str) -> int | None:
-    """How far behind a window's end stream time has to be: the longest of all windows that the
-    table is made of; None where there are none."""
+    """How far stream time has to be behind window ends, the longest of the table's; None: none."""
     node = graph.nodes[name]
     operator: Any = node.operator if isinstance(node, StatefulNode) else None
     if isinstance(operator, SessionAggregateSpec):

@@ -63,9 +63,8 @@ class Folded(NamedTuple):
 
 
 class GroupAggregate(KeyedOperator):
-    """Aggregates per key, or per key and time window. Whole streams skip null keys and null values;
-    windows skip null keys only, so a windowed ``count()`` counts null values, as in Kafka Streams.
-    A result carries max(record's, stored) time."""
+    """Aggregates per key, or per key and time window. Null keys are skipped; null values too, but
+    not in windows, as in Kafka Streams. A result carries max(record's, stored) time."""
 
     emit_every_update: bool = False
 
@@ -101,9 +100,8 @@ class GroupAggregate(KeyedOperator):
 class AggregateSpec(GroupAggregate):
     """Built-in aggregates per key, or per key and window; make it with `of`.
 
-    Input value: a struct that holds the aggregators' fields, or a boolean where records are only
-    counted; null where the record's value was null. Output value: ``result``. ``value_serde`` is
-    the format of the stored state and of the changelog.
+    Input value: a struct of the aggregators' fields, or a boolean where records are only counted;
+    null where the record's value was. ``value_serde``: the format of stored state and changelog.
     """
 
     store: str
@@ -313,7 +311,7 @@ def _times(
     return times, running if every else times
 
 
-# --- `aggregate` and `reduce` with functions of the user: one call per record, in processing
+# --- `aggregate` and `reduce` with functions of the user: one call per record, in their order -----
 
 
 @dataclass(frozen=True)
@@ -356,8 +354,7 @@ class PythonCogroup:
 class PythonAggregateSpec(GroupAggregate):
     """`PythonAggregator`, `PythonReducer`, or their like for tables, per key, or per key and
     window; null and time rules as in `AggregateSpec`. Functions get Python values (a dict for a
-    struct, a `Windowed` for a windowed key) and may change the aggregate they are given.
-    UserFunctionError."""
+    struct, a `Windowed` for a windowed key) and may change the aggregate. UserFunctionError."""
 
     store: str
     key_serde: Serde
@@ -389,9 +386,8 @@ class PythonAggregateSpec(GroupAggregate):
 
 
 Step: TypeAlias = tuple[int, int, tuple[int, ...], bool, bool]
-"""What a record does to a window, a plain tuple as there is one for each record and window: the
-number of the record; the window; the windows whose aggregates it begins with, if it is new; whether
-the record goes into it; and whether it is an update that is shown."""
+"""What a record does to a window (a plain tuple: there are many): its number; the window; the
+windows whose aggregates it begins with, if new; whether the record goes in; whether it is shown."""
 
 
 def _refuse(key: Any, aggregates: list[Any]) -> Any:

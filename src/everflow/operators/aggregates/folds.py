@@ -31,8 +31,7 @@ _CUT = ("largest", "smallest")
 
 
 class Bounds(NamedTuple):
-    """The length of a list, or a sketch's precision; ``when_full``: what a list does beyond it,
-    ``fail``, ``keep_first`` or ``keep_last``."""
+    """The length of a list, or a sketch's precision; ``when_full``: see `agg.collect_list`."""
 
     limit: int
     when_full: str = "fail"
@@ -40,9 +39,8 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class StateColumn:
-    """One field of the stored state. ``op`` is ``count``, ``sum``, ``min``, ``max``, ``first`` or
-    ``last``, or one of `FOLDS`; ``field`` the field of the input
-    struct that it reads, None to count records. ``bounds``: of a list or a sketch."""
+    """One field of the stored state. ``op``: ``count``, ``sum``, ``min``, ``max``, ``first`` or
+    ``last``, or one of `FOLDS`; ``field``: the input's field it reads, None to count records."""
 
     name: str
     type: pa.DataType
@@ -57,7 +55,6 @@ class StateColumn:
 
     @property
     def stored_type(self) -> pa.DataType:
-        """Of the field as it is stored: lists are bytes there."""
         return pa.binary() if pa.types.is_list(self.type) else self.type
 
     @property
@@ -526,10 +523,8 @@ def _lists(elements: _Elements) -> list[pa.Array]:
 
 
 # --- lists as bytes, written and read a column at a time ------------------------------------------
-# Layout, all numbers big endian::
-#
-# count 4 bytes lengths 4 bytes for each element: of its bytes elements each a packed struct of one
-# field (`everflow.serdes.packed`)
+# The number of elements and the length of each, 4 bytes each, big endian; then the elements, each
+# a packed struct of one field (`everflow.serdes.packed`).
 
 
 _WORD = 4
@@ -791,8 +786,7 @@ def running(
     values: Sequence[pa.Array],
     merges: Sequence[Merge] = (),
 ) -> list[pa.Array]:
-    """The state columns of the group of each value after it: a loop, for `emit_every_update`.
-    ``stored``: by group; ``codes``: the group of each value."""
+    """The state columns of each value's group after it: a loop, for `emit_every_update`."""
     parents = {merge.at: merge.parents for merge in merges}
     states: dict[int, list[pa.Array]] = {}
     found = [[state.slice(0, 0)] for state in stored]

@@ -101,8 +101,7 @@ class Contributions:
 
 
 # --- which sliding windows a batch's records go into and make: intervals, no values (pure)
-# Records are taken one by one, as KStreamSlidingWindowAggregate does: what a record finds, and
-# which windows it makes, depends on all before it.
+# Records are taken one by one, as in KStreamSlidingWindowAggregate: each depends on all before it.
 
 
 class Copy(NamedTuple):
@@ -198,8 +197,7 @@ class SlidingBook(Book):
             self._copy(key, time + 1, row, right, before)
 
     def _add_early(self, key: int, time: int, row: int, closed: int) -> None:
-        """KStreamSlidingWindowAggregate.processEarly: windows do not begin before 0, so the records
-        before the difference share the one from 0."""
+        """No window begins before 0: records before the difference share one (processEarly)."""
         starts, numbers, latest = self._starts[key], self._numbers[key], self._latest[key]
         before = len(self.windows)
         low, end = self._seen(starts, 0, time)
@@ -246,7 +244,6 @@ class SlidingBook(Book):
         *,
         backwards: bool = False,
     ) -> None:
-        """Let the record into the open windows from place ``low`` to ``high``."""
         starts, latest = self._starts[key], self._latest[key]
         first = bisect_left(starts, closed - self._difference, low, high)
         self.late += first - low
@@ -327,14 +324,12 @@ def stored_windows(run: _Run, part: slice, store: StoreView) -> Iterator[bytes]:
 
 
 _LOG_ENTRIES = 1 << 18
-"""As many are folded at a time: a record is in as many windows as there are records near it, and
-the log of a whole batch of one key would take gigabytes."""
+"""As many are folded at a time: the log of a whole batch of one key would take gigabytes."""
 
 
 @dataclass(frozen=True)
 class SlidingAggregateSpec(WindowedAggregate):
-    """Aggregates per key and sliding window. A function of the user is called once per record and
-    window; None = the window is deleted."""
+    """Aggregates per key and sliding window. A function's None: the window is deleted."""
 
     windows: SlidingWindows
     retention_ms: int
@@ -395,7 +390,6 @@ class _Run(WindowRun):
                 yield row, window, (), at not in alone, True
 
     def _end_log(self) -> None:
-        """Begin another log, when the updates in this one are noted and folded."""
         book = self.book
         updates = np.array([book.windows, book.rows, book.times], np.int64)
         windows, rows, times = updates
@@ -464,6 +458,5 @@ class _Run(WindowRun):
         return self.shaped(changes, rows, (starts, starts + self.span_ms), times, shown)
 
     def _places(self, windows: Int64) -> tuple[Int64, Int64]:
-        """Codes of the keys, and the starts, of windows."""
         keys, starts = (np.array(column, np.int64) for column in (self.book.keys, self.book.starts))
         return keys[windows], starts[windows]

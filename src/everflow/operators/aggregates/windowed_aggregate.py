@@ -156,7 +156,6 @@ class WindowRun(ABC):
         self._newest_ms = {partition: view.newest_ms for partition, view in self.views.items()}
 
     def known(self) -> pa.Array:
-        """The stored values, by window."""
         return self.spec.value_serde.decode_array(pa.array(self.stored, pa.binary()))
 
     def take_each_record(self) -> Iterator[int]:
@@ -192,7 +191,6 @@ class WindowRun(ABC):
     def changes(
         self, keys: Int64, stored_keys: pa.Array, entries: pa.Array, times: Int64
     ) -> dict[int, list[StoreChanges]]:
-        """Each task's changes; ``keys``: the codes of the keys."""
         return changes_by_task(
             self.spec.store,
             self.found.owners[keys],
@@ -447,18 +445,15 @@ TOMBSTONE = -1
 
 @dataclass(frozen=True)
 class SessionAggregateSpec(WindowedAggregate):
-    """Aggregates per key and session. Null keys are skipped, null values are not, as in time
-    windows. Where sessions merge, their aggregates are folded in order of time: ``first`` is the
-    earliest one's.
+    """Aggregates per key and session; null keys are skipped, null values are not. Where sessions
+    merge, their aggregates are folded in order of time: ``first`` is the earliest one's.
 
     As in Kafka Streams, a window that a record extends or merges away gets a tombstone, then comes
-    the new window's result; its time is the window's end. Of a micro-batch the last result per
-    window is given (as the original's cache does: no tombstone for a window that no batch has
-    shown), or, with ``emit_every_update``, every one.
+    the new window's result; its time is the window's end. Of a micro-batch the last result of a
+    window is given (no tombstone of one that was not shown), or, with ``emit_every_update``, all.
 
-    Functions of the user: ``merger(key, one, two)`` is called where sessions merge; unlike the
-    original it is not called to merge with a fresh aggregate. A reducer reduces the aggregates
-    themselves. None = the session is deleted.
+    ``merger(key, one, two)`` of the user is called where sessions merge; unlike the original not to
+    merge with a fresh aggregate. A reducer reduces the aggregates. None = the session is deleted.
     """
 
     windows: SessionWindows
@@ -567,7 +562,6 @@ class _SessionRun(WindowRun):
         return self.shaped(changes, rows[order], (starts, ends), ends, values)
 
     def _stored_window(self, session: int) -> tuple[int, int]:
-        """Start and end of a stored session, as they were before the batch."""
         return split_session_key(self.stored_keys[session])[1:]
 
 
@@ -576,9 +570,8 @@ def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Int64:
 
 
 # --- aggregates of windows over the records of a key: built-in ones and those with functions ------
-# A key's records are numbered from 0, in processing order, in place of times (note 036). How many
-# there were stands in a store of its own, the aggregates of incomplete windows in the operator's.
-# Records with a null key are skipped; no record is late.
+# A key's records are numbered from 0, in processing order, in place of times (note 036); the
+# operator's store has the aggregates of incomplete windows. Null keys are skipped; none is late.
 
 
 _SEQUENCE_BYTES = STORE_SUFFIX_BYTES - START_BYTES
@@ -588,13 +581,11 @@ EACH_UPDATE = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CountWindowSpec(AroundTable):
-    """``layout``: the aggregate, whose windows are over record numbers; ``numbers``: the store of
-    how many records of each key there were.
+    """``layout``: the aggregate; ``numbers``: the store of how many records of each key there were.
 
-    ``early``: of a window that is not complete each ``early``-th update is a result, 0: none; `
-    EACH_UPDATE`: all, as with ``emit_every_update``. The update that completes a window
-    is always one, and then the window leaves the store. A result has the latest time of its
-    window's records.
+    ``early``: of a window that is not complete each ``early``-th update is a result, 0: none,
+    `EACH_UPDATE`: all. The update that completes a window is always one, and then the window leaves
+    the store. A result has the latest time of its window's records.
     """
 
     layout: Layout
@@ -634,7 +625,6 @@ class CountWindowSpec(AroundTable):
     def _numbered(
         self, batch: EdgeBatch, groups: Groups, inputs: Inputs
     ) -> tuple[Int64, dict[int, list[StoreChanges]]]:
-        """The number of each record among its key's, and the changes of the numbers' store."""
         known = stored(groups.entries(inputs, self.numbers), _COUNT)
         counts: Int64 = known.values.fill_null(0).to_numpy().astype(np.int64)
         order = np.argsort(groups.codes, kind="stable")
@@ -654,7 +644,6 @@ class CountWindowSpec(AroundTable):
 
 
 def _without(changes: list[StoreChanges], complete: Flags) -> list[StoreChanges]:
-    """Changes of windows, of which the complete ones are deletions."""
     (one,) = changes
     values = [
         None if is_complete else value

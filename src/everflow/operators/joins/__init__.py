@@ -3,7 +3,6 @@ after the other would give.
 
 `joined_table` looks tables up; `stream_table`, `table_table` (also by foreign keys, note 022) and
 `lookup_join` (note 027) read through it. `stream_stream` joins two streams in windows.
-May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """
 
 from everflow.operators.joins.joined_table import JoinedTable, JoinKind, joined_type

@@ -1,6 +1,5 @@
 """A table as an operator looks it up: what it held for a key when a record was processed.
-`MappedTable` and `TableOfBoth` are made of tables with stores: Kafka Streams' value getters (note
-035)."""
+`MappedTable` and `TableOfBoth` are made of tables with stores: value getters (note 035)."""
 
 from __future__ import annotations
 
@@ -69,7 +68,6 @@ class KeepsLeft(Operator):
 
 
 def joined_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    """``struct<left, right>``; a side without a match is null."""
     return pa.struct([("left", left), ("right", right)])
 
 
@@ -106,8 +104,7 @@ _STEPS = 4
 
 
 class Held(NamedTuple):
-    """What a table held, row by row: ``values`` null where it had no entry, ``times`` (ms) of the
-    entries (`NEVER` where there is none)."""
+    """What a table held, by row: ``values``, ``times`` (ms): null and `NEVER` without an entry."""
 
     values: pa.Array
     times: Int64
@@ -392,8 +389,7 @@ def versioned(stores: Stores, partition: int, name: str) -> VersionsView:
 
 
 def held_as_of(table: JoinedTable, asking: EdgeBatch, updates: EdgeBatch, stores: Stores) -> Held:
-    """The entry of a versioned table for each record, at its time. A time before the history
-    retention finds the latest version or nothing."""
+    """A versioned table's entry at each record's time; before its history the latest or none."""
     asked, known = table.places(asking, updates)
     if table.first:  # an update in the very place of who asks has been put
         asked = asked._replace(at=asked.at + 1)

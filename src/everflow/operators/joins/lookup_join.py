@@ -39,9 +39,8 @@ from everflow.topology.batches import appended
 from everflow.topology.graph import Inputs
 
 # --- holds records of a stream until the entry that they look up is there, or their time is over --
-# The store has entries for each: under the looked-up key and a number, what the record is; under
-# its time, and under the clock's when it came where that limits its wait, which say when it is due;
-# and the next number. Numbers are given as records come.
+# The store has for each, under the looked-up key and a number, the record; under its time, and its
+# clock time where that limits its wait, when it is due; and the next number.
 
 
 _LENGTH, _NUMBER = struct.Struct(">i"), struct.Struct(">Q")
@@ -101,8 +100,7 @@ class TaskEvents:
 @dataclass(frozen=True, kw_only=True)
 class WaitingRoom:
     """A record waits until stream time is more than ``grace_ms`` behind it, and for ``timeout_ms``
-    by the wall clock (None: however long); of one key at most ``most`` wait: then the one that has
-    waited longest gives way, as if its time were over."""
+    by the wall clock (None: however long); beyond ``most`` of one key the longest wait is over."""
 
     store: StoreSpec
     key_serde: Serde
@@ -175,7 +173,6 @@ class TaskWaits:
         return made.of(self.room.store.name)
 
     def _load(self, view: StoreView) -> None:
-        """The records that wait for keys of the batch's events, or are due with its records."""
         (number,) = view.get_many([_NEXT])
         if number is None and not self.events.misses:
             return  # nobody has ever waited here
@@ -217,8 +214,7 @@ class TaskWaits:
         self._add(waiter)
 
     def _take_events(self) -> None:
-        """Misses and updates in the order of their places. What is due at a record's place is told
-        before the record waits itself; an update has a place of its own."""
+        """By their places. What is due at a record's place is told before the record waits."""
         events = self.events
         missed = {key for _, key in events.misses}
         misses = [(int(events.places[at]), at, key, True) for at, key in events.misses]
@@ -242,7 +238,6 @@ class TaskWaits:
                 self._time_over(BEHIND_ALL, _number_of(due.rest))
 
     def _tell_due(self, count: int) -> None:
-        """The records that are due with the first ``count`` records."""
         running, grace_ms = self.events.stream_times, self.room.grace_ms
         if grace_ms is None or not count:
             return
@@ -555,9 +550,8 @@ class LookupJoin(TableLookup, _Waiting):
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalLookupJoin(_Waiting):
-    """With a global table, of values ``struct<fk, value>`` (see `StreamGlobalJoin`). Its updates
-    are no events of the task: where it is another one than a task's records were looked up in, all
-    that wait are looked up before the batch's records."""
+    """With a global table, of values ``struct<fk, value>`` (see `StreamGlobalJoin`). Where it is
+    not the one that a task's records were looked up in, all that wait are looked up first."""
 
     table: JoinedTable
     marks: ClassVar[tuple[str, ...]] = (SEEN,)

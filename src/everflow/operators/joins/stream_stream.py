@@ -89,12 +89,11 @@ class BatchRecords:
     ``merged``: the records without their values; ``rows``: of each the row in its side's batch.
     ``stream_times``: of its task, itself included; ``before`` and ``after`` the whole batch, by
     task. ``side_times``: of its task's store of a side, itself included, by whether it is the left.
-    ``live``: it has key and value; ``codes``: its task and key, as a number of ``groups`` (0 where
-    it is not live). ``late``: it is live, and its window and the grace are over. ``stored``: it is
-    live, and its side's store takes it.
-    ``values``: bytes of each side's live records, in their order, by whether it is the left.
-    ``keyless``: places of those that give a result without a match at once. ``advancing``: it has
-    key and value, and no time before it was later.
+    ``live``: it has key and value; ``codes``: its task and key, as a number of ``groups`` (0 if not
+    live). ``late``: it is live, and its window and the grace are over. ``stored``: its side's store
+    takes it. ``values``: bytes of each side's live records, in their order, by whether it is the
+    left. ``keyless``: places of those that give a result without a match at once. ``advancing``:
+    live, and no time before was later.
     """
 
     merged: EdgeBatch
@@ -211,8 +210,7 @@ MISSING = -1
 
 
 class JoinedResults:
-    """Results as references to values, of the batch and what `extend` adds, which are copied once,
-    at the end; so are keys, by place in the batch."""
+    """Results as references to values of the batch, and of `extend`, copied once at the end."""
 
     def __init__(self, records: BatchRecords, left: EdgeBatch, right: EdgeBatch) -> None:
         self._records = records
@@ -243,9 +241,8 @@ class JoinedResults:
         times: Int64,
         closed_keys: Int64 | None = None,
     ) -> None:
-        """Results that the records at ``places`` bring, in the order in which they are given;
-        ``refs``: by whether it is the left side. ``closed_keys``: of records whose windows closed;
-        they come before what those at the places give themselves."""
+        """Results that the records at ``places`` bring, in order; ``refs``: by whether it is the
+        left side. ``closed_keys``: of records whose windows closed, which come first at a place."""
         keys = places if closed_keys is None else closed_keys
         ranks = np.full(len(places), int(closed_keys is None))
         self._found.append((places, ranks, keys, refs[True], refs[False], times))
@@ -266,9 +263,8 @@ class JoinedResults:
 
 
 # --- records of a stream-stream join that wait for a match, in Kafka Streams' bytes ---------------
-# `WaitingRecords` settles those of kept sides that nothing has met: they wait on, or give their
-# results. Key: 8-byte time, 1 for the left side or 0, key bytes (TimestampedKeyAndJoinSide). Value:
-# the list of the values of that key and time, each 1 (left) or 0 (right) and the value's bytes
+# Key: 8-byte time, 1 for the left side or 0, key bytes (TimestampedKeyAndJoinSide). Value: the list
+# of the values of that key and time, each 1 (left) or 0 (right) and the value's bytes
 # (LeftOrRightValue in a ListSerializer's variable form). Earlier records come first.
 
 
@@ -320,7 +316,6 @@ class JoinBatch:
         return JoinBatch(records, results, stores, np.full(len(records), NEVER), changes)
 
     def add_met(self, kept: Kept, rows: Int64, places: Int64, left: bool) -> None:
-        """These stored records of a side met another at these places."""
         codes = kept.codes[rows]
         keys = self.records.groups.keys.take(codes).to_pylist()
         owners = self.records.groups.partitions[codes].tolist()
@@ -348,8 +343,7 @@ class _Closed(NamedTuple):
 @dataclass(kw_only=True)
 class _Task:
     """A task's part: its store, where what it holds was met, its places at which stream time may
-    have passed on, and the changes of the store. ``newest_ms``: the highest time of a record that
-    was kept before the batch."""
+    have passed on, and the changes. ``newest_ms``: the highest time kept before the batch."""
 
     view: StoreView
     newest_ms: int
@@ -421,8 +415,7 @@ class WaitingRecords:
                 yield _Closed(place, key, (0, number), -1, value)
 
     def _may_close(self, task: _Task, stream_time: int) -> list[Entry]:
-        """The stored records that may close. What one side leaves open for longer, those behind
-        which the other side's are closed, is not read again with every batch."""
+        """The stored records that may close; what one side leaves open for longer is not reread."""
         closes_ms = [side.closes_ms for side in self.sides.values() if side.kept]
         last, all_close = stream_time - min(closes_ms) - 1, stream_time - max(closes_ms) - 1
         entries = list(_INDEX.stored(task.view, all_close))
@@ -525,8 +518,7 @@ MOST_AT_ONCE = 4_000_000
 
 
 class Asking(NamedTuple):
-    """Records of one side that look for matches: group, first and last time (ms) of a match, place
-    in the batch, and the stream time there."""
+    """Records that look for matches: group, first and last time (ms), place, stream time there."""
 
     codes: Int64
     first: Int64

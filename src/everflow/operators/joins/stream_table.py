@@ -85,7 +85,6 @@ class StreamTableJoin(TableLookup, KeepsLeft):
 
 
 def mapped_type(left: pa.DataType, right: pa.DataType, key: pa.DataType) -> pa.DataType:
-    """``struct<left, right, mapped>``: a match, and the key that was looked up."""
     return pa.struct([("left", left), ("right", right), ("mapped", key)])
 
 
@@ -99,12 +98,10 @@ def looked_up(table: JoinedTable, keys: pa.Array, view: StoreView) -> pa.Array:
 
 @dataclass(frozen=True)
 class StreamGlobalJoin(KeepsLeft):
-    """Inner or left join (KStream-GlobalKTable) of values ``struct<fk, value>``, ``fk`` the mapped
-    key (see `everflow.operators.joins.table_table.selected_type`).
+    """Inner or left join (KStream-GlobalKTable) of ``struct<fk, value>``, ``fk`` the mapped key.
 
-    A record without a value is dropped; one whose mapped key is null, too, unless the ``kind``
-    keeps the left side: then its right is null. A result has the record's own key, null or not, its
-    time and headers. ``mapped``: the mapped key stands beside both sides (KIP-1340).
+    As `StreamTableJoin`, with the mapped key for the record's, which may be null. ``mapped``: the
+    mapped key stands beside both sides (KIP-1340).
     """
 
     table: JoinedTable
@@ -150,8 +147,7 @@ class StreamGlobalJoin(KeepsLeft):
 
 
 # --- holds a stream's records back until stream time has passed them by a grace (KIP-923) ---------
-# They wait in a store, under time, key and a number that tells apart those of one key and time, and
-# come out in that order. Negative times wait as zero does.
+# They wait under time, key and a number, and come out in that order. Negative times wait as zero.
 
 
 _INDEX = DueIndex()
@@ -160,9 +156,8 @@ _NOTHING = -1
 
 
 class Released(NamedTuple):
-    """Records that are not held back any more, in their order, each at the position of the record
-    of the clock that brings it out. ``at``: the number of that one; ``keys``: key bytes;
-    ``changes`` of the store, by task."""
+    """Records that are not held back any more, in their order. ``at``: the number of the record of
+    the clock that brings each out; ``keys``: key bytes; ``changes`` of the store, by task."""
 
     output: EdgeBatch
     at: Int64
@@ -294,9 +289,8 @@ def _numbers(place: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class GraceWait(Operator):
-    """A record goes on when the stream's own stream time has reached its time and the grace, at the
-    place of the record that brings it out; a later one at once, and one without a key, where those
-    are ``kept``. `StreamTableJoin` then looks up what the table holds as of its time."""
+    """A record goes on when the stream's own time has reached its time and the grace, at the place
+    of the record that brings it out; a later one, and one without a key (``kept``), at once."""
 
     held: HeldBack
     kept: bool
@@ -330,20 +324,18 @@ class GraceWait(Operator):
 
 
 # --- as-of join of two streams: each left record with the latest right one that is not later ------
-# Stream time is that of both sides. The right side's records are kept for tolerance and grace
-# behind it: a left record that is not later than the grace finds all it may meet.
+# Stream time is that of both sides; right records are kept for tolerance and grace behind it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsOfJoin(KeepsLeft):
-    """Inner or left. A left record at t meets, of the right records with its key from
-    t - ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have
-    come when stream time has reached t and the grace (``held``; without one: when it comes itself).
-    One that is later than that is joined at once.
+    """Inner or left. A left record at t meets, of the right records with its key from t -
+    ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have come
+    when stream time has reached t and the grace; at once without ``held``, or if it is late.
 
     Right records are dropped as late once no left record within the grace can meet them. Null
-    values are dropped; null keys too, but of a left join's left side, which comes at once with a
-    null right. A result has the left record's time and headers.
+    values are dropped; null keys too, but of a left join's left side: they get a null right at
+    once. A result has the left record's time and headers.
     """
 
     kind: JoinKind
@@ -441,8 +433,7 @@ class AsOfJoin(KeepsLeft):
         return column.take(pa.array(np.where(met, index, 0), mask=~met))
 
     def _stored(self, released: Released, codes: Int64, low: Int64, stores: Stores) -> Kept:
-        """The stored right records that the left ones may meet; each key is read once: from the one
-        that holds for the earliest of them."""
+        """The stored right records that the left ones may meet; each key is read once."""
         ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
         least, _ = extent(group, len(ones), low, low)
         left = released.output

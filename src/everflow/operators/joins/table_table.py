@@ -227,9 +227,8 @@ class ForeignKeys(Operator):
 
 
 # --- the entries that ask for a foreign key, in the task of that key (KIP-213; note 022) ----------
-# They are answered when they ask, and whenever the key's entry changes. A subscription's key in the
-# store is the foreign key's length (4 bytes), its bytes, and the entry's key bytes; its value is
-# the hash of the entry's value.
+# They are answered when they ask, and whenever the key's entry changes. A key in the store: the
+# foreign key's length (4 bytes), its bytes, the entry's key bytes; the value: its value's hash.
 
 
 _LENGTH = struct.Struct(">I")

@@ -1,6 +1,4 @@
 """The processor API (note 023): what a user's processor is given, and the operator that runs it.
 
-`processor` is what users write, with its context, `stores` what else it is given; `process` runs
-it, with those that share its stores (note 040).
-May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
+`processor` is what users write, `stores` what it is given; `process` runs it (note 040).
 """

@@ -173,8 +173,7 @@ class ProcessSpec(ProcessorOperator):
 
     @property
     def asked(self) -> ProcessSpec | None:
-        """Another one of its kind, if it makes values of a table from nothing but its entries, with
-        no store and no clock (note 035)."""
+        """Another one of its kind, if it transforms with no store and no clock (note 035)."""
         if not self.transforms or self.specs or self.tables or self.punctuations:
             return None
         return replace(self, supplier=partial(AskedTransformer, self.supplier))
@@ -301,8 +300,6 @@ class Running:
         ]
         self._handed_failure: UserFunctionError | None = None
 
-    # --- its life ------------------------------------------------------------------------------
-
     def begin(self, rows: Int64) -> None:
         self.turn.origin = self._results.own
         self.turn.row = int(rows[0]) if len(rows) else NO_ROW
@@ -353,14 +350,11 @@ class Running:
             self._called(name, now_ms)
 
     def end(self) -> None:
-        """Close it; what it has forwarded becomes results."""
         turn = self.turn
         turn.origin, turn.row = self._results.own, NO_ROW
         turn.metadata, turn.time = None, self._place.around.wall_clock_ms
         self._users(self._processor.close)
         self._hand_on()
-
-    # --- records -------------------------------------------------------------------------------
 
     def _made(self) -> Processor:
         processor = self._spec.supplier()
@@ -469,8 +463,6 @@ class Running:
                 raise
         forwarded.clear()
 
-    # --- what it reads -------------------------------------------------------------------------
-
     def _load(self, rows: Int64) -> None:
         """The entries of the records' own keys, by one call for each store."""
         serde = self._spec.key_serde
@@ -513,8 +505,6 @@ class Running:
             headers=column_of(listed, HEADERS),
             partition=self._place.task.partition,
         )
-
-    # --- failures ------------------------------------------------------------------------------
 
     def _users(self, call: Callable[..., Any], *given: Any) -> Any:
         try:
@@ -666,7 +656,6 @@ class _Task:
         return last
 
     def _due_of(self, member: SharingProcessor, last: Mapping[str, int]) -> dict[str, int]:
-        """The number of times that each method has become due since its last call."""
         return {
             name: max(0, (self._now_ms - last.get(name, self._now_ms)) // every_ms)
             for name, every_ms in member.operator.wall_clocks.items()
@@ -727,7 +716,6 @@ class _Task:
         return self._stream_time(entries.spec.name) if own is None else own
 
     def _stream_time(self, store: str) -> int:
-        """The latest of those that share a store."""
         return max(
             turn.stream_time
             for turn, member in zip(self.turns, self.members, strict=True)

@@ -67,8 +67,7 @@ class RecordMetadata(NamedTuple):
 
 
 class Forwarded(NamedTuple):
-    """A record that was handed on: the input row it came from, of the processor of this number, and
-    the number of its child (None: all)."""
+    """A record that was handed on: its input row and origin (see `Turn`); its child, None: all."""
 
     origin: int
     row: int
@@ -83,8 +82,7 @@ class Place(NamedTuple):
 
 @dataclass(kw_only=True)
 class Turn:
-    """What is being processed: the row of the batch (of the processor of the number ``origin``),
-    its time, and the input record's place."""
+    """What is being processed: the row of the batch of the processor ``origin``, time and place."""
 
     origin: int = 0
     row: int = NO_ROW

@@ -136,8 +136,6 @@ class StoreClock(NamedTuple):
 
 
 class _Named(Telling):
-    """The base of a processor's stores."""
-
     def __init__(self, entries: Entries | VersionEntries) -> None:
         self._spec: StoreSpec = entries.spec
         self._keys: Serde = entries.spec.key_serde
@@ -157,8 +155,7 @@ class _Named(Telling):
 
 class _Store(_Named, StoreReads):
     """A store with an order of keys. Longer results are of the moment of the call, and read as they
-    are taken: the first entry of a large store costs no more than that of a small one. Take what
-    you need before the micro-batch ends."""
+    are taken, so the first entry of a large store comes soon. Take them before the batch ends."""
 
     def __init__(self, entries: Entries, clock: StoreClock) -> None:
         super().__init__(entries)
@@ -169,7 +166,6 @@ class _Store(_Named, StoreReads):
         return self._entries.entries()
 
     def _kept(self, time: int) -> bool:
-        """True if what expires by ``time`` is not expired yet."""
         oldest = self._oldest()
         return oldest is None or time > oldest
 
@@ -198,7 +194,6 @@ class _Store(_Named, StoreReads):
         )
 
     def _lives_now(self) -> Callable[[bytes], bool] | None:
-        """True for stored keys that have not expired at this moment; None: all."""
         oldest, kind = self._oldest(), self._spec.kind
         if oldest is None or not self._spec.expires:
             return None
@@ -447,8 +442,7 @@ class VersionedStore(_Named):
 
 
 # --- the stores of tables, for processors to read (note 040) --------------------------------------
-# A processor sees a table as of its record: what the table's store held before the batch, and the
-# batch's updates of the table up to there. Only the table writes it.
+# A processor sees a table as of its record, with the batch's updates up to there. It only reads it.
 
 
 class _TableValues:
@@ -477,8 +471,7 @@ def shown_changes(table: JoinedTable, batch: EdgeBatch) -> StoreChanges:
 
 
 class Updates:
-    """The updates of a table in one task, which are put one after the other; ``entries`` is the
-    table's store as it was before the batch."""
+    """The updates of a table in one task, put one by one; ``entries``: its store as before."""
 
     def __init__(self, table: JoinedTable, batch: EdgeBatch, view: StoreView) -> None:
         results = table.results
@@ -491,7 +484,6 @@ class Updates:
         self._times = batch.timestamp.tolist()
 
     def put(self, first: int, last: int) -> None:
-        """The entries from ``first`` until before ``last``."""
         keys, values, spec = self._changes.keys, self._changes.values, self.entries.spec
         for at in range(first, last):
             self.entries.put(keys[at], values[at], self._times[at])
@@ -508,8 +500,7 @@ def global_entries(spec: StoreSpec, view: StoreView) -> Entries:
 
 # --- a processor's key-value store whose entries end: ``Stores.key_value(ttl=)`` (note 030) -------
 # An entry lives until the store's stream time has reached its own time and ``retention_ms`` of its
-# spec. What has ended is not shown from that record on; it is taken out behind the batch. Which
-# entries are due is known from an index, the store ``<store>-ttl``, as that of a table.
+# spec; it is taken out behind the batch. An index, the store ``<store>-ttl``, says which are due.
 
 
 def index_of(spec: StoreSpec) -> StoreSpec | None:
