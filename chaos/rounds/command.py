@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,7 @@ from chaos.rounds.surroundings import (
     possible,
     sweep,
 )
+from everflow.kafka.admin import ClusterAdmin
 
 APPLICATION = "chaos"
 REPARTITIONED = f"{APPLICATION}-by-shop-repartition"
@@ -196,10 +197,11 @@ class ChaosRun:
 
     def _topics(self) -> dict[str, int]:
         """Outputs and changelogs."""
-        found = self.broker._admin().list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        with closing(ClusterAdmin({"bootstrap.servers": self.broker.inside_servers})) as admin:
+            found = admin.list_topics(REQUEST_TIMEOUT_S)
         outputs = {topic(APPLICATION, name) for name in OUTPUTS}
         return {
-            name: len(one.partitions)
+            name: one.partitions
             for name, one in found.items()
             if name in outputs or store_of(APPLICATION, name) is not None
         }

@@ -18,7 +18,6 @@ from typing import NamedTuple, NoReturn
 from everflow.errors import EverflowError, SetupError
 
 NEEDED = (
-    "confluent_kafka",
     "crc32c",
     "kafka",
     "lmdb",

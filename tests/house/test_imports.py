@@ -104,7 +104,7 @@ MUTATIONS = {
         "worker.stores lmdb",
         "worker.failures everflow.kafka.errors",
         "instance.restore.restore_plan everflow.state.lmdb_store",
-        "protocol.messages confluent_kafka",
+        "protocol.messages kafka",
         "instance.topics.end_offsets everflow.kafka.admin",
         "operators.joins.stream_table everflow.dsl.expressions",
     ),
@@ -114,9 +114,9 @@ MUTATIONS = {
         "worker.sink everflow.instance.tasks.task",
     ),
     "The front door is for what stands above everything": ("instance.tasks.task everflow",),
-    "Clients of Kafka": (
-        "instance.thread.thread_job confluent_kafka",
-        "instance.assembly confluent_kafka",
+    "The client of Kafka": (
+        "instance.thread.thread_job kafka",
+        "instance.assembly kafka",
         "worker.sink kafka",
     ),
     "The checksum of record batches": ("state.store_meta crc32c",),

@@ -213,7 +213,7 @@ def test_a_cell_is_called_as_jupyter_calls_it(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "kafka", "lmdb")
+HEAVY = ("pyspark", "pyarrow", "kafka", "lmdb")
 
 
 def test_every_name_is_there_and_the_type_checker_sees_the_same_ones() -> None:

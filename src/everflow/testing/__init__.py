@@ -56,7 +56,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: the driver needs Spark, the proxy kafka-python, a broker neither."""
+    """Import on first use: the driver needs Spark, the proxy kafka-python; a broker neither yet."""
     if name in _LATER:
         try:
             return getattr(importlib.import_module(_LATER[name]), name)

@@ -7,7 +7,6 @@ safe place for data: one replica, no fsync.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 import socket
@@ -23,17 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
-from everflow.errors import SetupError
+from everflow.errors import RetriableError, SetupError
 from everflow.jvm import find_java, resolve_jars, start_options
+from everflow.records import TopicPartition
 from everflow.retry import waiting
 from everflow.testing.broker_security import INSIDE, MUTUAL, SASL, BrokerSecurity
 from everflow.testing.waiting import wait_until
+
+T = TypeVar("T")
 
 _START_TIMEOUT_S = 180.0
 """For machines that are slow or busy: more than 60 s have been seen."""
@@ -44,9 +42,7 @@ _LOCK_NAME = "everflow.lock"
 _LOCK_TIMEOUT_S = 3.0
 """A broker whose owner was killed ends a moment later."""
 _HERE = Path(__file__).parent
-_QUIET = logging.getLogger("everflow.testing.broker.client")
-_QUIET.addHandler(logging.NullHandler())
-_QUIET.propagate = False
+_PAUSE_S = 0.05
 
 _SETTINGS = {
     "process.roles": "broker,controller",
@@ -98,7 +94,7 @@ class EmbeddedBroker:
 
         with EmbeddedBroker() as broker:
             broker.create_topic("flights", partitions=4)
-            producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+            producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
 
     Owned by one thread. Ports are free ones on 127.0.0.1 and stay the same over ``restart``. If the
     owner dies, even by SIGKILL, the broker is killed within about 0.1 s, and a temporary data
@@ -297,25 +293,20 @@ class EmbeddedBroker:
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Create a topic and wait until every partition has a leader. Raises KafkaException where
-        the broker refuses it, TimeoutError for no leaders in time."""
-        admin = self._admin()
-        topic = NewTopic(
-            name, num_partitions=partitions, replication_factor=1, config=dict(config or {})
-        )
-        admin.create_topics([topic], operation_timeout=timeout_s)[name].result(timeout_s)
+        """Create a topic and wait until every partition has a leader. Raises FatalError where the
+        broker refuses it, RetriableError where none answers, TimeoutError for no leaders in
+        time."""
+        how = {"num_partitions": partitions, "replication_factor": 1, "configs": config or {}}
+        _answer(self.inside_servers, lambda admin: admin.create_topics({name: how}), timeout_s)
 
         def led() -> bool:
-            found = admin.list_topics(name, timeout=timeout_s).topics[name].partitions
-            return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+            found = _partitions(self.inside_servers, timeout_s, name).values()
+            return len(found) == partitions and all(one["leader_id"] >= 0 for one in found)
 
         try:
             wait_until(led, timeout_s, f"leaders of {partitions} partitions of topic {name}")
         except AssertionError as late:
             raise TimeoutError(str(late)) from None
-
-    def _admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.inside_servers}, logger=_QUIET)
 
     def _write_settings(self, ports: Mapping[str, int]) -> None:
         controller = f"127.0.0.1:{ports['CONTROLLER']}"
@@ -380,23 +371,22 @@ class EmbeddedBroker:
 
     def _wait_ready(self) -> str | None:
         """Wait for a metadata answer that names the broker; return None, or what went wrong."""
+        # kafka-python takes a while to import: Java starts meanwhile.
+        from everflow.kafka.broker_link import BrokerLink
+
         deadline = time.monotonic() + _START_TIMEOUT_S
         host, port = self.inside_servers.split(":")
+        # A Kafka client would back off longer each time.
+        client = {"bootstrap_servers": self.inside_servers, "reconnect_backoff_max_ms": 50}
         pause = Event()
-        admin: AdminClient | None = None
         while time.monotonic() < deadline:
             if not self.running:
                 return f"ended with exit code {self._guard.returncode if self._guard else None}"
-            # A Kafka client would back off longer each time.
-            if admin is None:
-                with suppress(OSError):
-                    socket.create_connection((host, int(port)), timeout=1.0).close()
-                    admin = self._admin()
-            else:
-                with suppress(KafkaException):
-                    if admin.list_topics(timeout=2.0).brokers:
-                        return None
-            pause.wait(0.05)
+            with suppress(OSError, RetriableError):
+                socket.create_connection((host, int(port)), timeout=1.0).close()
+                BrokerLink(client, request_timeout_ms=2_000, timeout_s=2.0).close()
+                return None
+            pause.wait(_PAUSE_S)
         return (
             f"was not ready within {_START_TIMEOUT_S:.0f} s: the machine is too busy, or has too "
             f"little memory "
@@ -429,6 +419,42 @@ class EmbeddedBroker:
             return ""
         lines = self.log_path.read_bytes()[since:].decode(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES_SHOWN:])
+
+
+def _answer(servers: str, question: Callable[[Any], T], timeout_s: float) -> T:
+    """What brokers answer to a ``question`` of kafka-python's admin client, another one where the
+    first is away. Raises FatalError where it is refused, RetriableError for no answer in time."""
+    # A second to import, and 200 warnings in the summary of a user's tests.
+    from kafka import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    from everflow.kafka.errors import classify
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = max(_PAUSE_S, deadline - time.monotonic())
+        try:
+            with KafkaAdminClient(
+                bootstrap_servers=servers.split(","),
+                bootstrap_timeout_ms=int(min(left_s, 3.0) * 1000),  # then perhaps of another one
+                request_timeout_ms=int(left_s * 1000),
+            ) as admin:
+                return question(admin)
+        except KafkaError as failure:
+            error = classify(failure, f"asking the brokers at {servers}")
+            if not isinstance(error, RetriableError) or time.monotonic() >= deadline:
+                raise error from failure
+        time.sleep(_PAUSE_S)
+
+
+def _partitions(servers: str, timeout_s: float, *topics: str) -> dict[TopicPartition, Any]:
+    """What brokers say of each partition of these topics; none given: of all."""
+    found = _answer(servers, lambda admin: admin.describe_topics(topics or None), timeout_s)
+    return {
+        TopicPartition(topic["name"], one["partition_index"]): one
+        for topic in found
+        for one in topic["partitions"]
+    }
 
 
 def _locked(file: IO[str]) -> bool:
@@ -470,7 +496,6 @@ _REPLICATED = {
     "replica.lag.time.max.ms": "3000",
     "controlled.shutdown.enable": "true",
 }
-_EVERYWHERE = {"replication_factor": 3}
 _READY_S = 180.0
 
 
@@ -556,19 +581,21 @@ class EmbeddedCluster:
     ) -> None:
         """Create a topic whose partitions all have these ``replicas``, the first of which leads
         (none given: all three brokers, as they choose), and wait until all are in sync. Raises
-        KafkaException where the brokers refuse it, AssertionError where they are late."""
-        placed = [[self._node(broker) for broker in replicas]] * partitions
-        how: dict[str, Any] = {"replica_assignment": placed} if replicas else _EVERYWHERE
-        topic = NewTopic(name, partitions, config=dict(config or {}), **how)
-        admin = self._admin()  # it has to live until the answer
-        admin.create_topics([topic], operation_timeout=30)[name].result(30)
+        FatalError where the brokers refuse it, RetriableError where none answers, AssertionError
+        where they are late."""
+        nodes = [self._node(broker) for broker in replicas]
+        placed = dict.fromkeys(range(partitions), nodes)
+        free = {"num_partitions": partitions, "replication_factor": 3}
+        how = {**({"assignments": placed} if replicas else free), "configs": config or {}}
+        _answer(self.bootstrap_servers, lambda admin: admin.create_topics({name: how}), 30)
         self.wait_until_in_sync()
 
     def leader(self, topic: str, partition: int) -> EmbeddedBroker:
         """The broker that leads a partition now. Raises AssertionError where none does."""
-        found = self._admin().list_topics(topic, timeout=10).topics[topic].partitions[partition]
-        assert found.leader > 0, f"{topic}-{partition} has no leader"
-        return self.brokers[found.leader - 1]
+        found = _partitions(self.bootstrap_servers, 10, topic)[TopicPartition(topic, partition)]
+        node: int = found["leader_id"]
+        assert node > 0, f"{topic}-{partition} has no leader"
+        return self.brokers[node - 1]
 
     def coordinator(self, group: str) -> EmbeddedBroker:
         """The broker that coordinates a group: its members and its committed offsets."""
@@ -581,25 +608,20 @@ class EmbeddedCluster:
     def move(self, topic: str, partition: int, brokers: Sequence[EmbeddedBroker]) -> None:
         """Have a partition's replicas on these brokers and no others, the first of which leads;
         returns once it is so. Raises AssertionError where that is late or refused."""
-        # A second to import, and 200 warnings in the summary of a user's tests.
-        from kafka import KafkaAdminClient
-        from kafka import TopicPartition as ClientPartition
-
         wanted = [self._node(broker) for broker in brokers]
-        place = ClientPartition(topic, partition)
-        admin = KafkaAdminClient(bootstrap_servers=self.bootstrap_servers.split(","))
-        try:
-            refused = admin.alter_partition_reassignments({place: wanted})[place]
-        finally:
-            admin.close()
-        assert refused is None, f"{topic}-{partition} cannot be moved: {refused!r}"
+        tp = TopicPartition(topic, partition)
+        refused = _answer(
+            self.bootstrap_servers,
+            lambda admin: admin.alter_partition_reassignments({tp: wanted})[tp],
+            30,
+        )
+        assert refused is None, f"{tp} cannot be moved: {refused!r}"
 
         def moved() -> bool:
-            found = self._admin().list_topics(topic, timeout=10).topics[topic]
-            now = found.partitions[partition]
-            return sorted(now.replicas) == sorted(wanted) and now.leader in wanted
+            now = _partitions(self.bootstrap_servers, 10, topic)[tp]
+            return sorted(now["replica_nodes"]) == sorted(wanted) and now["leader_id"] in wanted
 
-        wait_until(moved, _READY_S, f"{topic}-{partition} to be on brokers {wanted}")
+        wait_until(moved, _READY_S, f"{tp} to be on brokers {wanted}")
         self.wait_until_in_sync()
 
     def wait_until_in_sync(self, timeout_s: float = 120.0) -> None:
@@ -616,25 +638,22 @@ class EmbeddedCluster:
     def _node(self, broker: EmbeddedBroker) -> int:
         return self.brokers.index(broker) + 1
 
-    def _admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.bootstrap_servers})
-
     def _known(self) -> list[int]:
         try:
-            return list(self._admin().list_topics(timeout=5).brokers)
-        except KafkaException:
+            found = _answer(self.bootstrap_servers, lambda admin: admin.describe_cluster(), 5)
+        except RetriableError:
             return []
+        return [one["broker_id"] for one in found["brokers"] if not one["is_fenced"]]
 
     def _behind(self) -> list[str]:
         try:
-            topics = self._admin().list_topics(timeout=5).topics
-        except KafkaException as error:
+            partitions = _partitions(self.bootstrap_servers, 5)
+        except RetriableError as error:
             return [str(error)]
         return [
-            f"{name}-{number}: leader {found.leader}, in sync {found.isrs} of {found.replicas}"
-            for name, topic in topics.items()
-            for number, found in topic.partitions.items()
-            if found.leader < 1 or len(found.isrs) < len(found.replicas)
+            f"{tp}: leader {one['leader_id']}, in sync {one['isr_nodes']} of {one['replica_nodes']}"
+            for tp, one in partitions.items()
+            if one["leader_id"] < 1 or len(one["isr_nodes"]) < len(one["replica_nodes"])
         ]
 
 

@@ -5,36 +5,34 @@ Run as a program by `everflow.jvm`.
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, Producer
+from kafka import KafkaConsumer
 
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.testing.broker import EmbeddedBroker
 
 TOPIC = "training"
-POLLS = 60
+WAIT_S = 60
 
 
 def main() -> None:
     """Start a broker, write a transaction, read it as a member of a group, stop."""
     with EmbeddedBroker() as broker:
         broker.create_topic(TOPIC, partitions=2)
-        producer = Producer(
-            {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": TOPIC}
+        writer = RecordWriter({"bootstrap.servers": broker.bootstrap_servers}, TOPIC)
+        writer.begin()
+        writer.write(TOPIC, [b"key"], [b"value"], [0])
+        writer.flush(WAIT_S)
+        writer.commit(WAIT_S)
+        writer.close()
+        consumer = KafkaConsumer(
+            TOPIC,
+            bootstrap_servers=broker.bootstrap_servers,
+            group_id=TOPIC,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            consumer_timeout_ms=WAIT_S * 1000,
         )
-        producer.init_transactions()
-        producer.begin_transaction()
-        producer.produce(TOPIC, b"key", b"value")
-        producer.commit_transaction()
-        consumer = Consumer(
-            {
-                "bootstrap.servers": broker.bootstrap_servers,
-                "group.id": TOPIC,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        consumer.subscribe([TOPIC])
-        for _ in range(POLLS):
-            if consumer.poll(1.0) is not None:
-                break
+        next(consumer, None)
         consumer.close()
         broker.stop()
 

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from pyspark.sql import SparkSession
 
 from everflow import KafkaStreams, StreamsBuilder, TaskId, Topology, serdes
-from everflow.errors import FatalError
+from everflow.errors import FatalError, RetriableError
 from everflow.instance.describe import TaskStatus
 from everflow.instance.tasks.task import TaskRole
 from everflow.testing import EmbeddedBroker, EmbeddedCluster, wait_until
@@ -54,7 +54,7 @@ def until(check: Callable[[], object], what: str) -> None:
     def true() -> bool:
         try:
             return bool(check())
-        except KafkaException:
+        except (KafkaException, RetriableError):
             return False
 
     wait_until(true, WAIT_S, what)
