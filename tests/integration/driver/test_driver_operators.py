@@ -716,6 +716,8 @@ def test_a_column_of_numbers_says_the_partition() -> None:
         (lambda: F.array("value"), r"1.*partitions 0.*0.*in-0@1"),
         (lambda: lambda topic, key, value, count: -value, r"gave -1; out has .*in-0@1"),
         (lambda: lambda topic, key, value, count: str(value), r"gave '0'; out has .*in-0@0"),
+        (lambda: lambda topic, key, value, count: {0, "a"}, r"gave 'a'; out has .*in-0@0"),
+        (lambda: lambda topic, key, value, count: [[0]], r"gave \[0\]; out has .*in-0@0"),
         (lambda: lambda topic, key, value, count: 1 / 0, r"ZeroDivisionError.*in-0@0"),
     ],
 )
