@@ -374,23 +374,14 @@ ENTRY = serdes.json("id string, n int")
     [
         (lambda s: s.deduplicate("1 second"), "deduplicate keeps"),
         (lambda s: s.deduplicate("0 s", store="s"), r"within is above 0, found 0 ms"),
-        (
-            lambda s: s.deduplicate("1 s", grace=-1, store="s"),
-            r"grace.*negative.*-1",
-        ),
+        (lambda s: s.deduplicate("1 s", grace=-1, store="s"), r"grace.*negative.*-1"),
         (lambda s: s.deduplicate("1 s", by="value.id", store="s"), r"write F\.col\('value\.id'\)"),
-        (
-            lambda s: s.deduplicate("1 s", by=lambda v: v["id"], store="s"),
-            r"deduplicate.*returns=",
-        ),
+        (lambda s: s.deduplicate("1 s", by=lambda v: v["id"], store="s"), r"deduplicate.*returns="),
         (
             lambda s: s.deduplicate("1 s", by=lambda a, b, c: a, returns="string", store="s"),
             r"deduplicate.*function",
         ),
-        (
-            lambda s: s.deduplicate("1 s", by=F.col("value.nothing"), store="s"),
-            r"nothing",
-        ),
+        (lambda s: s.deduplicate("1 s", by=F.col("value.nothing"), store="s"), r"nothing"),
     ],
 )
 def test_what_cannot_work_is_refused(build: Callable[[KStream], KStream], message: str) -> None:

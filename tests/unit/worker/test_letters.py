@@ -489,9 +489,7 @@ def run(writer: SinkWriter, store: LmdbStore, **answered: GateAnswer) -> Any:
     )
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
     result = StepResult(
-        changes={TASK: [changes]},
-        consumed={IN: 2},
-        stream_times={TASK: {"count": 2, "later": 9}},
+        changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}}
     )
     return KafkaSink(None, SinkPorts(1 << 30, writer, **answered), LAYOUTS)(
         request, result, (SINK_SOURCE,)

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from everflow.errors import (
-    EverflowError,
-    RetriableError,
-    TaskMigratedError,
-    UnknownOutcomeError,
-)
+from everflow.errors import EverflowError, RetriableError, TaskMigratedError, UnknownOutcomeError
 from everflow.kafka.errors import RefusedError
 from everflow.kafka.writing.record_writer import Deliveries, RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata, OutcomeUnknownError, Transactions
